@@ -1,6 +1,7 @@
 """Connections whose clients break the protocol, or behave badly within it."""
 
 import contextlib
+import json
 import resource
 import socket
 import time
@@ -61,6 +62,35 @@ def test_a_request_with_two_hosts_is_refused(connection):
     for host, status in ((b"host: 127.0.0.1\r\n", b"400"), (b"X-Host: a\r\nX-Host: b\r\n", b"200")):
         connection.sendall(b"GET /v1/topics" + HOST + host + b"\r\n")
         assert answer(connection).startswith(b"HTTP/1.1 " + status)
+
+
+def test_a_stream_of_http_1_0_has_no_chunks_and_ends_with_the_connection(connection):
+    head = b" HTTP/1.0\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
+    connection.sendall(b"GET /v1/query?topic=orders&key=order-4711&all=true" + head)
+    head, _, body = rest(connection).partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower() and b"content-length" not in head.lower()
+    *items, end = [json.loads(line) for line in body.splitlines()]
+    assert (len(items), end["status"]) == (2, "complete")
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET /livez" + HOST + b"X: ",
+        b"POST /v1/query:batch"
+        + HOST
+        + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+        b"POST /v1/query:batch" + HOST + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+    ],
+)
+def test_a_head_trailer_or_chunk_size_without_an_end_is_refused(connection, begin):
+    """Otherwise the parser copies it at each piece, and no other request is answered meanwhile."""
+    connection.sendall(begin)
+    sent_bytes, piece = 0, b"x" * 65_536
+    with pytest.raises((ConnectionResetError, BrokenPipeError)):
+        while sent_bytes < 16 << 20:
+            connection.sendall(piece)
+            sent_bytes += len(piece)
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])

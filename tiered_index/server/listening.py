@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tiered_index.errors import SetupUnavailable
 from tiered_index.server.gate import CONNECTION, SEND_S
@@ -33,6 +33,8 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # Most connections that wait to be accepted
 _BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
+# Most bytes of a head, of chunk sizes and of trailers: the parser has no bound, and copies a long header at each piece
+_MOST_HEAD_BYTES = 512 << 10
 _OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 # Size of the kernel's send buffer of a connection: most answers fit
 _SENT_BYTES = 512 << 10
@@ -141,13 +143,33 @@ class _HttpConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self._seen: tuple[object, int] = (None, 0)
         self._since_s = time.monotonic()
+        # received since the last whole head, piece of a body or end of a message
+        self._unparsed_bytes = 0
         self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_busy)
 
     def data_received(self, data: bytes) -> None:
         # Java's client offers HTTP/2 in its first request, and the parser would skip the body
         if self.cycle is None and (end := data.find(b"\r\n\r\n")) >= 0:
             data = _OFFER.sub(b"", data[:end]) + data[end:]
+        self._unparsed_bytes += len(data)
         super().data_received(data)
+        if self._unparsed_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The head of a request has at most {_MOST_HEAD_BYTES >> 10} KiB.")
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._unparsed_bytes = 0
+        cycle = self.cycle
+        if cycle is not None and cycle.scope is self.scope and self.scope["http_version"] == "1.0":
+            cycle.__class__ = _CycleOfOldClient
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed_bytes = 0
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -168,6 +190,22 @@ class _HttpConnection(HttpToolsProtocol):
             self._seen, self._since_s = seen, now_s
         elif now_s - self._since_s >= (SEND_S if seen[1] else FIRST_S):
             self.transport.abort()
+
+
+class _CycleOfOldClient(RequestResponseCycle):
+    """Answers a client of HTTP/1.0, which knows no chunks: an answer without a length ends with the connection."""
+
+    _has_no_length = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._has_no_length = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if self._has_no_length:
+                self.chunked_encoding, self.expected_content_length = False, sys.maxsize
+        elif self._has_no_length and not message.get("more_body", False):
+            # Uvicorn compares them at the end
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 def is_local(host: str) -> bool:
