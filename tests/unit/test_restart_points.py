@@ -17,7 +17,8 @@ import zstandard
 from tests.integration.cli.command_lines import run_here
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile
-from tiered_index.sources import linked, restart
+from tiered_index.sources import blocks, linked, restart
+from tiered_index.sources.blocks import BlockedText
 from tiered_index.sources.restart import FramedText, PackedText, RestartedText
 from tiered_index.sources.rows import read_text
 
@@ -99,24 +100,111 @@ def test_the_text_from_each_point_on_is_that_of_the_file(pack, most_gap):
         assert read_all(again) == whole[point.position :]
 
 
-@pytest.mark.parametrize(("name", "pack"), [("bzip2", bz2.compress), ("xz", lzma.compress)])
-def test_streams_of_bzip2_and_xz_are_points_without_a_window(monkeypatch, name, pack):
-    """So pbzip2 and files that were appended to have them. What is behind the last stream is ignored, as before."""
-    monkeypatch.setattr(restart, "_PIECE_TEXT_BYTES", 100_000)
-    whole = sample()[:2_800_000]
-    packed = b"".join(pack(whole[at : at + 900_000]) for at in range(0, len(whole), 900_000))
+def blocks_of_xz(size, check=lzma.CHECK_CRC64, filters=None):
+    """Return a function that packs text in one stream of xz, whose blocks have `size` bytes of text, as `xz -T`."""
+
+    def pack(text):
+        parts = [lzma.compress(text[at : at + size], check=check, filters=filters) for at in range(0, len(text), size)]
+        index = bytes([0, *((len(parts) & 0x7F | 0x80, len(parts) >> 7) if len(parts) > 127 else (len(parts),))])
+        packed = parts[0][:12]
+        for part in parts:
+            # an index has a zero, the number of blocks, their sizes, zeros, and a checksum
+            index_bytes = int.from_bytes(part[-8:-4], "little") * 4 + 4
+            packed += part[12 : -12 - index_bytes]
+            index += part[-12 - index_bytes : -12][2:-4].rstrip(b"\0")
+        index += bytes(-len(index) % 4)
+        footer = (len(index) // 4).to_bytes(4, "little") + parts[0][6:8]
+        return packed + b"".join([index, crc32(index), crc32(footer), footer, b"YZ"])
+
+    return pack
+
+
+def crc32(data):
+    return zlib.crc32(data).to_bytes(4, "little")
+
+
+def streams(pack, size):
+    return lambda text: b"".join(pack(text[at : at + size]) for at in range(0, len(text), size))
+
+
+def blocked(packed, name):
+    return BlockedText(io.BytesIO(packed), name, 200_000)
+
+
+FILTERS = [{"id": lzma.FILTER_DELTA, "dist": 2}, {"id": lzma.FILTER_LZMA2, "preset": 1}]
+# blocks of 100 kB
+bzip2 = functools.partial(bz2.compress, compresslevel=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack", "between", "most_gap"),
+    [
+        pytest.param("bzip2", bzip2, b"", 0.3 * MIB, id="bzip2"),
+        pytest.param("bzip2", streams(bzip2, 150_000), b"", 0.4 * MIB, id="pbzip2"),
+        pytest.param("bzip2", streams(bz2.compress, 3_000), b"", 0.3 * MIB, id="bzip2 in small streams"),
+        pytest.param("bzip2", bzip2, bytes(12 * MIB), 6 * MIB, id="zeros between"),
+        pytest.param("xz", streams(lzma.compress, 90_000), b"", 0.4 * MIB, id="xz in several streams"),
+        pytest.param("xz", blocks_of_xz(90_000), NOISE[:300_000], 0.4 * MIB, id="noise in blocks"),
+        pytest.param("xz", blocks_of_xz(2_000, lzma.CHECK_CRC32), b"", 0.4 * MIB, id="small blocks of xz"),
+        pytest.param(
+            "xz", streams(blocks_of_xz(90_000, lzma.CHECK_SHA256), 300_000), b"", 0.4 * MIB, id="streams, blocks"
+        ),
+        pytest.param("xz", blocks_of_xz(90_000, lzma.CHECK_NONE, FILTERS), b"", 0.4 * MIB, id="filters of xz"),
+    ],
+)
+def test_blocks_of_bzip2_and_xz_are_points_without_a_window(monkeypatch, name, pack, between, most_gap):
+    """What is behind the last stream is ignored, as by the programs."""
+    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
+    monkeypatch.setattr(blocks, "_PIECE_BYTES", 7001)
+    whole = sample()[:700_000] + between + sample()[700_000:1_400_000]
+    packed = pack(whole)
     for behind in (b"", b"garbage"):
-        text = PackedText(io.BytesIO(packed + behind), name)
+        text = blocked(packed + behind, name)
         assert read_all(text, 70_000) == whole
-        assert len(text.points) == 3 and not any(point.window for point in text.points)
-        for point in text.points:
+        positions = [0, *(point.position for point in text.points), len(whole)]
+        assert len(positions) > 4
+        assert all(begin < end <= begin + most_gap for begin, end in itertools.pairwise(positions))
+        for point in text.points[::3]:
             again = RestartedText(io.BytesIO(packed + behind), point, 100_000, name)
             assert read_all(again) == whole[point.position :]
-    for damaged in (packed[:-20], packed[:50_000] + b"x" * 99 + packed[50_099:], b"garbage"):
+
+
+@pytest.mark.parametrize(("name", "pack"), [("bzip2", bzip2), ("xz", blocks_of_xz(90_000))])
+def test_damage_of_blocks_is_an_error(monkeypatch, name, pack):
+    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
+    packed = pack(sample()[:700_000])
+    text = blocked(packed, name)
+    assert len(read_all(text)) == 700_000
+    half = packed[: len(packed) // 2]
+    for damaged in (packed[:-20], packed[:50_000] + b"x" * 99 + packed[50_099:], b"garbage", half):
         with pytest.raises((OSError, EOFError, lzma.LZMAError)):
-            read_all(PackedText(io.BytesIO(damaged), name))
-    zeros = PackedText(io.BytesIO(pack(bytes(1_000_000))), name)
-    assert {len(piece) for piece in iter(lambda: zeros.read(1 << 30), b"")} == {100_000}
+            read_all(blocked(damaged, name))
+    with pytest.raises(EOFError):
+        read_all(RestartedText(io.BytesIO(half), text.points[0], 100_000, name))
+    zeros = blocked(pack(bytes(3_000_000)), name)
+    assert max(len(piece) for piece in iter(lambda: zeros.read(1 << 30), b"")) <= MIB
+
+
+def test_a_magic_number_within_a_block_of_bzip2_is_no_begin_of_a_block(monkeypatch):
+    """Bits of a block that look like the begin or the end of one are followed by no text of their own."""
+    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
+    whole, split = sample()[:700_000], blocks._parts_of_bzip2
+    packed = bzip2(whole)
+    bits = [bit for _, bit, _ in split(iter([packed]), [(blocks._BLOCK, False)]) if bit is not None]
+
+    def with_others(pieces, magics):
+        for part, bit, is_end in split(pieces, magics):
+            at = len(part) // 2
+            yield part[:at], bits[0] + 99, False
+            yield part[at : at + 9], bits[0] + 999, len(magics) > 1
+            yield part[at + 9 :], bit, is_end
+
+    monkeypatch.setattr(blocks, "_parts_of_bzip2", with_others)
+    text = blocked(packed, "bzip2")
+    assert read_all(text) == whole
+    assert {point.bit for point in text.points} <= {*bits} and len(text.points) > 1
+    point = text.points[-2]
+    assert read_all(RestartedText(io.BytesIO(packed), point, 100_000, "bzip2")) == whole[point.position :]
 
 
 def frames(text, size, skipped=b"", **options):
@@ -250,3 +338,46 @@ def test_a_changed_file_is_named_by_what_its_points_lead_to(tmp_path, where):
         done = run_here("query", "t", "499", "--messages", "--max", "3", *where, "--json")
         problems = [message["problem"] for message in done.document["messages"]]
         assert problems == [f"{(tmp_path / '0.gz').as_uri()} has changed since it was indexed"] * 3, done.err
+
+
+@pytest.mark.parametrize("pack", [bzip2, blocks_of_xz(90_000)], ids=["bzip2", "xz"])
+def test_a_row_of_blocks_costs_the_text_behind_the_point_before_it(tmp_path, monkeypatch, where, pack):
+    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
+    (tmp_path / "0.log").write_bytes(pack(sample()))
+    fields = "--topic", "t", "--key", "n", "--time", "at"
+    assert run_here("ingest", tmp_path / "0.log", *fields, *where, "--wait").code == 0
+    read, of_text = [], BlockedText.read
+
+    def counted(self, size):
+        data = of_text(self, size)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(BlockedText, "read", counted)
+    for number in (39_000, 17_123, 123):
+        read.clear()
+        done = run_here("query", "t", str(number), "--messages", *where, "--body", "json", "--json")
+        (message,) = done.document["messages"]
+        assert message["message"]["body"] == json.loads(sample().splitlines()[number])
+        # a row of the first MiB is read by another class
+        assert sum(read) < 1.5 * MIB and (number < 1000 or read)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("xz", lzma.compress), ("zst", lambda text: frames(text, len(text)))])
+def test_a_large_file_in_one_piece_is_named_with_the_command_that_packs_it_in_many(
+    tmp_path, monkeypatch, where, suffix, pack
+):
+    monkeypatch.setattr(linked, "_ONE_PIECE_BYTES", MIB)
+    path = tmp_path / f"0.{suffix}"
+    path.write_bytes(pack(sample()))
+    fields = "--topic", "t", "--key", "n", "--time", "at"
+    done = run_here("ingest", path, *fields, *where, "--json")
+    assert done.document["in_one_piece"] == [path.as_uri()]
+    command = {"xz": "`xz -dc FILE | xz --block-size=4MiB > NEW`", "zst": "`zstd -dc FILE | pzstd -c > NEW`"}
+    assert "packed in one piece" in done.err and command[suffix] in done.err
+    for number, packed in enumerate(
+        [blocks_of_xz(90_000)(sample()), frames(sample(), 900_000), gzip.compress(sample())]
+    ):
+        (tmp_path / f"{number}.log").write_bytes(packed)
+    done = run_here("ingest", tmp_path / "*.log", *fields, *where, "--json")
+    assert (done.document["rows"], done.document["in_one_piece"]) == (120_000, []), done.err

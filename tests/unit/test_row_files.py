@@ -179,6 +179,12 @@ def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_
         (b"ORC\x0a\x00,", "is an ORC file"),
         (b"\x00\x01,\x02", "is neither NDJSON nor CSV, Parquet or Arrow"),
         (b"plain words\n", "is neither NDJSON nor CSV, Parquet or Arrow"),
+        (lzma.compress(b'{"k":1}', lzma.FORMAT_ALONE), "by xz, for example with `xz --format=lzma -dc FILE | xz"),
+        ("k,at\n1,2\n".encode("utf-16"), "is UTF-16: write UTF-8, for example with `iconv -f UTF-16 -t UTF-8 FILE >"),
+        ('{"k":"\u4e2d"}\n'.encode("utf-16-le"), "`iconv -f UTF-16LE -t UTF-8 FILE > FILE.utf8`"),
+        ("k,at\n1,2\n".encode("utf-16-be"), "`iconv -f UTF-16BE -t UTF-8 FILE > FILE.utf8`"),
+        ("k,at\n".encode("utf-32"), "`iconv -f UTF-32 -t UTF-8 FILE > FILE.utf8`"),
+        (gzip.compress("k,at\n".encode("utf-16"), mtime=0), "iconv -f UTF-16 -t UTF-8 <(gzip -dc < FILE) > FILE.utf8"),
     ],
 )
 def test_a_file_of_another_form_says_how_to_make_it_readable(tmp_path, data, problem):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # seconds between two looks at files (a look that finds rows costs two records of the log); and those for
 # which a copy of a file waits
 POLL_S, _COPIES_WAIT_S = 10.0, 60.0
+_PACK_XZ = "xz -dc FILE | xz --block-size=4MiB > NEW"
 # rows that a dry run shows
 _SHOWN = 5
 # the field of the time by default
@@ -172,6 +173,12 @@ class RowIngestion:
             out.note(f"{uri} was changed while it was read: run the command again, which reads it as a whole")
         for uri in [] if self.follow else counts.held_back:
             out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
+        if pieces := counts.in_one_piece:
+            pack = "zstd -dc FILE | pzstd -c > NEW" if pieces[0].endswith(".zst") else _PACK_XZ
+            out.note(
+                f"packed in one piece, so that each row is decompressed from the begin of its file: "
+                f"{listed_names(pieces, 3)}. `{pack}` packs a file in many"
+            )
         if linker.mapping.is_guessed:
             unit = linker.mapping.unit
             out.note(f"times are numbers of {unit}, by the first one; --time-unit sets another unit")

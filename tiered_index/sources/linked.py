@@ -44,6 +44,8 @@ _FIRST_LINES = 3
 
 MOST_POINTS = 1000
 """Restart points of a file that are kept in memory, some 14 KiB each."""
+_ONE_PIECE_BYTES = 16 << 20
+"""Text of a packed file without restart points of which the user is told."""
 # most topics of files whose topic is a field: each is a position
 _MOST_TOPICS = 1000
 
@@ -68,6 +70,7 @@ class FileCounts:
     changed: list[str] = field(default_factory=list)
     changed_while_read: list[str] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
+    in_one_piece: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -390,6 +393,9 @@ class FileLinker:
         self.progress(self.counts.read_bytes)
         if reading.held_back_bytes:
             self.counts.held_back.append(listed.uri)
+        is_large = reading.end - segment.position > _ONE_PIECE_BYTES
+        if is_large and segment.format.endswith(("+xz", "+zstd")) and not reading.points:
+            self.counts.in_one_piece.append(listed.uri)
         if has_changed(listed, segment):
             # the next run indexes it again as a whole. Checksums prevent that other bytes pass for its rows
             self.counts.changed_while_read.append(listed.uri)

@@ -4,13 +4,14 @@ A row that was archived is read from its copy, otherwise from its file.
 
 The bytes of a text are checked against the CRC32 of its blocks, noted when it was indexed. The keys are taken from the
 row again. So a row is the one that was indexed, or the answer names the file and says that it is gone or was changed. A
-compressed text is decompressed from its begin. Threads: any.
+compressed text is decompressed from the restart point before the row, if there is one. Threads: any.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import threading
 from collections import OrderedDict
@@ -335,6 +336,7 @@ class FileRows:
             if compression:
                 while left and (piece := read_text(file, handle, compression, min(left, _SKIP_BYTES))):
                     left -= len(piece)
+                    check_deadline(f"decompressing {segment.uri}")
             data = read_text(file, handle, compression or None, behind - begin)
         if isinstance(file, StoredFile):
             search.requests += 1
@@ -378,9 +380,10 @@ class FileRows:
             return
         point, next_bit = restart
         first_bytes = _RESTARTED_BYTES if next_bit is None else (next_bit - point.bit) // 8 + SUM_BYTES
-        with file.ranges() if point.window else file.open() as handle:
+        with file.ranges() as handle:
+            raw = handle if point.window else cast(IO[bytes], io.BufferedReader(cast(Any, handle), first_bytes))
             try:
-                yield cast(IO[bytes], RestartedText(handle, point, first_bytes, compression)), position - point.position
+                yield cast(IO[bytes], RestartedText(raw, point, first_bytes, compression)), position - point.position
             except CorruptFile as error:
                 raise _Changed from error
 

@@ -1,20 +1,17 @@
 """Restart points of packed text: places from which it is decompressed again without what is before them.
 
 A point of gzip is the begin of a block of Deflate. It needs the 32 KiB of text before it, the window, because a block
-may repeat them. The begin of a member of gzip, of a stream of bzip2 or xz, or of a frame of zstd needs none. No library
+may repeat them. The begin of a member of gzip, of a block of bzip2 or xz, or of a frame of zstd needs none. No library
 notes blocks of gzip without a second decompression, so `PackedText` finds them by their headers. It takes a place only
 if decompressing from there with the window gives the same text. One thread uses a text.
 """
 
 from __future__ import annotations
 
-import bz2
-import lzma
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +36,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
+from tiered_index.sources.blocks import BlockedText, RestartPoint
 from tiered_index.storage.context import check_deadline
 
 SPACING_BYTES = 4 << 20
@@ -57,8 +55,6 @@ _PROOF_BYTES = 1 << 10
 _RESTARTED_BYTES = 1 << 20
 # CRC32 and length behind the last block of a member
 _TRAILER_BYTES = 8
-# most text that a piece of bzip2 or xz gives at a time
-_PIECE_TEXT_BYTES = 1 << 20
 _GZIP = 31
 _DEFLATE = -15
 # the order of the lengths of codes in the header of a block does not matter: their sum does
@@ -66,12 +62,7 @@ _CODES = np.arange(19, dtype=np.uint64)
 _WEIGHTS = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int64)
 
 
-_UNPACKERS: dict[str, Callable[[], Any]] = {
-    "gzip": partial(inflater, _GZIP),
-    "bzip2": bz2.BZ2Decompressor,
-    "xz": lzma.LZMADecompressor,
-}
-RESTARTED = (*_UNPACKERS, "zstd")
+RESTARTED = ("gzip", "bzip2", "xz", "zstd")
 """The compressions that have restart points."""
 
 
@@ -81,36 +72,22 @@ _FRAME, _SKIPPED_FRAME = 0xFD2FB528, 0x184D2A50
 _FRAMES_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPoint:
-    """A place of a packed text: `position` in the text, and `bit` in the file.
-
-    `window` is the text before it, compressed by zlib; empty if it needs none.
-    """
-
-    position: int
-    bit: int
-    window: bytes = b""
-
-
 class PackedText:
-    """The text of a file of any number of members, from its begin, with restart points.
+    """The text of a file of gzip of any number of members, from its begin, with restart points.
 
-    Raises `zlib.error`, `EOFError`, `OSError`, `LZMAError` and `gzip_error` for damage. Memory: the text of some
-    pieces.
+    Raises `zlib.error`, `EOFError`, `OSError` and `gzip_error` for damage. Memory: the text of some pieces.
     """
 
-    def __init__(self, raw: IO[bytes], compression: str = "gzip") -> None:
-        self._raw, self._is_gzip = raw, compression == "gzip"
-        self._unpacker: Callable[[], Any] = _UNPACKERS[compression]
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
         self.points: list[RestartPoint] = []
-        self._inflater: Any = self._unpacker()
-        # in a member; behind the last one
-        self._is_begun = self._is_ended = False
+        self._inflater: Any = inflater(_GZIP)
+        # in a member
+        self._is_begun = False
         self._ready, self._at = b"", 0
         # the bytes of the file and of the text so far
         self._packed_bytes = self._text_bytes = 0
-        self._last = self._member_begin = 0
+        self._last = 0
         # the last text, and while a block is looked for the pieces with their text
         self._tail, self._held, self._looked = b"", b"", 0
         self._pieces = 0
@@ -118,8 +95,7 @@ class PackedText:
     def read(self, size: int) -> bytes:
         """Return the next bytes of the text, at most `size`; empty at its end."""
         while self._at == len(self._ready):
-            piece = b"" if self._is_holding() else self._raw.read(_PIECE_BYTES)
-            if not piece and not self._is_holding():
+            if not (piece := self._raw.read(_PIECE_BYTES)):
                 if self._is_begun:
                     raise EOFError("it is cut off")
                 return b""
@@ -128,27 +104,9 @@ class PackedText:
         self._at += len(data)
         return data
 
-    def _is_holding(self) -> bool:
-        """Return whether there is text of the pieces that were read. All text of gzip is given at once."""
-        return self._is_begun and not self._is_gzip and not self._inflater.needs_input
-
-    def _unpacked(self, piece: bytes) -> bytes:
-        if self._is_gzip:
-            return bytes(self._inflater.decompress(piece))
-        try:
-            return bytes(self._inflater.decompress(piece, _PIECE_TEXT_BYTES))
-        except (OSError, lzma.LZMAError):
-            if not self._text_bytes or self._text_bytes > self._member_begin:
-                raise
-            # what is behind the last stream is ignored, as by the programs
-            self._is_ended = True
-            return b""
-
     def _inflated(self, piece: bytes) -> bytes:
         texts = []
-        while piece or self._is_holding():
-            if self._is_ended:
-                break
+        while piece:
             if not self._is_begun:
                 rest = piece.lstrip(b"\0")
                 self._packed_bytes += len(piece) - len(rest)
@@ -156,11 +114,10 @@ class PackedText:
                     break
                 if self._text_bytes - self._last >= SPACING_BYTES - _EARLY_BYTES:
                     self._note(RestartPoint(self._text_bytes, self._packed_bytes * 8))
-                self._inflater, self._is_begun = self._unpacker(), True
-                self._member_begin = self._text_bytes
-            text = self._unpacked(piece)
-            is_end = self._inflater.eof or self._is_ended
-            rest = self._inflater.unused_data if self._inflater.eof else b""
+                self._inflater, self._is_begun = inflater(_GZIP), True
+            text = bytes(self._inflater.decompress(piece))
+            is_end = self._inflater.eof
+            rest = self._inflater.unused_data if is_end else b""
             # some of the rest may be of an earlier piece
             self._packed_bytes += len(piece) - len(rest)
             self._text_bytes += len(text)
@@ -169,11 +126,9 @@ class PackedText:
                 # its last block has no text behind it that proves a place
                 self._forget(b"")
                 self._is_begun = False
-            elif self._is_gzip:
+            else:
                 self._look(piece, text)
             piece = rest
-            if self._is_holding():
-                break
         return texts[0] if len(texts) == 1 else b"".join(texts)
 
     def _note(self, point: RestartPoint) -> None:
@@ -335,9 +290,16 @@ class FramedText:
             self._unpacked = None
 
 
-def packed_text(raw: IO[bytes], compression: str) -> PackedText | FramedText:
-    """Return the text of a file from where it is: the begin of a member, of a stream or of a frame."""
-    return FramedText(raw) if compression == "zstd" else PackedText(raw, compression)
+PointedText: TypeAlias = PackedText | FramedText | BlockedText
+"""The text of a packed file with restart points."""
+
+
+def packed_text(raw: IO[bytes], compression: str, begin: int = 0) -> PointedText:
+    """Return the text of a file from the bit `begin` on: its begin, or a place that needs no window."""
+    if compression in ("bzip2", "xz"):
+        return BlockedText(raw, compression, SPACING_BYTES, begin)
+    raw.seek(begin // 8)
+    return FramedText(raw) if compression == "zstd" else PackedText(raw)
 
 
 def block_begins(data: bytes, length: int) -> npt.NDArray[np.int64]:
@@ -417,7 +379,7 @@ class RestartedText:
         window = zlib.decompress(point.window) if point.window else b""
         self._inflater = zlib.decompressobj(_DEFLATE, window)
         # of members behind that of the block, or from one on that begins at the point
-        self._members: PackedText | FramedText | None = None if window else packed_text(raw, compression)
+        self._members: PointedText | None = None if window else packed_text(raw, compression, point.bit)
 
     def read(self, size: int) -> bytes:
         """Return the next bytes of the text, at most `size`; empty at its end."""

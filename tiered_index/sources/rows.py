@@ -36,11 +36,12 @@ from tiered_index.kernels import GzipFile, crc32, gzip_error
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import keys_of_rows, milliseconds
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
+from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, times_ms
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
-from tiered_index.sources.restart import RESTARTED, FramedText, PackedText, RestartPoint, packed_text
+from tiered_index.sources.restart import RESTARTED, PointedText, packed_text
 from tiered_index.sources.values import key_value, python_rows, python_values, rows_as_json, run_ends_decoded
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
 
@@ -70,6 +71,8 @@ _MAGICS = {
     # pzstd begins with a frame that is skipped
     b"\x50\x2a\x4d\x18": "zstd",
 }
+# the usual properties, and dictionary sizes of whole 64 KiB; it has no magic number
+_LZMA = b"\x5d\0\0"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET = b"PAR1"
 _UNPACK = {"gzip": "gzip -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "zstd": "zstd -dc"}
@@ -901,7 +904,7 @@ class TextReading(RowReading):
         self._sums = BlockSums()
         self._lines = 0
         self.lines_before = None if position else 0
-        self._packed: PackedText | FramedText | None = None
+        self._packed: PointedText | None = None
         self.end = position
 
     @property
@@ -911,7 +914,7 @@ class TextReading(RowReading):
     def batches(self, start: int) -> Iterator[RowBatch]:
         text = self._text
         with decompressed(text.file, text.compression, noting=True) as handle:
-            self._packed = handle if isinstance(handle, PackedText | FramedText) else None
+            self._packed = handle if isinstance(handle, PointedText) else None
             self._skip_to(handle, self._position)
             carried, is_last = b"", False
             while not is_last:
@@ -1195,13 +1198,29 @@ def is_growing_text(head: bytes) -> bool:
     """Return whether a file may be a text whose last line is not written yet. The other forms are written whole."""
     whole = (_PARQUET, FILE_MAGIC, STREAM_MAGIC, b"[")
     begin = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
-    return compression_of(head) is None and not begin.startswith(whole) and _other_form(begin) is None
+    is_packed = compression_of(head) is not None or _is_lzma(head)
+    return not is_packed and not begin.startswith(whole) and _other_form(begin) is None
+
+
+def _is_lzma(head: bytes) -> bool:
+    return head.startswith(_LZMA) and _NO_TEXT.search(head) is not None
 
 
 def _other_form(head: bytes) -> str | None:
     """Return the form of a file that is not read; None: it may be read. A text may begin with the letters of one."""
     form = next((name for magic, name in _OTHERS.items() if head.startswith(magic)), None)
     return None if form is None or not _NO_TEXT.search(head) else form
+
+
+def _other_encoding(head: bytes) -> str | None:
+    """Return the encoding of a text of units of 2 or 4 bytes, by its mark or by its first character; None: of bytes."""
+    if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "UTF-32"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    if len(head) >= 4 and head[:4].count(0) == 2 and head[0] != head[1]:
+        return "UTF-16BE" if not head[0] and not head[2] else "UTF-16LE" if not head[1] and not head[3] else None
+    return None
 
 
 def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:
@@ -1211,10 +1230,17 @@ def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None 
     if head.startswith((FILE_MAGIC, STREAM_MAGIC)):
         return ColumnsFile(file, "arrow")
     compression = compression_of(head)
+    if _is_lzma(head):
+        command = "xz --format=lzma -dc FILE | xz --block-size=4MiB > FILE.xz"
+        raise InvalidArgument(f"{file} is packed by LZMA alone: pack it by xz, for example with `{command}`")
     text = head
     if compression is not None:
         with decompressed(file, compression) as handle:
             text = read_text(file, handle, compression, _HEAD_BYTES)
+    if (encoding := _other_encoding(text)) is not None:
+        unpacked = "FILE" if compression is None else f"<({_UNPACK[compression]} < FILE)"
+        command = f"iconv -f {encoding} -t UTF-8 {unpacked} > FILE.utf8"
+        raise InvalidArgument(f"{file} is {encoding}: write UTF-8, for example with `{command}`")
     begin = text.removeprefix(_BYTE_ORDER_MARK).lstrip()
     line = begin.partition(b"\n")[0]
     if begin.startswith(b"[") or line.rstrip() == b"{":

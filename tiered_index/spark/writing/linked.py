@@ -36,12 +36,13 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
+from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.chains import FileChains, as_it_is, has_grown, is_torn, offsets_end
 from tiered_index.sources.linked import MOST_POINTS, joined_times
 from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
-from tiered_index.sources.restart import RestartPoint, send_points, taken_points
+from tiered_index.sources.restart import send_points, taken_points
 from tiered_index.sources.rows import ColumnsFile, Dialect, RowBatch, RowFile, RowMapping, RowReading, open_rows
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
