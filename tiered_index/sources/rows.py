@@ -341,7 +341,12 @@ def _key_column(
     `may_be_minus_zero` gets the numbers of rows whose key is 0, and says whether the text of one of them is -0.
     """
     try:
-        column = values if isinstance(values, pa.Array) else pa.array(values)
+        if isinstance(values, pa.Array):
+            column = values
+        else:
+            # texts are not inspected first, and not copied to longer offsets then
+            are_texts = {*map(type, values)} <= {str, type(None)}
+            column = pa.array(values, _TEXT if are_texts else None)
         if pa.types.is_null(column.type):
             return pa.nulls(len(column), _TEXT)
         if pa.types.is_integer(column.type):
@@ -516,13 +521,14 @@ class BlockSums:
         self._lines: list[int] = []
         self._last, self._filled, self._ends = 0, 0, 0
 
-    def update(self, data: bytes) -> None:
-        """Add the next bytes."""
+    def update(self, data: bytes, newlines: npt.NDArray[np.int64]) -> None:
+        """Add the next bytes, in which line ends are at `newlines`."""
         view, at = memoryview(data), 0
         while at < len(view):
             piece = view[at : at + SUM_BYTES - self._filled]
             self._last = crc32(piece, self._last)
-            self._ends += data.count(b"\n", at, at + len(piece))
+            begin, end = np.searchsorted(newlines, (at, at + len(piece)))
+            self._ends += int(end - begin)
             self._filled += len(piece)
             at += len(piece)
             if self._filled == SUM_BYTES:
@@ -942,17 +948,18 @@ class TextReading(RowReading):
                         f"{text.file}: the line at byte {at:,} is longer than {MAX_ROW_BYTES:,} bytes"
                     )
                 block, carried = data[:cut], data[cut:]
-                self._sums.update(block)
+                newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+                self._sums.update(block, newlines)
                 begin, self.end = self.end, self.end + len(block)
-                if begin < start:
-                    self._lines += block[: start - begin].count(b"\n")
-                    block, begin = block[start - begin :], max(begin, min(start, self.end))
-                skip = max(0, text.begin - begin)
-                self._lines += block[:skip].count(b"\n")
+                # of an earlier run, or a header
+                skip = min(len(block), max(0, max(start, text.begin) - begin))
+                skipped_lines = int(np.searchsorted(newlines, skip))
+                self._lines += skipped_lines
                 if len(block) > skip:
                     before = None if self.lines_before is None else self.lines_before + self._lines
-                    batch = self._batch(block[skip:], begin + skip)
-                    yield replace(batch, begin=begin + skip, source=block[skip:], lines_before=before)
+                    rows, begin = block[skip:], begin + skip
+                    batch = self._batch(rows, begin, newlines[skipped_lines:] - skip)
+                    yield replace(batch, begin=begin, source=rows, lines_before=before)
         self.blocks = self._sums.blocks
         self.lines = None if self.lines_before is None else (self.lines_before, self._sums.lines)
 
@@ -976,11 +983,10 @@ class TextReading(RowReading):
             position -= len(piece)
             self.lines_before += piece.count(b"\n")
 
-    def _batch(self, block: bytes, begin: int) -> RowBatch:
-        """Return the rows of a block of whole lines. Memory: the block some times."""
+    def _batch(self, block: bytes, begin: int, newlines: npt.NDArray[np.int64]) -> RowBatch:
+        """Return the rows of a block of whole lines, which end at `newlines`. Memory: the block some times."""
         text, mapping = self._text, self._mapping
-        units = np.frombuffer(block, np.uint8)
-        ends = np.flatnonzero(units == 10) + 1
+        units, ends = np.frombuffer(block, np.uint8), newlines + 1
         if not block.endswith(b"\n"):
             ends = np.append(ends, len(block))
         self._lines += len(ends)
