@@ -25,7 +25,6 @@ _TESTS = (
     "tests/unit/format",
     "tests/golden/test_faults_of_rocketmq.py",
     "tests/unit/service/test_many_local_files.py",
-    "tests/unit/service/test_items_of_answers.py",
     "tests/unit/service/test_plain_lookups.py",
     "tests/unit/service/test_stored_lookups.py",
     "tests/unit/service/test_lookups_beside_changes.py",

@@ -52,50 +52,45 @@ class Host:
         return [line.split()[-1] for line in lines if line.startswith("install")]
 
 
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
 @pytest.mark.parametrize("version", ["17.0.15", "21.0.2"])
-def test_a_java_on_the_path_is_taken(tmp_path: Path, version: str) -> None:
-    host = Host(tmp_path)
+def test_a_java_on_the_path_is_taken(host: Host, version: str) -> None:
     host.java(version)
     host.apt("openjdk-17-jre-headless")
     done = host.run()
     assert (done.returncode, host.installed) == (0, []) and f"Java {version[:2]} for Spark" in done.stdout
 
 
-def test_java_home_counts_before_the_path(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_java_home_counts_before_the_path_and_is_not_replaced(host: Host, tmp_path: Path) -> None:
     host.java("17.0.1")
-    home = tmp_path / "home"
-    (home / "bin").mkdir(parents=True)
-    shutil.copy(host.bin / "java", home / "bin" / "java")
-    assert host.run(JAVA_HOME=str(home)).returncode == 0
-    (home / "bin" / "java").unlink()
+    java = tmp_path / "home" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    shutil.copy(host.bin / "java", java)
+    assert host.run(JAVA_HOME=str(tmp_path / "home")).returncode == 0
+    java.unlink()
     host.apt("openjdk-17-jre-headless")
-    done = host.run(JAVA_HOME=str(home))
-    assert done.returncode == 1 and f"none was found in JAVA_HOME={home}" in done.stderr
-    assert host.installed == []  # the script does not replace the user's choice
+    done = host.run(JAVA_HOME=str(tmp_path / "home"))
+    assert done.returncode == 1 and f"none was found in JAVA_HOME={tmp_path / 'home'}" in done.stderr
+    assert host.installed == []
 
 
-@pytest.mark.parametrize(
-    ("packages", "installed", "version"),
-    [(("openjdk-17-jre-headless", "openjdk-21-jre-headless"), "openjdk-17-jre-headless", "17.0.15"),
-     (("openjdk-21-jre-headless",), "openjdk-21-jre-headless", "21.0.2")],
-)  # fmt: skip
-@pytest.mark.parametrize("before", [None, "1.8.0_402", "11.0.2"])
+@pytest.mark.parametrize(("before", "packages", "installs"), [(None, (17, 21), 17), ("1.8.0_402", (21,), 21)])
 def test_root_gets_the_package_of_the_release(
-    tmp_path: Path, packages: tuple[str, ...], installed: str, version: str, before: str | None
+    host: Host, before: str | None, packages: tuple[int, ...], installs: int
 ) -> None:
-    host = Host(tmp_path)
     if before is not None:
         host.java(before)
-    host.apt(*packages, installs=version)
+    host.apt(*(f"openjdk-{version}-jre-headless" for version in packages), installs=f"{installs}.0.2")
     done = host.run()
-    assert done.returncode == 0, done.stderr
-    assert host.installed == [installed]
+    assert (done.returncode, host.installed) == (0, [f"openjdk-{installs}-jre-headless"]), done.stderr
     assert host.log.read_text().splitlines()[0] == "update -qq"
 
 
-def test_no_package_no_rights_and_no_apt(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_no_package_no_rights_and_no_apt(host: Host) -> None:
     host.java("11.0.2")
     host.apt("default-jre")
     done = host.run()

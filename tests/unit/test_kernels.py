@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zlib
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,7 +18,12 @@ from tiered_index.format.schema import KEYED_SCHEMA, Column, Schema
 from tiered_index.format.slots import by_slot
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.read.batch import LookupBatch
-from tiered_index.types import Lookup
+from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged(KeyedIndexItem):
+    tag: int = column(">u2")
 
 
 @pytest.fixture(scope="module")
@@ -262,3 +268,13 @@ def test_sizes_are_checked_before_anything_is_read(loops, case):
 def test_an_argument_of_another_type_is_an_error(loops):
     with pytest.raises(ValueError, match="Buffer dtype mismatch"):
         loops.distinct(np.zeros(3, np.int32), np.zeros(3, np.uint64))
+
+
+def test_items_are_made_only_of_classes_and_rows_that_the_core_can_fill(loops):
+    make = kernels.compiled_views().ItemForm
+    for kind, keyed in ((Tagged, True), (KeyedIndexItem, False), (IndexItem, True), (int, False), (object, False)):
+        with pytest.raises((ValueError, AttributeError)):
+            make(kind, keyed)
+    for rows in (np.zeros(5, Schema.of(Tagged).row), np.zeros(5, Schema.of(IndexItem).row), np.zeros(3, "u1")):
+        with pytest.raises(ValueError, match="columns that the items have not"):
+            make(KeyedIndexItem, True).items("t", rows)

@@ -360,27 +360,6 @@ def test_a_time_that_is_likely_only_in_another_unit_than_the_first_is_bad(first,
     assert told.time_ms(kind(BEGIN_S)) == BEGIN_S * 1000 // UNITS[first]
 
 
-@pytest.mark.parametrize("form", ["ndjson", "csv", "parquet", "arrow"])
-def test_rows_with_the_time_of_another_unit_are_named(tmp_path, form):
-    at = [BEGIN_S * 1000 + n if n not in (3, 7) else BEGIN_S for n in range(10)]
-    path, columns = tmp_path / f"a.{form}", pa.table({"k": [f"k{n}" for n in range(10)], "at": at})
-    if form == "parquet":
-        pq.write_table(columns, path)
-    elif form == "arrow":
-        with pa.ipc.new_file(path, columns.schema) as writer:
-            writer.write_table(columns)
-    elif form == "csv":
-        path.write_text("k,at\n" + "".join(f"k{n},{time}\n" for n, time in enumerate(at)))
-    else:
-        path.write_text("".join(f'{{"k": "k{n}", "at": {time}}}\n' for n, time in enumerate(at)))
-    entries, bad, _ = read(path, unit=None)
-    assert [key for _, _, key in entries] == [f"k{n}" for n in range(10) if n not in (3, 7)]
-    places = ["row 4", "row 8"] if form in ("parquet", "arrow") else ["line 5", "line 9"] if form == "csv" else None
-    assert [row.where.partition(" (")[0] for row in bad] == (places or ["line 4", "line 8"])
-    assert all("--time-unit" in row.problem for row in bad)
-    assert len(read(path, unit="ms")[0]) == 10
-
-
 TIMES = (*map(pa.timestamp, UNITS), pa.timestamp("us", "Asia/Tokyo"), pa.date32(), pa.date64())
 SECONDS_OF_ROWS = [BEGIN_S - BEGIN_S % 86_400, 86_400 * 365, None, 4_200_000_000 - 4_200_000_000 % 86_400]
 

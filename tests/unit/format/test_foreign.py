@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.compacted_files import reader, rebuilt, unsealed_image
 from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, bare_slots, recognise
+from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, bare_slots, recognise
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.unsealed import UnsealedTable
@@ -170,27 +170,3 @@ def test_recognise_refuses(make):
     struct.pack_into(">I", future, len(data) - 4, zlib.crc32(future[-TAIL_SIZE:-4]))
     with pytest.raises(UnsupportedVersion, match="format version 9"):
         recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")
-
-
-@pytest.mark.parametrize("count", [1, 39])
-@pytest.mark.parametrize("slots", [1, 400])
-@pytest.mark.parametrize("preset", [ROCKETMQ, NATIVE], ids=["rocketmq", "native"])
-def test_recognise(make, preset, slots, count):
-    """A full unsealed file also has the end magic.
-
-    It is not recognised as compacted, nor is a compacted file as unsealed.
-    """
-    layout = Layout(preset, preset.schema, slots, 40)
-    compacted, entries = make.file(layout, count)
-    table = UnsealedTable(layout, make.begin_ms)
-    table.load(entries, 0)
-    unsealed = unsealed_image(table, entries)
-
-    def kind(data):
-        return recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), "f")
-
-    assert kind(unsealed) == FileKind("unsealed", preset, False)
-    assert (unsealed[:4] == compacted[:4]) is (count == 39)
-    assert kind(compacted) == FileKind("compacted", preset, True)
-    if preset is ROCKETMQ:
-        assert kind(compacted[: layout.compacted_size(count)]) == FileKind("compacted", preset, False)

@@ -118,29 +118,6 @@ def test_a_walk_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
         assert walked(unsealed_image(table, damaged), table, [9], [0], 99) is None
 
 
-@pytest.mark.usefixtures("way")
-def test_chains_of_many_are_walked_as_one_by_one():
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 3, 42)
-    table = UnsealedTable(layout, BEGIN_MS)
-    stored = np.array([0, 1, 4, 5, 7] * 8, np.int32)
-    batch = table.prepare(stored, np.full(40, BEGIN_MS), columns(40))
-    batch.entries["key_hash"][batch.entries["key_hash"] == 0] = -(2**31)
-    table.commit(batch)
-    image = unsealed_image(table, batch.entries)
-    hashes = [0, 7, 9, 1, 1, 2**31 - 1]
-    for wanted in ([0, 1, 2, 3, 4, 5], [3], [2, 5], []):
-        expected = [(1 + n, lookup) for lookup in wanted for n in range(40) if stored[n] == hashes[lookup]]
-        assert walked(image, table, hashes, wanted, 24) == sorted(expected)
-    # 24 entries have the hash 1 modulo 3
-    assert walked(image, table, hashes, [3], 23) is None
-    assert walked(image, table, hashes, [0], 8) is not None
-    for wrong in (20, 39, 40, 41, 42, 2**31 - 1, -1):
-        damaged = batch.entries.copy()
-        damaged["previous"][19] = wrong
-        owner = next(lookup for lookup, key_hash in enumerate(hashes) if key_hash % 3 == stored[19] % 3)
-        assert walked(unsealed_image(table, damaged), table, hashes, [owner], 99) is None
-
-
 def test_refusals_change_nothing():
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 3, 4)
     table = UnsealedTable(layout, BEGIN_MS)

@@ -16,7 +16,6 @@ from tiered_index.service.write.buffer import ROWS as BLOCK_ROWS
 from tiered_index.storage.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000
-NOW_S = NOW_MS // 1000
 ROWS = 10
 NUMBERS = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "more", "half")
 
@@ -107,25 +106,6 @@ def test_a_column_that_is_no_sequence_is_refused(open_index, make):
     service.put_batch({name: tuple(values) for name, values in GOOD.items()})
     for key, queue_id, offset in (("k", 1, 1), ("l", 2, 2)):
         assert [(item.queue_id, item.offset) for item in service.query("t", key)] == [(queue_id, offset)]
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize(
-    ("unit", "time"), [("s", 2**62), ("s", 2**62 + NOW_S), ("s", -(2**62)), ("us", -1), ("ns", -1)]
-)
-def test_a_time_out_of_range_is_refused_and_not_wrapped_around(open_index, unit, time, chunked):
-    service = open_index()
-    times = pa.array([NOW_S, time], pa.timestamp(unit))
-    with pytest.raises(InvalidArgument, match="timestamp_ms"):
-        service.put_batch(batch(len(times), timestamp_ms=pa.chunked_array([times]) if chunked else times))
-    assert service.health()["buffered_entries"] == 0
-
-
-@pytest.mark.parametrize(("unit", "part"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
-def test_times_of_each_unit_keep_their_second(open_index, unit, part):
-    service = open_index()
-    service.put_batch(batch(1, timestamp_ms=pa.array([NOW_S * part + part - 1], pa.timestamp(unit))))
-    assert [item.timestamp_ms for item in service.query("t", "k")] == [NOW_MS]
 
 
 @pytest.mark.parametrize("count", [BLOCK_ROWS - 1, BLOCK_ROWS, 2 * BLOCK_ROWS + 1])

@@ -3,6 +3,7 @@
 The error names the argument. Nothing changes.
 """
 
+import datetime
 import decimal
 import fractions
 
@@ -303,12 +304,50 @@ def test_an_empty_batch_only_moves_its_position(index):
     assert not [handle for handle in index.files() if handle.count]
 
 
-def test_arrow_timestamps_and_tables(index):
-    seconds = pa.array([1_700_000_000, 1_700_000_001], pa.timestamp("s"))
-    table = pa.table(batch(2) | {"timestamp_ms": seconds.cast(pa.timestamp("us", "UTC"))})
+T = GOOD["timestamp_ms"]
+MOMENTS = [T, T + 1999]
+DATES = [datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC) for ms in MOMENTS]
+NANOSECONDS = [T * 10**6 + 10**9 - 1, T * 10**6 + 2 * 10**9 - 1]
+TIMES = [
+    *(pa.array([ns // 1000**n for ns in NANOSECONDS], pa.timestamp(unit)) for n, unit in enumerate(("ns", "us", "ms"))),
+    *(pa.array([T // 1000, T // 1000 + 1], pa.timestamp("s")), pa.array(MOMENTS, pa.timestamp("ms", "UTC"))),
+    pa.table({"at": pa.array(MOMENTS, pa.timestamp("ms"))}).to_pandas()["at"],
+    *(np.array(MOMENTS, "M8[ms]"), np.array(MOMENTS, "M8[ms]").astype("M8[ns]"), np.array(DATES, object)),
+    *([np.datetime64(ms, "ms") for ms in MOMENTS], DATES, [at.replace(tzinfo=None) for at in DATES]),
+]
+NO_TIMES = [
+    *(np.array(["2023-11-14", "NaT"], "M8[ms]"), ["2023-11-14T00:00:00"] * 2, np.array([1.0, 2.0]), [1, None]),
+    # they are not wrapped around
+    *(pa.array([T // 1000, time], pa.timestamp("s")) for time in (2**62, 2**62 + T // 1000, -(2**62))),
+    *(pa.array([T, -1], pa.timestamp(unit)) for unit in ("us", "ns")),
+]
+
+
+def name_of(times):
+    return f"{type(times).__name__} {getattr(times, 'dtype', getattr(times, 'type', ''))}"
+
+
+@pytest.mark.parametrize("times", TIMES, ids=name_of)
+def test_times_of_each_form_keep_their_second(index, times):
+    index.put_batch(batch(2, timestamp_ms=times))
+    assert [item.timestamp_ms for item in index.query("t", "k")] == [T + 1000, T]
+
+
+@pytest.mark.parametrize("times", NO_TIMES, ids=name_of)
+def test_an_invalid_time_is_refused(refusing, times):
+    refused("timestamp_ms", refusing.put_batch, batch(2, timestamp_ms=times))
+    if isinstance(times, pa.Array):
+        refused("timestamp_ms", refusing.put_batch, batch(2, timestamp_ms=pa.chunked_array([times])))
+    unchanged(refusing)
+
+
+def test_batches_are_tables_and_days_are_their_midnight(index):
+    table = pa.table(batch(2, timestamp_ms=MOMENTS))
     index.put_batch(pa.concat_tables([table, table]))
-    assert [item.timestamp_ms for item in index.query("t", "k")] == [1_700_000_001_000, 1_700_000_000_000]
+    assert [item.timestamp_ms for item in index.query("t", "k")] == [T + 1000, T]
     refused(None, index.put_batch, pa.table([pa.array([1]), pa.array([1])], names=["a", "a"]))
+    index.put_batch(batch(2, key="day", timestamp_ms=np.array(["2023-11-14", "2023-11-15"], "M8[D]")))
+    assert [item.timestamp_ms % 86_400_000 for item in index.query("t", "day")] == [0, 0]
 
 
 # Queries
