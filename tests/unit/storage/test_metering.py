@@ -12,13 +12,12 @@ from typing import TypeVar
 import pytest
 
 from tests.support.measuring import measured
-from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage import metering
 from tiered_index.storage.base import PAGE, Call, ObjectInfo, WrapperStorage
 from tiered_index.storage.context import check_deadline, deadline_at, remaining_s, sending
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
-from tiered_index.storage.opening import PrefixedStorage
 from tiered_index.storage.prices import PriceTable
 
 _T = TypeVar("_T")
@@ -60,36 +59,6 @@ def test_a_cancelled_usage_refuses_requests_whatever_its_limits(sent: Sent, mete
         with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
             metered.head("a")
     assert (usage.requests, usage.requests_left, usage.limited, sent.requests) == (1, 0, True, 1)
-
-
-def test_a_call_beyond_max_requests_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
-    with measured() as outer, measured(Usage(max_requests=3)) as usage, measured() as inner:
-        metered.get_range("a", 0, 10)
-        metered.get_range("a", 20, 10)
-        with pytest.raises(BudgetExceeded, match=r"max_requests=3 .*'a' \(request 4\): raise the bound"):
-            metered.delete_many(["a", *(f"b{number}" for number in range(PAGE))])
-        metered.head("a")
-        for refused in (lambda: metered.get("a"), lambda: list(metered.list()), lambda: metered.put("b", b"x")):
-            with pytest.raises(BudgetExceeded, match="max_requests=3"):
-                refused()
-        assert metered.get_range("a", 0, 0) == b""  # this sends no request
-    assert sent.requests == 3
-    for counted in (usage, outer, inner, metered.total):
-        assert counted.requests_by_kind == {"get_range": 2, "head": 1}
-        assert counted.bytes_read == 20
-
-
-def test_a_call_beyond_max_bytes_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
-    with measured(Usage(max_bytes=100)) as usage:
-        metered.get_range("a", 0, 60)
-        for refused in (lambda: metered.get_range("a", 0, 41), lambda: metered.get_suffix("a", 41)):
-            with pytest.raises(BudgetExceeded, match=r"max_bytes=100 .*41 bytes after 60"):
-                refused()
-        metered.get_suffix("a", 40)
-        metered.head("a")  # this reads no object
-        with pytest.raises(BudgetExceeded, match="max_bytes=100"):
-            metered.get_range("a", 0, 1)
-    assert (sent.requests, usage.requests, usage.bytes_read) == (3, 3, 100)
 
 
 class Yielding(Usage):
@@ -201,29 +170,6 @@ def test_a_failed_call_costs_its_request_and_no_bytes() -> None:
     assert usage.requests_by_kind == {"get": 1, "get_range": 1, "put": 1, "put_if_absent": 1}
     assert usage.bytes_asked == 0
     assert (usage.bytes_read, usage.bytes_written) == (0, 1)
-
-
-def test_a_prefix_hides_everything_else() -> None:
-    inner = MemoryStorage()
-    inner.put("index/a", b"inner")
-    inner.put("indexes", b"outside")
-    prefixed = PrefixedStorage(inner, "index")
-    prefixed.put("b", b"new")
-    assert [info.name for info in prefixed.list()] == ["a", "b"]
-    assert [info.name for info in prefixed.list(start_after="a")] == ["b"]
-    assert inner.get("index/b") == b"new"
-    assert prefixed.uri == inner.uri + "/index"
-    for name in ("../indexes", "/a", ""):
-        with pytest.raises(InvalidArgument):
-            prefixed.get(name)
-    with pytest.raises(ObjectNotFound) as caught:
-        prefixed.get("missing")
-    assert caught.value.name == "missing"
-    with prefixed.open_writer("c") as writer:
-        writer.write(b"streamed")
-    assert inner.get("index/c") == b"streamed"
-    with pytest.raises(InvalidArgument):
-        prefixed.open_writer("../indexes")
 
 
 PATIENCE_S = 5.0

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.cases import each
-from tests.support.cold_index import cold_index, columns, publish, put
+from tests.support.cold_index import BASE_MS, cold_index, columns, publish, put
 from tests.support.hanging import until
 from tests.support.model import Answer
 from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index import Lookup
+from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.memory import MemoryStorage
 
@@ -27,20 +28,6 @@ def index(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _forget(index):
     index.storage.reset()
-
-
-def test_local_files_are_answered_for_nothing(tmp_path):
-    mixed = cold_index(tmp_path / "root", files=2)
-    with mixed.writer() as writer:
-        put(mixed, writer, columns(2, 40))
-        writer.flush()
-        assert len(writer.query("t", "k2-3", mixed.stored[-1].second_max * 1000 + 1000, max_requests=0)) == 1
-        with pytest.raises(BudgetExceeded) as caught:
-            writer.query("t", "all", max_requests=0)
-        result = caught.value.result
-        assert [Answer.of(item) for item in result] == mixed.expected("t", "all")[:1]
-        partly = writer.query("t", "all", max_requests=0, allow_partial=True)
-        assert (partly.status, len(partly), len(partly.failed)) == ("partial", 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -154,3 +141,32 @@ def test_early_pages_stay_within_what_they_need(tmp_path):
             put(many, writer, columns(31, 5))
             publish(many, writer)
         assert len(reader.query("t", "all", max_count=1, max_requests=2)) == 1
+
+
+@pytest.mark.parametrize("limit", [2, 6])
+def test_lookups_with_few_requests_catch_up_with_the_log(tmp_path, limit):
+    index = cold_index(tmp_path / "root", files=2)
+    clock = ManualClock(BASE_MS)
+    with index.reader(clock=clock, refresh_interval_s=5, block_cache_bytes=0) as reader:
+        known = [Answer.of(item) for item in reader.query("t", "all")]
+        with index.writer() as writer:
+            for number in range(12):
+                writer.put("t", 0, "all", 10**6 + number, 1, BASE_MS + 10**9 + number * 1000)
+                writer.seal()
+                writer.run_lifecycle()
+            behind = writer.log_state.number - reader.log_state.number
+            whole = [Answer.of(item) for item in writer.query("t", "all")]
+        assert behind >= 12 and len(whole) == len(known) + 12
+        for attempt in range(4 * behind):
+            clock.advance(6)
+            index.storage.reset()
+            partly = reader.query("t", "all", max_count=100, max_requests=limit, allow_partial=True)
+            assert len(index.storage.operations) <= limit
+            if limit == 6 and attempt == 0:
+                # the log took half; the known files were read all the same
+                assert [Answer.of(item) for item in partly] == known
+            if reader.log_state.number >= writer.log_state.number:
+                break
+        else:
+            pytest.fail(f"still at {reader.log_state.number}")
+        assert [Answer.of(item) for item in reader.query("t", "all", max_count=100)] == whole

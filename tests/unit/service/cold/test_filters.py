@@ -13,7 +13,6 @@ from tests.support.cold_index import Read, cold_index, gone, spoiled
 from tests.support.hanging import until
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
-from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.hashing import fingerprint, key_hash
@@ -107,21 +106,6 @@ def test_a_reader_fetches_a_filter_after_probes_in_vain(index, absent, tmp_path,
                 assert index.storage.operations == []
                 assert {report.outcome for report in answer.explain.files} == {"skipped_filter"}
         check_present(index, reader)
-
-
-def test_a_batch_asks_the_filters_too(index, absent, tmp_path):
-    present = [f"k{file}-{n}" for file in range(FILES) for n in range(0, 199, 11)] + ["all"]
-    for cache in (None, tmp_path / "cache"):
-        with index.reader(filter_after_probes=1, cache_dir=cache) as reader:
-            for key in absent[:2]:
-                reader.query("t", key)
-            index.storage.reset()
-            answers = reader.query_many([Lookup(topic="t", key=key) for key in absent])
-            assert answers.counts.sum() == 0 and index.storage.operations == []
-            assert {report.outcome for report in answers.explain.files} == {"skipped_filter"}
-            keys = [key for pair in zip(absent, present, strict=False) for key in pair]
-            for key, answer in zip(keys, reader.query_many([Lookup(topic="t", key=key) for key in keys]), strict=True):
-                assert [Answer.of(item) for item in answer] == index.expected("t", key)
 
 
 def test_a_mistaken_filter_is_not_fetched_again_and_again(index, absent, mistaken):

@@ -18,8 +18,6 @@ from tests.support.batches import batch
 from tests.support.cold_index import BASE_MS, Recorder
 from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
-from tests.support.merging import BASE_MS as WINDOW_MS
-from tests.support.merging import Merging
 from tests.support.model import Answer, ReferenceModel
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
@@ -179,32 +177,13 @@ def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_
             assert [item.offset for page in pages(warm.query, 30_000) for item in page] == offsets
 
 
-def hot(first):
-    """Return entries of one key, 100 per second."""
-    numbers = np.arange(first, first + ENTRIES)
-    return batch(ENTRIES, key="hot", offset=numbers, timestamp_ms=WINDOW_MS + numbers * 10)
-
-
-@pytest.fixture(scope="module", params=["packed", pytest.param("plain", marks=pytest.mark.long), "rocketmq"])
-def life(request, tmp_path_factory):
-    preset = "rocketmq" if request.param == "rocketmq" else "native"
-    settings = {"slots": 100, "items": ENTRIES + 1}
-    merging = Merging(tmp_path_factory.mktemp("hot"), preset=preset, settings=settings)
-    merging.index.put_batch(hot(0))
-    with plain_files(request.param == "plain"):
-        merging.publish()
-    yield merging
-    merging.close()
-
-
 @pytest.fixture
-def read(life):
-    recorder = Recorder(life.storage)
+def read(giant):
     settings = {"query_threads": 2, "block_cache_bytes": 0, "filter_after_probes": 10**6}
-    with IndexReader.open(storage_backend=recorder, **settings) as reader:
+    with giant.reader(**settings) as reader:
         reader.query("t", "hot", max_count=1)
-        recorder.reset()
-        yield recorder, reader
+        giant.storage.reset()
+        yield giant.storage, reader
 
 
 def peak_of(reader, lookups):
@@ -225,15 +204,16 @@ def test_as_many_blocks_as_the_largest_page_needs(read):
 
 def test_old_ranges_read_only_their_blocks(read):
     recorder, reader = read
-    peak_of(reader, [Lookup("t", "hot", WINDOW_MS + at, WINDOW_MS + at + 999, max_count=5) for at in (0, 990_000)])
-    assert recorder.asked_bytes <= 2 * BLOCK_BYTES
+    peak_of(reader, [Lookup("t", "hot", BASE_MS + at, BASE_MS + at + 999, max_count=2) for at in (0, 990_000)])
+    # in RocketMQ's order late entries are in other blocks, too
+    assert recorder.asked_bytes <= (2 if reader.genesis.layout.schema.keyed else 4) * BLOCK_BYTES
 
 
 def test_many_pages_of_one_key(read):
     """200 lookups and 100,000 entries are 20 million pairs. Each range includes the newest entries."""
     recorder, reader = read
     peak = peak_of(
-        reader, [Lookup(topic="t", key="hot", max_count=10, begin_ms=WINDOW_MS + at) for at in range(0, 200_000, 1000)]
+        reader, [Lookup(topic="t", key="hot", max_count=10, begin_ms=BASE_MS + at) for at in range(0, 200_000, 1000)]
     )
     assert len(recorder.reads) == 1 and recorder.asked_bytes <= BLOCK_BYTES
     assert peak < 24 << 20

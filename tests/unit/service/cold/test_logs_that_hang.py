@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -100,21 +99,6 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(index, storage, many):
         storage.clear()
         hang.release.set()
         assert answers(ask(timeout_s=LONG_S)) == index.expected("t", "all")
-
-
-def test_a_lookup_of_a_writer_does_not_wait_longer_for_its_log(index, storage):
-    gone = index.stored[1]
-    with replace(index, storage=storage).writer(block_cache_bytes=0) as writer:
-        index.inner.delete_many([gone.name])
-        hang = storage.hang("list", name_prefix="log/", times=None)
-        result = beside(lambda: writer.query("t", "all", timeout_s=SOME_S, allow_partial=True))()
-        assert hang.entered.is_set() and not hang.release.is_set()
-        assert [report.file for report in result.failed] == [gone.file_id]
-        assert "timeout_s" in str(result.failed[0].error)
-        storage.clear()
-        hang.release.set()
-        with pytest.raises(CorruptFile):
-            writer.query("t", "all")
 
 
 @pytest.mark.parametrize("what", ["list", "get_range"])
@@ -257,14 +241,6 @@ def test_one_that_may_make_no_request_is_not_complete_either(index, clock):
         assert [handle.file_id for handle in reader.files()] == [stored.file_id for stored in index.stored]
         assert reader.query("t", "all").status == "complete"
         assert reader.query("t", "all", max_requests=0).status == "complete"
-
-
-def test_an_interval_of_nothing_reads_the_log_once_a_lookup(index, storage):
-    with index.reader(storage, refresh_interval_s=0) as reader:
-        before = storage.calls("list")
-        for number in (1, 2):
-            reader.query("t", "all")
-            assert storage.calls("list") == before + number
 
 
 def pass_long(index, storage, clock):

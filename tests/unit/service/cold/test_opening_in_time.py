@@ -7,8 +7,6 @@ from tests.support.hanging import beside, until
 from tests.support.model import Answer
 from tests.support.several_indexes import Watched
 from tiered_index import IndexReader
-from tiered_index.cli.main import run
-from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage
@@ -70,13 +68,4 @@ def test_a_prefix_whose_listing_hangs(tmp_path):
     hang = below.hang("list", nth=3)  # after the listings that find no log at the prefix
     error = beside(lambda: IndexReader.open(storage_backend=below, timeout_s=SOME_S))()
     assert str(error) == f"timeout_s was reached while listing the objects below {below.uri}"
-    hang.release.set()
-
-
-def test_a_command_with_a_time(index, storage, monkeypatch, capsys):
-    monkeypatch.setattr(IndexConfig, "open_storage", lambda config: storage)
-    hang = storage.hang("list", name_prefix="log/")
-    ended = beside(lambda: run(["query", "t", "all", "--storage", "memory://elsewhere", "--timeout", str(SOME_S)]))()
-    assert isinstance(ended, SystemExit) and ended.code == BudgetExceeded.exit_code
-    assert f"opening {index.inner.uri}: its log was not read by then" in capsys.readouterr().err
     hang.release.set()

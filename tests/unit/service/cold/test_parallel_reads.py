@@ -61,22 +61,6 @@ def expected(index, key):
     return few.query("t", key, max_count=None)
 
 
-@pytest.mark.usefixtures("large_filters")
-def test_sixteen_threads_have_the_right_answers(index):
-    some_keys = keys(100)
-    wanted = {key: expected(index, key) for key in some_keys}
-    for cached in (0, 60_000, 64 << 20):
-        with index.reader(block_cache_bytes=cached, query_threads=4) as reader, ThreadPoolExecutor(16) as pool:
-            index.storage.reset()
-            for key, answer in zip(some_keys, pool.map(lambda key: reader.query("t", key), some_keys), strict=True):
-                assert ([Answer.of(item) for item in answer], answer.status) == (wanted[key], "complete"), key
-            assert 0 < index.storage.most_at_once <= 4
-            use = reader.cache_use()["blocks"]
-            assert use.size_bytes <= use.max_bytes == cached
-            directories = [r for r in index.storage.reads if any(r.start == o.directory_position for o in index.stored)]
-            assert len(directories) == FILES
-
-
 def test_lookups_of_one_file_each_share_the_bound(index):
     """The callers' own threads search these files, not a pool."""
     with index.reader(query_threads=2, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
@@ -324,32 +308,19 @@ def life(tmp_path_factory):
     life.close()
 
 
-def shard_reader(life, storage, threads):
-    recorder = Recorder(storage or life.storage)
-    settings = {"block_cache_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
-    return recorder, IndexReader.open(storage_backend=recorder, clock=life.clock, query_threads=threads, **settings)
-
-
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_shards_of_a_table_are_read_side_by_side(life, threads):
-    recorder, opened = shard_reader(life, None, threads)
-    with opened:
-        opened.query_many(ASKED)  # this reads the directories
-        # The lookup's own thread also searches. The bound is for ranges.
-        recorder.reset()
-        answers = in_rounds(recorder, lambda: opened.query_many(ASKED), threads, SHARDS)
-        assert answers.counts.tolist() == [2] * len(SHARD_KEYS)
-        assert (recorder.most_at_once, len(recorder.reads)) == (threads, SHARDS)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 8])
-def test_a_fresh_reader_reads_directories_and_items_of_shards_side_by_side(life, threads):
-    recorder, opened = shard_reader(life, None, threads)
-    with opened:
-        answers = opened.query_many(ASKED, timeout_s=600)
+    """A fresh reader reads each directory and the items of each shard once. The lookup's own thread also searches."""
+    recorder = Recorder(life.storage)
+    settings = {"block_cache_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    with IndexReader.open(storage_backend=recorder, clock=life.clock, query_threads=threads, **settings) as reader:
+        answers = reader.query_many(ASKED, timeout_s=600)
         for q, answer in zip(ASKED, answers, strict=True):
             assert life.answers(answer) == life.model.query("t", q.key, max_count=None)
-        assert (answers.explain.requests, len(recorder.reads)) == (2 * SHARDS, 2 * SHARDS)
-        assert recorder.most_at_once <= threads
+        assert answers.explain.requests == len(recorder.reads) == 2 * SHARDS and recorder.most_at_once <= threads
         (report,) = [report for report in answers.explain.files if report.outcome == "read"]
         assert (report.requests, report.matched) == (2 * SHARDS, 2 * len(SHARD_KEYS))
+        recorder.reset()
+        answers = in_rounds(recorder, lambda: reader.query_many(ASKED), threads, SHARDS)
+        assert answers.counts.tolist() == [2] * len(SHARD_KEYS)
+        assert (recorder.most_at_once, len(recorder.reads)) == (threads, SHARDS)

@@ -1,25 +1,19 @@
 """The requests of lookups: one per file with a known directory, none if a filter excludes the key or no range meets it.
 
-If the directory is unknown, a lookup makes one request if the file lacks the key, otherwise two. Their number does not
-grow with the index. Idle threads read parts of a range with many gaps.
+If the directory is unknown, a lookup makes one request if the file lacks the key, otherwise two. Idle threads read
+parts of a range with many gaps.
 """
 
-import os
 import random
 
 import numpy as np
 import pytest
 
 from tests.support.batches import batch
-from tests.support.changes import replace
 from tests.support.cold_index import BASE_MS, Read, cold_index
-from tests.support.log_records import publish
 from tests.support.model import Answer
 from tests.support.pages import pages_of
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.clock import ManualClock
-from tiered_index.format.names import STATES
-from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -183,58 +177,6 @@ def test_keys_that_are_there_make_no_filter_due(hourly):
             # no entry in another second does not mean that the file lacks the key
             assert reader.query("t", lookup.key, lookup.begin_ms, lookup.begin_ms).explain.requests == 1
             assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1
-
-
-_OBJECTS = 4_000
-_FILES, _ENTRIES, _KEYS = 50, 3_000, 500
-
-
-def _older(stored, number):
-    """Return an object that does not exist, of a time long before that of `stored`."""
-    file_id = f"{stored.file_id[:-8]}{number:08x}"
-    begin_s, end_s = stored.second_min - 100_000 * number, stored.second_max - 100_000 * number
-    return replace(stored, name=f"data/{file_id}/0.index", file_id=file_id, second_min=begin_s, second_max=end_s)
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    """An index of very many objects. Only the three newest exist."""
-    many = cold_index(tmp_path_factory.mktemp("many") / "root", files=3)
-    log = StorageLog(many.inner, ManualClock(BASE_MS))
-    epoch = log.open().epoch
-    for first in range(1, _OBJECTS + 1, 500):
-        publish(log, epoch, tuple(_older(many.stored[0], first + n) for n in range(500)))
-    for state in STATES:
-        # a reader beside a root would read the log again if the folders had just changed
-        os.utime(many.root / state, (BASE_MS / 1000, BASE_MS / 1000))
-    return many
-
-
-@pytest.mark.parametrize("beside_the_root", [False, True])
-def test_the_cost_of_a_lookup_does_not_grow_with_the_index(many, beside_the_root):
-    many.storage.reset()
-    with many.reader(**({"root": many.root} if beside_the_root else {})) as reader:
-        # the checkpoint, and the record after the one that the root knows
-        assert sorted(many.storage.operations) == [*["get"] * (1 + beside_the_root), "list", "list"]
-        assert len(reader.files()) == _OBJECTS + 3
-        newest = many.stored[-1]
-        for requests in (2 - beside_the_root, 0):
-            answer = reader.query("t", "all", newest.second_min * 1000)
-            assert [Answer.of(item) for item in answer] == many.expected("t", "all", begin_ms=newest.second_min * 1000)
-            assert answer.explain.requests == requests
-            assert [report.file for report in answer.explain.files] == [newest.file_id]
-        many.storage.reset()
-        reader.refresh()
-        assert many.storage.operations == ["list"]
-        log = StorageLog(many.inner, ManualClock(BASE_MS))
-        publish(log, log.open().epoch, (_older(many.stored[0], 2 * _OBJECTS + beside_the_root),))
-        many.storage.reset()
-        before = reader.files()
-        reader.refresh()
-        assert many.storage.operations == ["list", "get"]
-        # `before` stays alive, so that no new file has the `id()` of an old one
-        assert len(set(map(id, reader.files())) - set(map(id, before))) == 1
-        publish(log, log.state.epoch, remove=(_older(many.stored[0], 2 * _OBJECTS + beside_the_root).name,))
 
 
 ENTRIES = 120_000

@@ -13,11 +13,9 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed, InvalidArgument, StorageUnavailable
-from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, open_storage
 
-MANY = 20
 # time enough for an index in memory on a busy machine
 SHORT_S = 2.0
 RETRIES_S = 0.5
@@ -32,51 +30,6 @@ def check_partial(cluster, answer, away):
 
 def ask(reader, **how):
     return reader.query("t", "k", max_count=1000, allow_partial=True, **how)
-
-
-@pytest.fixture
-def many(tmp_path, prefix):
-    indexes = Cluster(tmp_path)
-    for number in range(MANY):
-        indexes.add(f"{prefix}/broker-{number:02}", rows(number, 12))
-    return indexes
-
-
-@pytest.fixture
-def failing(monkeypatch):
-    """The URIs of indexes whose storages raise on each read."""
-    uris = set()
-    for name in ("get", "list"):
-        real = getattr(MemoryStorage, name)
-
-        def read(self, *args, real=real, **named):
-            if self.uri in uris:
-                raise StorageUnavailable(f"{self.uri} is away")
-            return real(self, *args, **named)
-
-        monkeypatch.setattr(MemoryStorage, name, read)
-    return uris
-
-
-@pytest.mark.parametrize("how", ["list", "prefix"])
-def test_one_of_twenty_is_away_at_the_opening(many, prefix, clock, failing, how):
-    away = many.uris[7]
-    failing.add(away)
-    with IndexReader.open(many.uris if how == "list" else prefix, clock=clock, refresh_interval_s=10) as reader:
-        assert sorted(reader.sources) == [uri for uri in many.uris if uri != away]
-        with pytest.raises(StorageUnavailable, match=away):
-            reader.query("t", "k")
-        with pytest.raises(StorageUnavailable, match=away):
-            reader.refresh()
-        for _ in range(2):
-            check_partial(many, ask(reader), away)
-            (unread,) = [file for file in reader.files() if isinstance(file, DamagedFile)]
-            assert away in str(unread.error)
-            clock.advance(11)
-        failing.clear()
-        clock.advance(2)
-        assert many.answers(reader.query("t", "k", max_count=1000)) == many.expected()
-        assert sorted(reader.sources) == many.uris
 
 
 @pytest.mark.parametrize("how", ["list", "prefix", "list in time"])

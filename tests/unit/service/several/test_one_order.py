@@ -15,7 +15,6 @@ from tests.support.several_indexes import BASE_MS, Cluster
 from tiered_index import Fetched, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor, StorageUnavailable
 from tiered_index.service.read.parts import source_number
-from tiered_index.types import items_table
 
 
 class Brokers:
@@ -101,24 +100,6 @@ def test_pages_by_readers_of_other_orders_and_of_one_source_more(cluster, count,
     for reader, _ in readers.values():
         reader.close()
     assert pages > len(steps) or count == 1000
-
-
-def test_entries_and_files_say_their_source(cluster):
-    with (
-        cluster.reader() as several,
-        cluster.reader(cluster.uris[:1]) as single,
-        IndexReader.open(cluster.uris[0]) as plain,
-    ):
-        whole = several.query("t", "k", max_count=1000)
-        assert {item.source for item in whole} == set(cluster.uris)
-        assert {report.source for report in whole.explain.files} == set(cluster.uris)
-        assert whole.to_dict()["items"][0]["source"] in cluster.uris
-        assert whole.to_arrow().equals(items_table(whole.items, whole.item_type))
-        assert {item.source for item in single.query("t", "k")} == {cluster.uris[0]} == set(single.sources)
-        answer = plain.query("t", "k")
-        assert {item.source for item in answer} == {None} == {report.source for report in answer.explain.files}
-        assert "source" not in answer.to_dict()["items"][0]
-        assert len(several.files()) == sum(len(IndexReader.open(uri).files()) for uri in cluster.uris)
 
 
 def test_cursors_of_one_index_and_of_several_are_not_mixed_up(cluster):
