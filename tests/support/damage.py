@@ -1,10 +1,14 @@
-"""Changed bits in bytes, files and objects."""
+"""Changed bits in bytes, files and objects, and the check that finds them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.storage.base import Storage
+from tiered_index.types import no_progress
 
 
 def flipped(data: bytes, at: int, bits: int = 1) -> bytes:
@@ -22,3 +26,10 @@ def flip(path: Path, at: int) -> None:
 def flip_object(storage: Storage, name: str, at: int) -> None:
     """Change a bit of an object."""
     storage.put(name, flipped(storage.get(name), at))
+
+
+def checked(storage: Storage, *, deep: bool = True, **how: Any) -> Report:
+    """Return what a check of a storage finds."""
+    report = Report()
+    check_storage(storage, {}, report, no_progress, deep=deep, threads=1, **how)
+    return report

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage, WrapperStorage
 
 
@@ -14,3 +16,9 @@ class Later(WrapperStorage):
 
     def now_ms(self) -> int:
         return super().now_ms() + self._ahead_ms
+
+
+def sweep(storage: Storage, log: StorageLog, later_s: float = 2 * 86_400) -> None:
+    """Delete the orphans of a storage as if so many seconds had passed since they were sent."""
+    later = Later(storage, later_s)
+    delete_orphans(later, find_orphans(later, log))

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from tests.support.copies import copier
-from tests.support.damage import flipped
-from tests.support.later import Later
+from tests.support.damage import checked, flipped
+from tests.support.later import Later, sweep
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS
 from tests.support.storage_faults import FaultStorage
@@ -27,8 +27,6 @@ from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
-from tiered_index.service.jobs.verify import check_storage
-from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import LogRecord
@@ -52,12 +50,6 @@ def a_log(storage, clock=None):
 
 def append(log, **fields):
     return log.append("test", None, lambda state: LogRecord(0, "archive", 0, "", 0, **fields))
-
-
-def checked(storage, **how):
-    report = Report()
-    check_storage(storage, {}, report, lambda *_: None, threads=1, **{"deep": False, **how})
-    return report
 
 
 def add_catalog(log, segments):
@@ -141,9 +133,7 @@ def test_segments_in_lines_and_catalogs_equal_a_list(seed):
     assert not log.state.archive and not log.state.hidden and plan_catalogs(log.state, log.storage) is None
     again = StorageLog(log.storage, log.clock)
     assert again.open() == log.state
-    report = Report()
-    state = check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
-    assert (state, report.findings) == (log.state, [])
+    assert checked(log.storage, deep=False, check_objects=lambda _: None).findings == []
 
 
 def test_catalogs_that_overlap_in_one_log_are_refused():
@@ -180,7 +170,7 @@ def test_segments_that_overlap_are_found_and_never_merged():
     log = a_log(MemoryStorage())
     add_catalog(log, [a_segment("a", 0), a_segment("a", 300)])
     append(log, archive=(a_segment("a", 50),))
-    report = checked(log.storage)
+    report = checked(log.storage, deep=False)
     assert [finding.file for finding in report.findings if "overlap" in finding.problem] == [a_segment("a", 50).name]
     with pytest.raises(CorruptFile, match="overlaps"):
         merge_catalogs(log)
@@ -213,21 +203,9 @@ def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothin
     storage.clear()
     log = StorageLog(storage, ManualClock(1_700_000_000_000))
     assert [segment.place for segment in Segments(log.open(), storage)] == sorted(places)
-    later = Later(storage, 2 * 86400)
-    delete_orphans(later, find_orphans(later, log))
-    report = checked(storage, deep=True)
+    sweep(storage, log)
+    report = checked(storage)
     assert (report.findings, report.notes) == ([], [])
-
-
-def test_a_round_of_many_partitions_reads_its_catalog_once(open_index):
-    storage = FaultStorage(MemoryStorage())
-    index, file = open_index(storage_backend=storage), b"PAR1" + b"x" * 50 + (8).to_bytes(4, "little") + b"PAR1"
-    index.run_lifecycle()
-    places = [(f"kafka:c/t/{number}", 0) for number in range(200)]
-    assert all(index.send_columns(*place, 2, file) for place in places)
-    before = storage.calls("get_range")
-    assert index.name_columns(places[::-1]) == 200
-    assert storage.calls("get_range") - before <= 6
 
 
 def test_what_changes_during_a_merge_is_as_the_log_says_after_it():
@@ -303,11 +281,10 @@ def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, mon
     life.index._lifecycle.refresh()
     assert [segment.start for segment in life.index.archived()] == [6 * len(data)]
     assert len(list(life.storage.list("segments/"))) == 7
-    later = Later(life.storage, 2 * 86400)
-    delete_orphans(later, find_orphans(later, life.log()))
+    sweep(life.storage, life.log())
     assert [info.name for info in life.storage.list("segments/")] == [segment.name for segment in life.index.archived()]
     assert {info.name for info in life.storage.list("catalog/")} == life.log().state.catalogs.keys()
-    check_report = checked(life.storage, deep=True)
+    check_report = checked(life.storage)
     assert check_report.findings == []
 
 
@@ -405,7 +382,7 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
     life.storage.put(a_segment("a", 0).name, b"of the lost catalog")
     target.put(name, life.storage.get(name))
     life.storage.delete_many([name])
-    report = checked(life.storage, deep=True)
+    report = checked(life.storage)
     assert name in {finding.file for finding in report.findings}
     (repair,) = Repairs(life.storage, log, standby=target).run(report, yes=True)
     assert list(Segments(log.refresh(), life.storage)) == [a_segment("a", 0), a_segment("a", 100)]
@@ -430,7 +407,7 @@ def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage
     missing = {a_segment(*place).name for key in ("b", "d") for place in places[key]}
     # whether it is a stray is unknown: its catalog is damaged
     life.storage.put(a_segment("a", 0).name, b"bytes")
-    report = checked(life.storage)
+    report = checked(life.storage, deep=False)
     assert {finding.file for finding in report.findings} == missing | {names[key].name for key in ("a", "c")}
     assert len(report.findings) == len(missing) + 2
     assert all(any(names[key].name in note for note in report.notes) for key in ("a", "c"))
@@ -474,7 +451,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
         assert (alone in {info.name for info in life.storage.list("segments/")}) is left
     change = difference(LogState(), log.state, "copy:x")
     assert LogState().apply(change, "copy").given_up == log.state.given_up
-    report = checked(life.storage, check_objects=lambda _: None)
+    report = checked(life.storage, deep=False, check_objects=lambda _: None)
     assert report.findings == []
     assert f"{lost.name} was given up: messages of up to 2 segments of 2 logs are lost" in report.notes
     assert merge_catalogs(log) == 1 and list(Segments(log.state, life.storage)) == shown
@@ -482,7 +459,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     record_expiry(log, Retention(segments_age_s=1), life.clock)
     erased = erase(life.storage, log, EraseRequest("t"), life.clock, yes=True, now=True)
     assert any("1 lost catalogs" in text for text in erased.unchecked)
-    notes = [note for note in checked(life.storage).notes if "given up" in note]
+    notes = [note for note in checked(life.storage, deep=False).notes if "given up" in note]
     assert notes == [f"{lost.name} was given up: messages of up to 1 segments of 1 logs are lost"]
 
 
@@ -510,7 +487,7 @@ def test_records_that_lose_segments_of_catalogs_are_findings(kind, remaining, le
     added = (send_catalog(log, run_of("a", 0, remaining))[0],) if remaining else ()
     record = LogRecord(0, kind, 0, "", 0, remove=(old.name,), catalogs=added, left_out=left_out)
     log.append("test", None, lambda state: record)
-    report = checked(log.storage, check_objects=lambda _: None)
+    report = checked(log.storage, deep=False, check_objects=lambda _: None)
     assert [finding.part for finding in report.findings] == ["catalogs"] * (not is_sound)
 
 
@@ -598,8 +575,7 @@ def test_two_merges_at_once_leave_one_result():
         merge_catalogs(log)
         assert list(Segments(log.refresh(), storage)) == shown
         assert len(log.state.catalogs) == 1 and not log.state.archive
-        later = Later(storage, 2 * 86400)
-        delete_orphans(later, find_orphans(later, log))
+        sweep(storage, log)
         assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
 
 

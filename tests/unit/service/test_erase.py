@@ -12,6 +12,7 @@ import pytest
 from tests.support.batches import batch
 from tests.support.cases import each
 from tests.support.changes import replace
+from tests.support.damage import checked
 from tests.support.log_records import read_by_earlier_version
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
@@ -25,9 +26,6 @@ from tiered_index.service.jobs import erase_find as find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
 from tiered_index.service.jobs.expiry import record_expiry
-from tiered_index.service.jobs.job import publish
-from tiered_index.service.jobs.verify import check_storage
-from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState
@@ -123,9 +121,7 @@ def test_now_rewrites_the_objects_and_certifies(life, fields):
     assert done.log_numbers and done.log_numbers[-1] == life.state.number
     life.check()
     life.check(life.index)
-    report = Report()
-    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
-    assert not report.findings
+    assert not checked(life.storage).findings
     again = wipe(life, now=True, grace_s=0, **fields)
     assert (again.status, again.entries, again.removed) == ("erased", 0, ())
 
@@ -142,20 +138,6 @@ def test_entries_that_another_job_moves_meanwhile_are_counted_once(life):
     done = wipe(life, keys=("k",), now=True, grace_s=0, find=find)
     assert (done.status, done.entries, done.entries_removed) == ("erased", 12, 12)
     assert len(done.removed) > len(done.objects)
-
-
-def test_what_is_published_while_the_certificate_is_made_is_not_pending(native):
-    fill(native, range(4))
-    native.later()
-
-    def find(*arguments):
-        scanned = find_hidden(*arguments)
-        native.put([(BASE_MS, "k2")])
-        native.publish()
-        return scanned
-
-    done = wipe(native, keys=("k",), now=True, grace_s=0, find=find)
-    assert (done.status, done.pending) == ("erased", ())
 
 
 def test_later_entries_are_found_and_late_ones_are_not(native):
@@ -263,20 +245,6 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(t
         finally:
             life.close()
     assert nth > 20
-
-
-def test_a_merge_that_began_before_the_tombstone_is_followed(native):
-    fill(native, range(4))
-    native.later()
-    stale = native.plan()
-    wipe(native, keys=("k",))
-    for job in stale.rewrites:
-        results = [task.run(native.storage, native.clock.now_ms()) for task in job.tasks]
-        publish(job, results, native.log())
-    native.check()
-    done = wipe(native, keys=("k",), now=True, grace_s=0)
-    assert (done.status, done.entries_removed) == ("erased", 4)
-    native.check()
 
 
 def test_the_certificate_tells_what_remains(native, monkeypatch):

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import tiered_index
 from tests.support.changes import replace
+from tests.support.damage import checked
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
@@ -19,8 +20,6 @@ from tiered_index.retention import NOTHING, Retention
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.expiry import expire as run_expiry
 from tiered_index.service.jobs.expiry import record_expiry, sweep
-from tiered_index.service.jobs.verify import check_storage
-from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.read.cold_path import ColdPath
@@ -106,42 +105,6 @@ def test_window_tables_hide_expired_entries_or_are_removed(life, age_h, topics, 
     life.check()
 
 
-def test_now_rewrites_objects_with_other_entries_too(life):
-    fill(life, range(60), files=20)
-    life.later()
-    life.merge(DAY_S)
-    fill(life, range(60, 70))
-    past_s = (life.clock.now_ms() - BASE_MS) // 1000
-    rule = Retention(age_s=past_s - 40 * HOUR_S, topics={"debug-*": past_s - 65 * HOUR_S})
-
-    def expired(**more):
-        return run_expiry(life.storage, life.log(), rule, life.clock, yes=True, **more)[0]
-
-    horizon = rule.horizon(life.clock.now_ms())
-    life.model.expire(horizon.before_ms, dict(horizon.topics))
-    assert (expired().rewritten, len(expired().mixed)) == (0, 3)
-    done = expired(now=True)
-    held = {topic.topic: topic.entries for topic in life.reader().topics().topics}
-    assert held == {"orders": 30, "t": 30, "debug-x": 5}
-    assert done.rewritten == 3 and done.entries_removed + sum(held.values()) == 3 * 70 - 3 * 24
-    life.check()
-    assert (expired(now=True).rewritten, expired().mixed) == (0, ())
-
-
-@pytest.mark.parametrize("preset", ["native", "rocketmq"])
-def test_a_merge_leaves_out_only_expired_entries(preset, merging):
-    life = merging(preset=preset)
-    fill(life, range(20))
-    rule = Retention(age_s=15 * HOUR_S, topics={"debug-*": 5 * HOUR_S})
-    assert expire(life, rule, 20).objects
-    life.later()
-    report = life.merge(DAY_S)
-    assert (report.entries, report.expired) == (45, 10)
-    life.check()
-    held = {topic.topic: topic.entries for topic in life.reader().topics().topics}
-    assert held == {"orders": 15, "t": 15, "debug-x": 5}
-
-
 def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
     fill(life, range(20))
     expire(life, Retention(age_s=15 * HOUR_S, topics={"debug-*": 5 * HOUR_S}), 20)
@@ -150,9 +113,7 @@ def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
     assert life.log().record(life.state.number).left_out == 10
 
     def findings():
-        report = Report()
-        check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
-        return [finding.problem for finding in report.findings]
+        return [finding.problem for finding in checked(life.storage).findings]
 
     assert findings() == []
     decode = LogRecord.decode
@@ -191,24 +152,6 @@ def test_unpublished_objects_stay_for_a_day_however_short_the_grace(life):
         life.clock.advance(advance_s)
         assert len(sweep(life.storage, life.log(), rule, delete=True).objects) == deleted
     life.check()
-
-
-def test_a_writer_with_the_setting_does_it_by_itself(merging):
-    rule = Retention(age_s=10 * HOUR_S, grace_s=3600)
-    life = merging(settings={"retention": rule, "refresh_interval_s": 0})
-    fill(life, range(5))
-    life.clock.advance(12 * HOUR_S)
-    life.index.run_lifecycle()
-    horizon = rule.horizon(life.clock.now_ms())
-    life.model.expire(horizon.before_ms)
-    assert life.state.expired.before_ms("t") == horizon.before_ms > BASE_MS
-    life.check(life.index)
-    life.clock.advance(12 * HOUR_S)
-    life.index.run_lifecycle()
-    assert not life.state.objects
-    life.clock.advance(2 * DAY_S)
-    life.index.run_lifecycle()
-    assert not list(life.storage.list("data/"))
 
 
 def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
@@ -270,21 +213,6 @@ def test_a_sweep_that_fails_is_not_in_each_round_again(merging):
     clock.advance(HOUR_S)
     with pytest.raises(StorageUnavailable):
         life.index.run_lifecycle()
-
-
-def test_an_expired_local_file_is_removed_with_the_next_record_and_its_positions_stay(merging):
-    life = merging(settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
-    life.clock.advance(100 * HOUR_S)
-    life.index.run_lifecycle()
-    life.index.put("t", 0, "k", 1, 1, BASE_MS, source="log", source_position=7)
-    life.publish()
-    life.clock.advance(100)
-    life.index.run_lifecycle()
-    state = life.state
-    assert (dict(state.objects), state.positions) == ({}, {"log": 7})
-    assert not life.index.files()
-    life.index.run_lifecycle()
-    assert not list((life.folder / "root").rglob("*.index"))
 
 
 def test_an_object_that_is_gone_or_damaged_stays_and_hinders_nothing(tmp_path, merging):

@@ -5,12 +5,11 @@ from itertools import product
 
 import pytest
 
-from tests.support.later import Later
+from tests.support.later import sweep
 from tests.support.log_records import GENESIS, open_log, publish
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
-from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
-from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
@@ -49,37 +48,6 @@ def test_a_segment_is_uploaded_once(open_index, faulty):
     assert [s.store for s in index.archived()] == ["s", "t"]
     assert index.archived("t")[0].store == "t"
     assert index.archived("u") == ()
-
-
-def test_a_large_segment_is_read_and_written_in_pieces(open_index, faulty):
-    index = open_index(storage_backend=faulty)
-    data = content(HEAD_BYTES) * 12 + b"tail"
-    before = faulty.calls("write")
-    assert archive(index, data)
-    # pieces of 8 MiB, and the table
-    assert faulty.calls("write") - before == 3
-    (segment,) = index.archived()
-    assert faulty.get(segment.name)[: len(data)] == data
-    assert len(index.segment_archive.table(segment).pieces) == 12 * HEAD_BYTES // PIECE_BYTES + 1
-    assert index.segment_archive.read(segment, 5 << 20, 9) == data[5 << 20 :][:9]
-
-
-def test_readers_and_the_next_writer_see_it(open_index, storage, clock):
-    index = open_index("a", checkpoint_every=1)
-    archive(index, content(1000), start=500)
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        assert reader.archived() == index.archived()
-        (segment,) = reader.archived("s")
-        held = {499: [], 500: [segment], 1499: [segment], 1500: []}
-        assert {at: reader.segment_archive.holding(at) for at in held} == held
-        assert reader.segment_archive.holding(700, "t") == []
-        assert reader.segment_archive.read(segment, 1, 10) == content(1000)[1:11]
-        with pytest.raises(InvalidArgument):
-            reader.segment_archive.read(segment, 995, 10)
-    index.close()
-    again = open_index("a")
-    assert [s.name for s in again.archived()] == [segment.name]
-    assert archive(again, content(1000), start=500) is False
 
 
 def test_a_segment_that_was_rewritten_is_named(index, clock):
@@ -135,8 +103,7 @@ def test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record
         rewritten(index, content(HEAD_BYTES, 5) * 2, before.published_ms)
     with pytest.raises(CorruptFile, match="another size"):
         rewritten(index, new[:-1], clock.now_ms())
-    later, log = Later(storage, 2 * 86_400), open_log(storage, clock)
-    delete_orphans(later, find_orphans(later, log))
+    sweep(storage, open_log(storage, clock))
     assert names(storage) == [after.name]
 
 
@@ -238,44 +205,6 @@ def test_queue_offsets_replace_a_segment_whose_record_had_an_unknown_outcome(ope
     assert index.archive("s", 0, 1000, lambda at, length: data[at : at + length], queues=lambda: b"offsets")
     (segment,) = index.archived()
     assert segment.name != old and index.segment_archive.queue_offsets(segment) == b"offsets"
-
-
-def crashed(open_index, faulty):
-    """Crash a writer between upload and record."""
-    index = open_index("a", storage_backend=faulty)
-    faulty.fail("put_if_absent", error=RuntimeError, name_prefix="log/")
-    with pytest.raises(RuntimeError):
-        archive(index, bytes(1000))
-    index.abandon()
-    assert len(names(faulty)) == 1
-
-
-def test_objects_of_a_crash_are_orphans(open_index, faulty, clock):
-    crashed(open_index, faulty)
-    faulty.put("segments/s/note", b"somebody else's")
-    left, note = names(faulty)
-    again = open_index("a", storage_backend=faulty)
-    assert archive(again, bytes(1000)) and left in names(faulty)
-    (segment,) = again.archived()
-    log = open_log(faulty, clock)
-    assert find_orphans(faulty, log).objects == ()
-    later = Later(faulty, 2 * 86_400)
-    delete_orphans(later, find_orphans(later, log))
-    assert sorted(names(faulty)) == sorted([segment.name, note])
-
-
-def test_archiving_leaves_the_files_on_their_way_alone(open_index, faulty):
-    index = open_index("a", storage_backend=faulty)
-    index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
-    index.seal()
-    faulty.fail("put_if_absent", name_prefix="log/", when="before")
-    with pytest.raises(StorageUnavailable):
-        index.run_lifecycle()
-    (sent,) = names(faulty, "data/")
-    assert archive(index, content(1000))
-    assert names(faulty, "data/") == [sent]
-    index.run_lifecycle()
-    assert list(index.log_state.objects) == [sent]
 
 
 def test_a_writer_that_was_taken_over_archives_nothing(open_index, faulty, clock):

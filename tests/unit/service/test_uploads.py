@@ -7,7 +7,7 @@ import pytest
 from tests.support.disk_faults import FaultDisk
 from tests.support.hanging import until
 from tests.support.later import Later
-from tests.support.log_records import open_log, publish
+from tests.support.log_records import open_log
 from tests.support.measuring import measured
 from tests.support.pending import merge_all
 from tests.support.plain_files import plain_files
@@ -20,7 +20,6 @@ from tiered_index.retention import Retention
 from tiered_index.service.jobs.orphans import find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import send_object, stored_file
-from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import writer_of
 from tiered_index.service.read.unsealed import UnsealedFile
 
@@ -103,17 +102,6 @@ def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, fau
         assert index.durable_positions() == {"s": 3}
 
 
-def test_an_unfinished_upload_is_an_orphan_after_a_restart(open_index, faulty, clock):
-    left, _ = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
-    faulty.clear()
-    index = open_index("root", storage_backend=faulty)
-    index.run_lifecycle()
-    (name,) = index.log_state.objects
-    assert [item.offset for item in index.query("t", "k")] == [1]
-    assert {*objects(faulty)} == {name, left}
-    assert [info.name for info in find_orphans(Later(faulty, 2 * 86_400), open_log(faulty, clock)).objects] == [left]
-
-
 def test_a_writer_deletes_what_a_crash_left_an_hour_after_its_opening(open_index, faulty, clock):
     """There is no rule of retention."""
     left, _ = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
@@ -182,17 +170,6 @@ def leave_an_upload(index, faulty):
     described = stored_file(name, file.local.trailer(), file.local.size_bytes, T)
     index.abandon()
     return name, described
-
-
-def test_a_restart_finds_the_record_of_an_unfinished_upload(open_index, faulty, storage, clock):
-    name, described = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
-    faulty.clear()
-    log = open_log(storage, clock)
-    publish(log, log.state.epoch, (described,))
-    index = open_index("root", storage_backend=faulty)
-    index.run_lifecycle()
-    assert list(index.log_state.objects) == objects(storage) == [name]
-    assert [item.offset for item in index.query("t", "k")] == [1]
 
 
 def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):
@@ -275,7 +252,6 @@ def put_and_publish(index, number):
 
 
 def test_a_reader_that_looks_often_asks_for_the_next_record(index, storage, clock):
-    """It notices another history by a record."""
     put_and_publish(index, 1)
     counted = FaultStorage(storage)
     with IndexReader.open(storage_backend=counted, clock=clock, refresh_interval_s=0.2) as reader:
@@ -289,19 +265,6 @@ def test_a_reader_that_looks_often_asks_for_the_next_record(index, storage, cloc
         reader.query("t", "k")
         # a listing notices another log, and holes
         assert counted.calls("list") == opened + 1
-        number, before = index.log_state.number, {info.name for info in storage.list()}
-        put_and_publish(index, 5)
-        clock.advance(0.25)
-        assert len(reader.query("t", "k")) == 5
-        storage.delete_many([info.name for info in storage.list() if info.name not in before])
-        restored = open_log(storage, clock)
-        for _ in range(index.log_state.number + 1 - number):
-            restored.append("a mark", None, lambda _: LogRecord(0, "positions", 0, "", 0))
-        clock.advance(0.25)
-        with pytest.raises(StorageBehind):
-            reader.query("t", "k")
-        clock.advance(0.25)
-        assert len(reader.query("t", "k")) == 4
 
 
 @pytest.mark.parametrize("later", ["compacted", "uploaded", "storage"])
@@ -370,21 +333,6 @@ def test_requests_that_take_longer_than_the_lease_renew_it(open_index, faulty, s
         index.run_lifecycle()
     assert states and set(states) == {"alive"}
     assert len(states) >= 3 or operation == "list"
-
-
-def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_seen(open_index, faulty):
-    index = open_index("root", storage_backend=faulty)
-    index.put("t", 0, "k", 1, 1, T)
-    upload(index)
-    number = index.log_state.number
-    index.close()
-    faulty.fail("*", times=None)
-    index = open_index("root", storage_backend=faulty)
-    index.put("t", 0, "k", 2, 1, T + 1000)
-    index.flush()
-    (begun,) = [file for file in index.files() if file.place == "unsealed"]
-    assert begun.journal.log_number == number
-    faulty.clear()
 
 
 def test_slow_work_on_local_files_renews_the_lease(open_index, faulty, clock):

@@ -4,43 +4,26 @@ Any host can bring a copy up to date, round by round. A round changes no other i
 """
 
 from dataclasses import fields
-from itertools import product
 
 import pytest
 
-import tiered_index
 from tests.support.changes import replace
-from tests.support.copies import (
-    SEGMENT,
-    WRITING,
-    Watched,
-    archive,
-    bytes_of,
-    check_target,
-    copier,
-    fill,
-    merge_first_day,
-    same,
-)
-from tests.support.damage import flip_object
+from tests.support.copies import SEGMENT, Watched, archive, bytes_of, check_target, copier, fill, merge_first_day, same
+from tests.support.damage import checked, flip_object
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.log_records import GENESIS
-from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S, Merging, small_shards
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S, small_shards
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
 from tiered_index.format import verify
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.jobs import copying
 from tiered_index.service.jobs.catalogs import send_catalog
-from tiered_index.service.jobs.copying import Copier, CopyStopped, difference
+from tiered_index.service.jobs.copying import Copier, difference
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.lost import give_up
-from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
-from tiered_index.service.jobs.verify import check_storage
-from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, PendingFile, StreamBatch
 from tiered_index.service.log.state import LogState
@@ -49,8 +32,6 @@ from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
-
-READING = ("get", "head", "list")
 
 
 @pytest.mark.parametrize("backend", ["memory", "file", "sqlite", "s3"])
@@ -157,49 +138,6 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, inner, sma
     assert bytes_of(life.storage) == before
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """An index of one merged day, and a segment that is copied in parts."""
-    life = Merging(tmp_path_factory.mktemp("source"))
-    fill(life, 1)
-    merge_first_day(life)
-    archive(life)
-    yield life
-    life.close()
-
-
-# a call that only reads changes nothing before it fails
-@pytest.mark.parametrize(
-    ("operation", "when"), [*product(WRITING, ("before", "after")), *((operation, "before") for operation in READING)]
-)
-def test_the_target_fails_at_any_call_and_the_next_run_continues(source, small_windows, operation, when):
-    life = source
-    before = bytes_of(life.storage)
-
-    def calls():
-        faulty = FaultStorage(MemoryStorage(clock=life.clock))
-        copier(life, faulty).run_once()
-        return faulty.calls(operation)
-
-    counted = calls()
-    assert counted
-    for nth in sorted({1, 2, (counted + 1) // 2, counted}):
-        inner = MemoryStorage(clock=life.clock)
-        faulty = FaultStorage(inner)
-        faulty.fail(operation, nth=nth, when=when)
-        try:
-            copier(life, faulty).run_once()
-        except StorageUnavailable:
-            for _ in range(2):
-                report = copier(life, faulty).run_once()
-            assert report.sent == 0
-        assert same(StorageLog(inner, life.clock).open(), life.state)
-        assert {i.name: inner.get(i.name) for i in inner.list("data/")} == {
-            name: data for name, data in before.items() if name in life.state.objects
-        }
-    assert bytes_of(life.storage) == before
-
-
 def test_present_objects_are_not_sent_again_unless_they_differ(life, inner):
     fill(life)
     target = FaultStorage(inner)
@@ -221,22 +159,6 @@ def test_present_objects_are_not_sent_again_unless_they_differ(life, inner):
     assert target.calls("put") - puts == 3 + 1 + 1
     check_target(life, inner)
     assert copier(life, target).run_once().sent == 0
-
-
-def test_an_object_that_vanished_while_it_was_copied(life, target):
-    fill(life)
-
-    def overtake():
-        life.later()
-        life.merge(DAY_S)
-        life.later()
-        delete_orphans(life.storage, find_orphans(life.storage, life.log()))
-
-    source = FaultStorage(life.storage)
-    source.meanwhile("get_range", overtake)
-    report = copier(life, target, source).run_once()
-    assert report.source_number == life.state.number and len(life.state.tables) == 2
-    assert same(check_target(life, target), life.state)
 
 
 @pytest.mark.parametrize("what", ["lost", "damaged"])
@@ -340,28 +262,15 @@ def test_a_writer_that_takes_the_target_over_during_a_round(life, inner):
     assert StorageLog(inner, life.clock).open().epoch == 1
 
 
-def test_an_index_that_is_not_a_copy_is_refused(life, tmp_path):
+def test_another_index_is_not_taken_for_a_copy(life, merging):
     fill(life, 1)
-    other = Merging(tmp_path / "other")
+    other = merging()
     other.put([(BASE_MS, "k")])
     other.publish()
-    for target in (other.storage, life.storage):
-        before = bytes_of(target)
-        with pytest.raises(InvalidArgument, match=r"not a copy|the source itself"):
-            copier(life, target)
-        assert bytes_of(target) == before
-    other.close()
-
-
-def test_a_restored_source_is_not_the_one_that_was_copied(life, target, tmp_path):
-    fill(life, 1)
-    early = MemoryStorage(clock=life.clock)
-    for name, data in bytes_of(life.storage).items():
-        early.put(name, data)
-    fill(life, 1, first=1)
-    copier(life, target).run_once()
-    with pytest.raises(InvalidArgument, match="not the storage that was copied"):
-        copier(life, target, early)
+    before = bytes_of(other.storage)
+    with pytest.raises(InvalidArgument, match="not a copy"):
+        copier(life, other.storage)
+    assert bytes_of(other.storage) == before
 
 
 def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_continues(life, target):
@@ -398,48 +307,6 @@ def test_an_object_that_a_sweep_of_the_target_may_delete_is_sent_again(life, inn
     check_target(life, inner)
 
 
-def test_bytes_stay_in_the_copy_for_the_grace(life, target):
-    fill(life, 1)
-    copy_job = copier(life, target)
-    copy_job.run_once()
-    merge_first_day(life)
-    removed = copy_job.run_once().removed
-    life.clock.advance(2 * DAY_S)
-    assert (len(removed), copy_job.sweep(3 * DAY_S).objects) == (2, ())
-    assert {info.name for info in target.list("data/")} >= set(removed)
-    life.clock.advance(2 * DAY_S)
-    assert {info.name for info in copy_job.sweep(3 * DAY_S).objects} == set(removed)
-    check_target(life, target)
-
-
-def test_a_stop_ends_it_between_objects(life, target):
-    fill(life)
-    copy_job = copier(life, target)
-    copy_job.progress = lambda size_bytes: copy_job.stop.set()
-    with pytest.raises(CopyStopped):
-        copy_job.run_once()
-    assert len(list(target.list("data/"))) == 1
-    report = copier(life, target).run_once()
-    assert (report.kept, report.sent) == (1, len(life.state.objects) - 1)
-
-
-def test_the_library_copies_by_uris(tmp_path):
-    source, target = f"file://{tmp_path}/a", f"sqlite://{tmp_path}/b.db"
-    with IndexService.open(root=tmp_path / "root", storage=source, slots=11, items=100, disk=FaultDisk()) as index:
-        index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
-        index.seal()
-        index.run_lifecycle()
-    done = []
-    report = tiered_index.copy(source, target, progress=done.append)
-    assert (report.sent, sum(done)) == (1, report.sent_bytes)
-    with IndexReader.open(target) as reader:
-        assert [item.offset for item in reader.query("t", "k")] == [1]
-    with pytest.raises(NotAnIndex):
-        tiered_index.copy(f"file://{tmp_path}/nothing", f"file://{tmp_path}/c")
-    with pytest.raises(TieredIndexError):
-        tiered_index.copy(target, source)
-
-
 def test_a_repaired_shard_replaces_its_copy(life, target):
     """A copy's record may replace a shard that the source has repaired, but may not change a table otherwise."""
     fill(life)
@@ -449,8 +316,7 @@ def test_a_repaired_shard_replaces_its_copy(life, target):
     copy_job.run_once()
     first, second, *_ = (stored for stored in life.state.objects.values() if stored.shard is not None)
     flip_object(life.storage, first.name, first.trailer_position + 3)
-    report = Report()
-    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    report = checked(life.storage)
     (done,) = Repairs(life.storage, life.log(), standby=target).run(report, yes=True)
     assert done.object == first.name
     copy_job.run_once()
@@ -461,8 +327,7 @@ def test_a_repaired_shard_replaces_its_copy(life, target):
     shorter = replace(first, count=first.count - 1)
     log.append("a copy", None, lambda _: LogRecord(0, "copy", 0, "", 0, (shorter,), (done.replaced_by, second.name)))
     log.append("a copy", None, lambda _: LogRecord(0, "copy", 0, "", 0, (second,)))
-    report = Report()
-    check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
+    report = checked(target)
     of_log = [finding for finding in report.findings if finding.file.startswith("log/")]
     parts, problems = zip(*((finding.part, finding.problem) for finding in of_log), strict=True)
     assert parts == ("repair", "table", "table")

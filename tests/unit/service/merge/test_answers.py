@@ -3,23 +3,18 @@
 A merge continues without objects that the storage lost. A window table may lack a shard.
 """
 
-import random
-
 import pytest
 
-import tiered_index
 from tests.support.changes import replace
+from tests.support.damage import checked
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, RegionItem, small_shards
-from tiered_index import Lookup, LostFile, MergeOptions, MergeReport
-from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
+from tiered_index import Lookup, LostFile
+from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.metadata import Metadata
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.lost import give_up
-from tiered_index.service.jobs.verify import check_storage
-from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.read.cold_path import ColdPath
-from tiered_index.storage.opening import open_storage
 
 KINDS = {
     "native": {},
@@ -28,40 +23,6 @@ KINDS = {
     "one slot": {"settings": {"slots": 1}},
     "many slots": {"settings": {"slots": 3000}},
 }
-
-
-def hours_of(day, seed, count=40, hours=(1, 9, 23)):
-    """Return rows of files of some hours of a day: a key in all files, some keys in a few, and one in a single file."""
-    rng = random.Random(seed)
-
-    def row(start):
-        return start + rng.randrange(HOUR_MS), rng.choice(["hot", f"k{rng.randrange(6)}", f"own-{start}"])
-
-    return [[row(BASE_MS + day * DAY_MS + hour * HOUR_MS) for _ in range(count)] for hour in hours]
-
-
-def fill(life, days=3, **more):
-    for day in range(days):
-        for rows in hours_of(day, seed=day, **more):
-            life.put(rows)
-            life.publish()
-
-
-def test_one_call_merges_the_index_at_a_uri(merging, tmp_path):
-    uri = f"file://{tmp_path}/stored"
-    life = merging(storage=open_storage(uri))
-    fill(life, days=1)
-    life.later()
-    report = tiered_index.merge(uri, window="1h", options=MergeOptions(min_age_s=60), clock=life.clock)
-    assert (report.sources, report.tables, report.entries) == (3, 3, 120)
-    assert tiered_index.merge(storage=uri, window=DAY_S, clock=life.clock).sources == 3
-    assert tiered_index.merge(uri, clock=life.clock) == MergeReport()
-    life.check()
-    for window in ("1x", 0):
-        with pytest.raises(InvalidArgument, match="a window is like 1h"):
-            tiered_index.merge(uri, window=window)
-    with pytest.raises(NotAnIndex):
-        tiered_index.merge(f"file://{tmp_path}/nothing")
 
 
 @pytest.mark.parametrize("kind", ["native", "rocketmq", "extended"])
@@ -127,7 +88,6 @@ def test_topic_ids_that_clash(merging):
         assert sum(stored.count for stored in shards) == life.messages
 
 
-COLLIDING = ("Aa", "BB")
 """Topics whose Java hash is the same."""
 
 
@@ -163,22 +123,6 @@ def test_one_source_without_a_topic_table(merging, monkeypatch, preset):
         cold.close()
 
 
-def test_topics_of_one_hash_share_answers_if_no_table_distinguishes_them(merging, monkeypatch):
-    life = merging(preset="rocketmq")
-    for hour, topic in enumerate(COLLIDING):
-        life.put([(BASE_MS + hour * HOUR_MS, "k")], topic)
-        if hour == 0:
-            publish_without_topics(life, monkeypatch)
-        else:
-            life.publish()
-    life.later()
-    life.merge()
-    with life.reader() as reader:
-        for topic in COLLIDING:
-            assert len(reader.query(topic, "k").items) == 2
-        assert not reader.query("orders", "k").items
-
-
 KEYS = [f"k{number}" for number in range(60)]
 
 
@@ -193,12 +137,6 @@ def two_days(merging):
     return two_days
 
 
-def checked(two_days):
-    report = Report()
-    check_storage(two_days.storage, {}, report, lambda *_: None, deep=True, threads=1)
-    return report
-
-
 def test_a_merge_names_the_lost_object_or_merges_the_rest(two_days):
     gone = min(two_days.state.objects.values(), key=lambda stored: stored.second_min)
     two_days.storage.delete_many([gone.name])
@@ -209,7 +147,7 @@ def test_a_merge_names_the_lost_object_or_merges_the_rest(two_days):
     assert report.left == ((gone.file_id, "the storage lacks one of its objects"),)
     assert set(two_days.state.files) == {gone.file_id} and two_days.windows() == [(0, 24), (24, 24)]
     give_up(two_days.storage, two_days.log(), [gone.file_id])
-    assert two_days.merge().jobs == 0 and checked(two_days).status == "ok"
+    assert two_days.merge().jobs == 0 and checked(two_days.storage).status == "ok"
 
 
 def test_a_table_that_lost_a_shard_answers_for_the_other_slots(two_days):
@@ -224,7 +162,7 @@ def test_a_table_that_lost_a_shard_answers_for_the_other_slots(two_days):
     with two_days.reader(refresh_interval_s=10**6, block_cache_bytes=0) as reader:
         reader.query("t", KEYS[0])
         two_days.storage.delete_many([gone.name])
-        (missing,) = checked(two_days).missing
+        (missing,) = checked(two_days.storage).missing
         assert (missing.object, missing.file, missing.entries) == (gone.name, table, gone.count)
         assert missing.topics == ("t",)
         give_up(two_days.storage, two_days.log(), [table])
@@ -239,10 +177,10 @@ def test_a_table_that_lost_a_shard_answers_for_the_other_slots(two_days):
                     expected = [answer for answer in expected if answer.timestamp_ms >= BASE_MS + DAY_MS]
                 assert (two_days.answers(result), result.status) == (expected, "complete")
                 assert result.lost == ((lost_file,) if key in touched else ())
-    report = checked(two_days)
+    report = checked(two_days.storage)
     assert (report.status, [lost.object for lost in report.lost]) == ("ok", [gone.name])
     left = sum(stored.count for stored in two_days.state.objects.values())
-    assert two_days.merge(30 * 86400).entries == left and checked(two_days).status == "ok"
+    assert two_days.merge(30 * 86400).entries == left and checked(two_days.storage).status == "ok"
 
 
 def test_an_erasure_leaves_a_table_that_lost_a_shard(two_days):
@@ -266,15 +204,3 @@ def test_an_erasure_leaves_a_table_that_lost_a_shard(two_days):
     give_up(two_days.storage, two_days.log(), [table])
     done = erased()
     assert (done.status, done.remaining, done.entries_removed) == ("erased", (), 2)
-
-
-def test_nothing_to_merge_and_merging_again(life):
-    assert life.merge().jobs == 0
-    fill(life, days=1)
-    assert life.merge().jobs == 0, "its window is not over yet"
-    life.later()
-    assert life.merge(begin_s=(BASE_MS + 12 * HOUR_MS) // 1000).sources == 1
-    assert life.merge().jobs == 1
-    number = life.state.number
-    again = life.merge()
-    assert (again.jobs, again.left, life.state.number) == (0, (), number)

@@ -9,26 +9,16 @@ import contextlib
 import pytest
 from msgspec import structs
 
-from tests.support.damage import flip, flip_object
+from tests.support.damage import checked, flip, flip_object
 from tests.support.pending import Job, T, fill, holds, merge_all, names_below, offsets_of, pending, places
 from tiered_index import IndexReader
-from tiered_index.errors import (
-    BackPressure,
-    CorruptFile,
-    ObjectNotFound,
-    RootBehind,
-    StorageMisconfigured,
-    StorageUnavailable,
-)
+from tiered_index.errors import CorruptFile, ObjectNotFound, RootBehind, StorageMisconfigured
 from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
-from tiered_index.service.jobs.verify import check_storage
-from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.types import no_progress
 
 
 def test_a_file_is_uploaded_as_it_is_merged_elsewhere_and_adopted(open_spark, storage, clock, tmp_path):
@@ -140,20 +130,6 @@ def test_a_file_that_is_not_sealed_durably_is_compacted_here(open_spark, storage
     holds(storage, clock, 1)
 
 
-def test_a_bound_on_the_disk_pushes_back_until_merges_make_room(open_spark, storage, clock):
-    index = open_spark(disk_max_bytes=3_000, items=20)
-    with pytest.raises(BackPressure):
-        for offset in range(200):
-            fill(index, offset)
-    assert len(index.files()) > 1
-    index.run_lifecycle()
-    Job(storage, clock).run()
-    index.run_lifecycle()
-    index.flush()
-    fill(index, 500)
-    assert 500 in offsets_of(index)
-
-
 def test_positions_never_run_ahead_of_an_older_file(open_spark, storage, clock, tmp_path):
     index = open_spark()
     fill(index, 1)
@@ -235,17 +211,33 @@ def test_the_log_accepts_the_writer_or_the_merge(open_spark, faulty, storage, cl
     assert len(sent) == (0 if loser == "writer" else 1), "the pending object stays until the sweep"
 
 
-def test_a_storage_that_is_down_holds_nothing_up_but_uploads(open_spark, faulty, storage, clock):
+@pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
+@pytest.mark.parametrize("is_merged", [True, False], ids=["merged", "pending"])
+def test_a_damaged_local_copy_is_dropped_once_its_file_is_merged(
+    open_spark, upload, storage, clock, tmp_path, is_merged, journal
+):
+    """The journal has the file's position, so the source need not resend."""
+    index = upload(1, 2, 3)
+    (file,) = index.files()
+    index.abandon()
+    if is_merged:
+        Job(storage, clock).run()
+    flip(file.path, file.layout.entry_position(2))
+    if not journal:
+        file.journal_path.unlink()
     index = open_spark()
-    fill(index, 1)
-    faulty.fail("*", times=None)
-    for _ in range(2):
-        with pytest.raises(StorageUnavailable):
-            index.run_lifecycle()
-    fill(index, 2)
-    assert offsets_of(index) == [1, 2]
-    faulty.clear()
-    assert index.run_lifecycle().pending == 2
+    assert is_merged or index.durable_position("log") == (3 if journal else None)
+    if not is_merged:
+        with pytest.raises(CorruptFile):
+            offsets_of(index)
+        index.run_lifecycle()
+        assert Job(storage, clock).run() == {file.file_id}
+    index.run_lifecycle()
+    assert offsets_of(index) == [1, 2, 3] and set(places(index)) == {"storage"}
+    # without a journal no local file has the positions
+    assert index.log_state.positions == ({"log": 3} if journal else {})
+    assert not list((tmp_path / "root" / "unsealed").glob(f"{file.file_id}*"))
+    holds(storage, clock, 1, 2, 3)
 
 
 def test_the_host_compacts_in_time_if_the_storage_always_refuses_pending_files(open_spark, faulty, storage, clock):
@@ -266,63 +258,6 @@ def test_the_host_compacts_in_time_if_the_storage_always_refuses_pending_files(o
     holds(storage, clock, 0, 1, 10, 11, 20, 21)
 
 
-def damage(file):
-    """Flip a bit of the second entry of an unsealed file."""
-    flip(file.path, file.layout.entry_position(2))
-
-
-@pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
-@pytest.mark.parametrize("down", [False, True], ids=["", "down"])
-def test_a_damaged_local_copy_of_a_merged_file_is_dropped(
-    open_spark, upload, faulty, storage, clock, tmp_path, down, journal
-):
-    """This holds if the storage is down at the start, too.
-
-    The journal has the file's position, so the source need not resend.
-    """
-    index = upload(1, 2, 3)
-    (file,) = index.files()
-    index.abandon()
-    Job(storage, clock).run()
-    damage(file)
-    if not journal:
-        file.journal_path.unlink()
-    if down:
-        faulty.fail("*", times=None)
-    index = open_spark()
-    if down:
-        with pytest.raises((CorruptFile, StorageUnavailable)):
-            offsets_of(index)
-        faulty.clear()
-    index.run_lifecycle()
-    assert offsets_of(index) == [1, 2, 3] and set(places(index)) == {"storage"}
-    # without a journal no local file has the positions
-    assert index.log_state.positions == ({"log": 3} if journal else {})
-    assert not list((tmp_path / "root" / "unsealed").glob(f"{file.file_id}*"))
-    holds(storage, clock, 1, 2, 3)
-
-
-@pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
-def test_a_pending_object_replaces_a_damaged_local_copy(open_spark, upload, storage, clock, tmp_path, journal):
-    index = upload(1, 2, 3)
-    (file,) = index.files()
-    index.abandon()
-    damage(file)
-    if not journal:
-        file.journal_path.unlink()
-    index = open_spark()
-    assert index.durable_position("log") == (3 if journal else None)
-    with pytest.raises(CorruptFile):
-        offsets_of(index)
-    index.run_lifecycle()
-    assert Job(storage, clock).run() == {file.file_id}
-    index.run_lifecycle()
-    assert offsets_of(index) == [1, 2, 3] and set(places(index)) == {"storage"}
-    assert index.log_state.positions == ({"log": 3} if journal else {})
-    assert not list((tmp_path / "root" / "unsealed").glob("[0-9]*"))
-    holds(storage, clock, 1, 2, 3)
-
-
 @pytest.mark.parametrize("part", ["entries", "document"])
 def test_a_damaged_pending_object_is_never_merged_and_its_writer_compacts_the_file(upload, storage, clock, part):
     index = upload(1, 2, 3)
@@ -331,8 +266,7 @@ def test_a_damaged_pending_object_is_never_merged_and_its_writer_compacts_the_fi
     with pytest.raises(CorruptFile, match="CRC32"):
         Job(storage, clock).run()
     assert names_below(storage, "data/") == [waiting.name]
-    report = Report()
-    check_storage(storage, {}, report, no_progress, deep=True, threads=1)
+    report = checked(storage)
     assert [finding.file for finding in report.findings] == [waiting.name]
     clock.advance(600)
     assert index.run_lifecycle().uploaded == 1
@@ -350,8 +284,7 @@ def test_a_copy_restores_a_pending_object_which_is_then_merged(upload, storage, 
     flip_object(storage, waiting.name, 9) if harm == "damage" else storage.delete_many([waiting.name])
     # the root is lost with the object
     index.abandon()
-    report = Report()
-    check_storage(storage, {}, report, no_progress, deep=True, threads=1)
+    report = checked(storage)
     repairs = Repairs(storage, Job(storage, clock).log, standby=target)
     (planned,) = repairs.run(report, yes=False)
     assert (planned.object, planned.source) == (waiting.name, f"{target.uri}: {waiting.name}")
@@ -402,15 +335,3 @@ def test_another_copy_of_the_root_with_other_entries_is_refused(open_spark, uplo
     with pytest.raises(RootBehind, match=waiting.name):
         index.run_lifecycle()
     assert file.path.exists()
-
-
-@pytest.mark.parametrize("nth", [1, 2])
-def test_an_upload_that_has_failed_at_its_end_is_repeated(open_spark, faulty, storage, clock, nth):
-    index = open_spark()
-    fill(index, 1)
-    fill(index, 2, 3)
-    faulty.fail("head", nth=nth, name_prefix="data/")
-    with contextlib.suppress(StorageUnavailable):
-        index.run_lifecycle()
-    assert offsets_of(index) == [1, 2, 3]
-    ended(index, storage, clock)
