@@ -269,7 +269,7 @@ def test_a_file_is_visible_at_every_moment_of_a_change(change):
 
 def test_a_flush_of_several_rounds_writes_all_that_was_put(open_index):
     """A round takes 512 Ki entries, so a flush of a large buffer needs several rounds."""
-    count, puts = 120_000, 10
+    count, puts = 120_000, 5
     index = open_index("root", items=10**6, buffer_max_entries=2 * 10**6, buffer_max_bytes=1 << 30)
     for number in range(puts):
         offsets = np.arange(number * count, (number + 1) * count)

@@ -6,13 +6,7 @@ import pytest
 
 from tests.benchmarks.scale import synthetic_objects
 from tests.support.changes import replace
-from tests.support.cold_index import cold_index
-from tests.support.log_records import open_log, publish
-from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import StorageBehind
-from tiered_index.format.names import log_name
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, digest_of
 from tiered_index.service.log.state import LogState
 
@@ -70,27 +64,6 @@ def test_a_change_of_very_many_files_and_an_old_state_are_not_known():
     assert LogState.decode(state.encode(), "c").changed_since(states[-2]) is None
     many = tuple([replace(stored, shard=None) for stored in synthetic_objects(12_000, LAYOUT.slots)])
     assert after(state, many).changed_since(state) is None
-
-
-@pytest.mark.parametrize("more", [0, 2])
-def test_a_reader_of_a_restored_storage_shows_the_files_of_its_other_history(tmp_path, more):
-    index = cold_index(tmp_path / "root", files=8)
-    log = StorageLog(index.inner, SystemClock())
-    epoch = log.open().epoch
-    with index.reader() as reader:
-        publish(log, epoch, remove=[index.stored[3].name])
-        reader.refresh()
-        assert len(reader.query("t", "all", max_count=100).items) == 7
-        index.inner.delete_many([log_name(log.state.number)])
-        other = open_log(index.inner, SystemClock())
-        publish(other, epoch, remove=[index.stored[5].name])
-        for stored in index.stored[:more]:
-            publish(other, epoch, remove=[stored.name])
-        with pytest.raises(StorageBehind):
-            reader.refresh()
-        reader.refresh()
-        assert {handle.file_id for handle in reader.files()} == set(other.state.files)
-        assert len(reader.query("t", "all", max_count=100).items) == 7 - more
 
 
 def test_an_object_that_appears_and_vanishes_in_one_step_leaves_its_files_other_one():

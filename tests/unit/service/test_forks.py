@@ -6,15 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
-import re
 import signal
-import subprocess
-import sys
-import urllib.request
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -186,66 +180,3 @@ def test_a_writer_refuses_every_call_of_a_child(tmp_path, background):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-@pytest.mark.parametrize("arguments", ["file"], indirect=True)
-def test_children_of_multiprocessing(arguments, method):
-    with IndexReader.open(**arguments) as reader:
-        assert len(offsets(reader)) == FILES
-        with multiprocessing.get_context(method).Pool(1) as pool:
-            assert pool.apply(count_entries, (arguments["storage"],)) == FILES
-
-
-def count_entries(uri):
-    with IndexReader.open(uri) as reader:
-        return len(offsets(reader))
-
-
-APPLICATION = """
-import os
-from tiered_index import IndexReader, IndexService
-from tiered_index.errors import IndexClosed
-place, now_ms = os.environ["PLACE"], 1_700_000_000_000
-service = IndexService.open(root=place + "/root", storage="file://" + place + "/storage", slots=7, items=12)
-service.put("t", 0, "k", 1, 1, now_ms)
-service.seal()
-service.run_lifecycle()
-reader = IndexReader.open("file://" + place + "/storage")
-
-def application(environ, start_response):
-    try:
-        said = str(service.put("t", 0, "k", 2, 1, now_ms))
-        service.flush()
-    except IndexClosed as error:
-        said = "refused"
-    try:
-        entries = len(reader.query("t", "k"))
-    except IndexClosed as error:
-        entries = "refused"
-    start_response("200 OK", [])
-    return [f"{said} {entries}".encode()]
-"""
-
-
-@pytest.mark.parametrize("preload", [True, False])
-def test_gunicorn(tmp_path, preload):
-    """A worker keeps the entries that it accepts. With --preload it refuses calls, since the master has opened the
-    index and the reader.
-    """
-    (tmp_path / "app.py").write_text(APPLICATION)
-    options = ["--workers", "1", "--bind", "127.0.0.1:0", *(["--preload"] if preload else [])]
-    command = [sys.executable, "-m", "gunicorn", "--no-control-socket", *options, "app:application"]
-    environment = {**os.environ, "PLACE": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as served:
-        address = next(match[1] for line in served.stderr if (match := re.search(r"Listening at: (http://\S+)", line)))
-        answers = []
-        for _ in range(3):
-            with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
-                answers.append(answer.read().decode())
-        served.terminate()
-        served.stderr.read()
-    assert served.returncode == 0
-    assert answers == (["refused refused"] * 3 if preload else ["1 1"] * 3)
-    with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/storage", background=False) as again:
-        assert [item.offset for item in again.query("t", "k")] == ([1] if preload else [2, 1])

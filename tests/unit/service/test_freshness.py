@@ -7,7 +7,7 @@ from tests.support.changes import replace
 from tests.support.pending import merge_all
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
-from tiered_index import Fetched, IndexReader, Lookup, TopicSummary
+from tiered_index import IndexReader, Lookup, TopicSummary
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, WriterFenced
 from tiered_index.format.metadata import TopicStats
@@ -16,7 +16,6 @@ from tiered_index.service.log.reads import read_name, unread_name
 from tiered_index.service.log.records import LostObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.query import _summary
-from tiered_index.service.read.results import PageTotals
 from tiered_index.types import Freshness, LostFile, Provenance
 
 # before the clock's time
@@ -46,33 +45,6 @@ def test_an_answer_from_the_storage_says_as_of_when(index, storage, clock):
         assert answer.to_dict()["freshness"] == [index_of.to_dict()]
         [batched] = reader.query_many([Lookup(topic="t", key="k")])
         assert batched.seen == answer.seen == reader.query_many([Lookup(topic="t", key="k")]).seen
-
-
-class Publishing:
-    """A source of messages that publishes an entry before its first answer, which is a message of another key."""
-
-    def __init__(self, index, offset):
-        self._index, self._offset = index, offset
-
-    def fetch(self, items, topic, key):
-        offset, self._offset = self._offset, None
-        if offset is not None:
-            publish(self._index, offset)
-        return [Fetched(item=item, state="expired", carries_key=offset is None) for item in items]
-
-
-def test_pages_together_are_complete_up_to_the_time_of_the_first_one(index, storage, clock):
-    publish(index, 1, 5)
-    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0) as reader:
-        first = reader.query("t", "k", max_count=1)
-        publish(index, 7)
-        second = reader.query("t", "k", max_count=1, cursor=first.cursor)
-        assert (first.as_of_ms, second.as_of_ms) == (T + 5000, T + 7000)
-        totals = PageTotals()
-        assert [totals.add(page).as_of_ms for page in (first, second)] == [T + 5000] * 2
-        # the pages of one call
-        messages = reader.messages("t", "k", max_count=1, source=Publishing(index, 9))
-        assert (messages.collisions, messages.as_of_ms) == (1, T + 7000)
 
 
 def test_a_fast_clock_makes_no_answer_complete_up_to_the_future(open_index, storage, clock):

@@ -1,6 +1,5 @@
 """Log records and checkpoints are bytes in a fixed order. Leases are objects."""
 
-import json
 import os
 import socket
 import threading
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.changes import replace
-from tests.support.log_records import GENESIS, an_object, checkpoint_document, publish
+from tests.support.log_records import GENESIS, an_object, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -23,10 +22,9 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.format.layout import ROCKETMQ, Layout
-from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.format.names import log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Expired
-from tiered_index.service.log import checkpoint
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import (
     ArchivedSegment,
@@ -83,27 +81,6 @@ def test_a_record_comes_back_as_it_was(record):
     assert LogRecord.decode(record.encode(), "x") == record
 
 
-RECORD, STATE = LogRecord(7, "publish", 3, "a", 5), LogState(7, 3, GENESIS)
-DOCUMENTS = [
-    (LogRecord, json.loads(RECORD.encode().partition(b"\n")[0]), encode_document),
-    (LogState, checkpoint_document(STATE.encode()), checkpoint.encode),
-]
-
-
-def test_members_that_earlier_versions_lack_are_empty():
-    for kind, document, encode in DOCUMENTS:
-        for member in ("archive", "batches", "expired"):
-            assert member not in document
-            assert not getattr(kind.decode(encode(document), "x"), member)
-
-
-def test_the_document_of_a_batch_is_the_one_of_the_specification():
-    record = LogRecord(7, "build", 0, "a", 5, batches={"spark:q": StreamBatch(4, 400, 0xFEED)})
-    assert json.loads(record.encode().partition(b"\n")[0])["batches"] == {
-        "spark:q": {"number": 4, "entries": 400, "checksum": "000000000000feed"}
-    }
-
-
 def test_the_greatest_number_of_each_stream_counts():
     state = LogState().apply(LogRecord(1, "create", 0, "a", 5, genesis=GENESIS), "x")
     begun = state
@@ -111,6 +88,9 @@ def test_the_greatest_number_of_each_stream_counts():
         last = {stream: StreamBatch(at, number, 0) for stream, at in batch_numbers.items()}
         state = state.apply(LogRecord(number, "build", 0, "a", 5, batches=last), "x")
     assert state.batches == {"a": StreamBatch(3, 4, 0), "b": StreamBatch(8, 6, 0)} and begun.batches == {}
+
+
+RECORD, STATE = LogRecord(7, "publish", 3, "a", 5), LogState(7, 3, GENESIS)
 
 
 def test_an_invalid_record_is_damage_and_one_of_another_version_is_refused():
@@ -127,17 +107,6 @@ def log(storage, clock):
     new_log = StorageLog(storage, clock, checkpoint_every=4)
     new_log.create(GENESIS)
     return new_log
-
-
-def test_a_checkpoint_follows_as_many_records_as_the_setting_says(log, storage):
-    epoch = log.claim_epoch()
-    for number in range(10):
-        publish(log, epoch, (an_object(number),))
-    digests = [(number, log.record(number).digest) for number in (4, 8, 12)]
-    assert [info.name for info in storage.list("checkpoint/")] == [checkpoint_name(*pair) for pair in digests]
-    number = log.state.number
-    publish(log, epoch, (an_object(9),))  # the state has this object already
-    assert log.state.number == number
 
 
 def test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over(log, storage):
@@ -272,22 +241,6 @@ def test_an_index_is_created_once_and_only_if_it_can_be_opened(storage, clock):
     first, second = StorageLog(storage, clock), StorageLog(storage, clock)
     first.create(GENESIS)
     assert second.create(replace(GENESIS, index_id="other")).genesis == GENESIS
-
-
-def test_foreign_objects_are_ignored_with_a_warning(log, storage, clock, caplog):
-    log.append_positions(0, {"s": 1})
-    names = [f"log/{1:020d}.bak", "log/note.txt", "checkpoint/copy", f"lease/{1:020d}/x", "lease/zz", "epoch/x"]
-    for name in names:
-        storage.put(name, b"not of an index")
-    assert StorageLog(storage, clock).open() == log.refresh()
-    log.append_positions(0, {"s": 2})
-    assert list(log.numbers_since(log.state.number, 0)) == [3, 2, 1]
-    assert {name for name in names if any(name in line for line in caplog.messages)} == set(names[:3])
-    Lease(storage, 1, "one", clock, 30.0)
-    with pytest.raises(LockHeld):
-        LeaseWatch(storage, clock).check("another", "")
-    Lease(storage, 2, "one", clock, 30.0)
-    assert {info.name for info in storage.list()} >= set(names)
 
 
 # Leases

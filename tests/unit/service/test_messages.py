@@ -9,11 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.damage import flip_object
-from tests.support.rounds import upload
-from tests.support.storage_faults import FaultStorage
-from tiered_index import Fetched, IndexReader, IndexService
-from tiered_index.errors import CorruptFile, InvalidCursor, PartialAnswer, StorageMisconfigured, StorageUnavailable
+from tiered_index import Fetched, IndexService
+from tiered_index.errors import PartialAnswer, StorageMisconfigured, StorageUnavailable
 
 T = 1_700_000_000_000
 
@@ -141,40 +138,3 @@ def test_a_place_that_cannot_be_asked_is_an_error_or_named(filled):
     assert (report.begin_ms, report.end_ms) == (T + 96_000, T + 99_000)
     rest = filled.messages("t", "k", max_count=20, cursor=answer.cursor, source=Library())
     assert offsets(rest) == list(range(279, 259, -1))
-
-
-def test_a_file_of_the_index_that_cannot_be_read_is_an_error_or_named(open_index, storage, clock):
-    faulty = FaultStorage(storage)
-    index = open_index(storage_backend=faulty, local_keep_s=0)
-    index.put("t", 0, "k", 1, 1, T)
-    upload(index)
-    index.put("t", 0, "k", 2, 1, T)
-    index.flush()
-    with IndexReader.open(storage_backend=faulty, clock=clock, query_threads=1) as reader:
-        ((name, stored),) = reader.log_state.objects.items()
-        flip_object(storage, name, stored.trailer_position - 1)
-        with pytest.raises(CorruptFile, match=name):
-            reader.messages("t", "k", source=Library())
-        answer = reader.messages("t", "k", allow_partial=True, source=Library())
-        assert (answer.status, answer.messages) == ("partial", ())
-        assert [report.place for report in answer.failed] == ["storage"]
-    mixed = index.messages("t", "k", allow_partial=True, source=Library())
-    assert offsets(mixed) == [2]
-    assert mixed.status == "partial"
-
-
-def test_a_cursor_belongs_to_its_query(filled):
-    cursor = filled.messages("t", "k", max_count=2, source=Library(others=[299])).cursor
-    with pytest.raises(InvalidCursor):
-        filled.messages("t", "other", cursor=cursor, source=Library())
-    # the cursor is that of a query, too
-    assert [item.offset for item in filled.query("t", "k", max_count=1, cursor=cursor)] == [296]
-
-
-def test_a_source_that_answers_out_of_order_is_caught(filled):
-    class Wrong(Library):
-        def fetch(self, items, topic, key):
-            return super().fetch(items, topic, key)[::-1]
-
-    with pytest.raises(AssertionError, match="in order"):
-        filled.messages("t", "k", source=Wrong())

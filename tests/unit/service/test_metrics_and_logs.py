@@ -27,20 +27,6 @@ def page(index):
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
-def test_a_collector_of_a_writer_and_a_reader(settings):
-    storage = MemoryStorage()
-    with IndexService.open(storage_backend=storage, **settings) as index:
-        index.put("t", 0, "k", 1, 1, T)
-        assert page(index)["tiered_index_buffered_entries"] == 1
-        upload(index)
-        metrics = page(index)
-        assert (metrics["tiered_index_put_entries_total"], metrics["tiered_index_unpublished_entries"]) == (1, 0)
-        assert metrics['tiered_index_lifecycle_seconds_count{step="upload"}'] == 1
-    with IndexReader.open(storage_backend=storage) as reader:
-        assert page(reader)['tiered_index_files{state="storage"}'] == 1
-        assert "tiered_index_put_entries_total" not in page(reader)
-
-
 def test_a_collector_counts_lookups(settings):
     storage = FaultStorage(MemoryStorage())
     with IndexService.open(storage_backend=storage, **settings) as index:

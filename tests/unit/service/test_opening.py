@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.disk_faults import FaultDisk
-from tests.support.pending import merge_all
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
@@ -23,7 +22,6 @@ from tiered_index.errors import (
 )
 from tiered_index.service import index as index_module
 from tiered_index.service.root import Root
-from tiered_index.storage.context import UNBOUNDED, Activation, active_context
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -172,27 +170,6 @@ def test_a_file_that_may_not_be_read_stops_the_start_with_the_way_out(open_index
                 index.query("t", "k")
 
 
-def test_local_copies_of_files_that_are_merged_after_the_opening_are_deleted(
-    open_index, faulty, storage, clock, tmp_path
-):
-    """A file that waits for its upload stays."""
-    index = open_index("root", storage_backend=faulty)
-    for offset in range(3):
-        index.put("t", 0, "k", offset, 1, T - 36_000_000 + offset * 1000)
-        upload(index)
-    index.put("t", 0, "k", 3, 1, T)
-    compact_only(index, faulty)
-    index.close()
-    index = open_index("root", storage_backend=faulty)
-    assert merge_all(storage, clock).sources == 3
-    clock.advance(60)
-    index.run_lifecycle()
-    (path,) = (tmp_path / "root" / "uploaded").iterdir()
-    local = sorted((handle.file_id, handle.place) for handle in index.files() if handle.place != "storage")
-    assert local == [(path.stem, "uploaded")]
-    assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
-
-
 def test_an_interrupted_opening_leaves_the_root_free(open_index, monkeypatch):
     opened, others = index_module.open_parts, set(threading.enumerate())
 
@@ -226,18 +203,3 @@ def test_of_two_states_of_a_file_the_later_one_stays(open_index, faulty, tmp_pat
     index.run_lifecycle()
     assert [item.offset for item in index.query("t", "k")] == [1]
     assert len(index.log_state.objects) == 1
-
-
-def test_an_interrupt_at_the_end_of_a_block_leaves_no_context_to_later_calls(tmp_path, monkeypatch):
-    def interrupted(block, *error):
-        raise KeyboardInterrupt
-
-    place = {"root": tmp_path / "root", "storage": (tmp_path / "storage").as_uri()}
-    with monkeypatch.context() as interrupt:
-        interrupt.setattr(Activation, "__exit__", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            IndexService.open(**place)
-    assert active_context() == UNBOUNDED
-    with IndexService.open(**place) as index:
-        index.put("t", 0, "k", 1, 1, T)
-        assert len(index.query("t", "k")) == 1

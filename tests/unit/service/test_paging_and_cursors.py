@@ -4,7 +4,6 @@ import base64
 import json
 import string
 import zlib
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
-from tiered_index import IndexReader, Lookup
-from tiered_index.errors import InvalidArgument, InvalidCursor
+from tiered_index import Lookup
+from tiered_index.errors import InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.batch import Matches, best_answers
@@ -146,23 +145,6 @@ def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, sta
     assert index.query_many([("t", "k")]).explain.folded_entries == hidden
 
 
-def test_an_answer_is_a_sequence_and_a_table(index):
-    fill(index)
-    (answer, none) = index.query_many([("t", "k"), ("t", "none")])
-    assert all(isinstance(result, Sequence) for result in (answer, index.query_many([]), index.topics()))
-    assert (answer[0], answer[-1], answer[1:3]) == (answer.items[0], answer.items[-1], answer.items[1:3])
-    with pytest.raises(IndexError):
-        none[0]
-    table = answer.to_arrow()
-    rows = [row | {"timestamp_ms": int(row["timestamp_ms"].timestamp() * 1000)} for row in table.to_pylist()]
-    assert rows == [item.to_dict() | {"source": None} for item in answer]
-    assert table.schema == none.to_arrow().schema == index.query("t", "none").to_arrow().schema
-    types = {"topic": "string", "queue_id": "int32", "offset": "int64", "fingerprint": "uint32"}
-    types["timestamp_ms"] = "timestamp[ms, tz=UTC]"
-    assert {name: str(table.schema.field(name).type) for name in types} == types
-    assert answer.to_pandas()["offset"].tolist() == [item.offset for item in answer]
-
-
 @pytest.mark.parametrize("count", [1, 3, 10, 1000])
 def test_all_pages_are_the_whole_answer(index, count):
     """`query_all` folds them together, and single pages are folded each by itself."""
@@ -178,15 +160,6 @@ def test_all_pages_are_the_whole_answer(index, count):
     assert [len(page) for page in index.query_all("t", "none")] == [0]
 
 
-def test_a_lookup_of_many_may_be_a_pair(index):
-    fill(index)
-    of_pair, of_lookup = index.query_many([("t", "k"), Lookup(topic="t", key="k")])
-    assert of_pair.items == of_lookup.items and len(of_pair) > 1
-    for wrong in (("t",), ("t", 5), "tk", ("t", "k", 0)):
-        with pytest.raises(InvalidArgument, match=r"lookup 1 must be a Lookup or \(topic, key\)"):
-            index.query_many([("t", "k"), wrong])
-
-
 def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
     """The newest file alone has `max_count` answers, so the lookup does not look for more."""
     index = open_index(query_threads=1)
@@ -197,25 +170,3 @@ def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
     assert ([item.offset for item in result], result.status) == ([2], "truncated")
     assert result.explain.files_skipped == 2
     assert [item.offset for item in index.query("t", "k", cursor=result.cursor)] == [1, 0]
-
-
-@pytest.mark.parametrize(
-    "numbers", [range(6), range(5, -1, -1), (2, 5, 0, 4, 1, 3)], ids=["rising", "falling", "mixed"]
-)
-def test_the_first_answers_of_one_second_are_those_of_the_whole_answer_whichever_file_has_them(
-    open_index, storage, clock, numbers
-):
-    """A full page spares older files, and none that has entries of its last second."""
-    index = open_index("root", items=20, local_keep_s=0)
-    for number in numbers:
-        index.put("t", 0, "k", number, 1, 1_700_000_000_000)
-        index.seal()
-    for _ in range(2):
-        with IndexReader.open(storage_backend=storage, root=index.config.root, clock=clock) as reader:
-            for opened in (index, reader):
-                whole = [item.offset for item in opened.query("t", "k", max_count=10)]
-                assert sorted(whole) == list(range(6))
-                for count in range(1, 6):
-                    result = opened.query("t", "k", max_count=count)
-                    assert ([item.offset for item in result], result.status) == (whole[:count], "truncated")
-        index.run_lifecycle()

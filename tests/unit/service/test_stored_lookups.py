@@ -17,7 +17,7 @@ from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.names import INDEX_SUFFIX
-from tiered_index.service.read.file_view import LocalView, StoredSource
+from tiered_index.service.read.file_view import StoredSource
 
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -197,21 +197,6 @@ def test_batches_are_those_of_the_search_file_by_file(both, store):
 
 
 @pytest.mark.parametrize("store", ["files"], indirect=True)
-def test_the_core_reads_the_slot_groups_of_a_batch(store):
-    """Keys of the same slot group share a read."""
-    batch = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
-    with open_reader(store, block_cache_bytes=0) as reader:
-        expected = told_of_all(reader, batch)
-        assert told_of_all(reader, batch) == expected
-        answers = reader.query_many(batch)
-        reports = answers.explain.files
-        assert sum(report.matched for report in reports) == sum(map(len, answers))
-        assert all(0 < report.requests <= KEYS for report in reports)
-        # a topic that no file has
-        assert {report.outcome for report in reader.query_many([("z", "k1")]).explain.files} == {"skipped_topic"}
-
-
-@pytest.mark.parametrize("store", ["files"], indirect=True)
 def test_a_batch_that_begins_again_reports_the_reads_of_the_core(store, tmp_path):
     """Another process merges the files and deletes one of them, before the batch reads it."""
     objects = sorted((store / "storage").rglob(f"*{INDEX_SUFFIX}"))
@@ -361,18 +346,6 @@ def put_and_upload(index, number):
     index.put("a", 0, "key", number, 7, T_MS + 1000 * number)
     index.seal()
     index.run_lifecycle()
-
-
-def test_a_view_is_searched_once_for_a_lookup_that_sends_requests(cold_index, monkeypatch):
-    compiled_core()
-    _, reader = cold_index
-    monkeypatch.setattr(LocalView, "find", None)
-    for limits in ({}, {"max_requests": 2}):
-        answer = reader.query("a", "key", **limits)
-        assert [item.offset for item in answer] == [1, 0]
-        assert (answer.explain.requests, answer.explain.files_read, answer.status) == (2, 2, "complete")
-    page = reader.query("a", "key", max_count=1)
-    assert [item.offset for item in reader.query("a", "key", cursor=page.cursor)] == [0]
 
 
 def test_files_that_come_after_the_search_of_a_view_are_in_the_answer(cold_index, clock, monkeypatch):
