@@ -202,17 +202,6 @@ def test_a_source_that_changes_between_the_passes_is_an_error(spark, sound, tabl
 
 
 @pytest.mark.long
-def test_an_entry_of_only_one_side_is_reported_once(spark, sound, table, tmp_path):
-    """Some entries are there twice, and different tasks read them. Some have two values."""
-    added = [{**row, "offset": row["offset"] + 10**9} for row in table.slice(0, 40).to_pylist()]
-    added += [{**row, "size": row["size"] + 1} for row in added[:5]]
-    tables = [table, *(pa.Table.from_pylist(rows, table.schema) for rows in (added, added[::2]))]
-    source = [write_parquet(part, tmp_path / f"{number}.parquet") for number, part in enumerate(tables)]
-    differences = audited(spark, sound / "index", source).differences
-    assert differences.counts == {"missing": 45, "extra": 0, "wrong": 0} and len(differences.listed) == 45
-
-
-@pytest.mark.long
 def test_entries_that_an_append_doubled_are_reported(spark, sound, copy):
     source = str(sound / "source.parquet")
     build(spark, source, storage=f"file://{copy}", mode="append", config=LATE)

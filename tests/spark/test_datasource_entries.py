@@ -16,9 +16,8 @@ from pyspark.sql.functions import udf
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, stored_rows
 from tiered_index import IndexReader
-from tiered_index.errors import InvalidArgument, SchemaMismatch, StorageUnavailable
-from tiered_index.service.jobs.merge_run import MergeOptions
-from tiered_index.spark import merge, register
+from tiered_index.errors import InvalidArgument, SchemaMismatch
+from tiered_index.spark import register
 from tiered_index.spark.failures import typed_errors
 from tiered_index.storage.opening import open_storage
 
@@ -158,20 +157,3 @@ def test_errors_and_schemas_of_the_user_reach_spark(session, written, tmp_path):
     frame = session.read.format("tiered_index").schema(schema).option("topic", "orders").load(uri)
     rows = frame.filter("topic = 'orders'").collect()
     assert rows[0].__fields__ == ["OFFSET", "Topic", "TIMESTAMP"] and {row.Topic for row in rows} == {"orders"}
-
-
-@pytest.mark.long
-def test_an_index_that_is_merged_between_planning_and_reading(session, tmp_path):
-    uri = f"file://{tmp_path}/storage"
-    put_files(uri, tmp_path / "root", messages(300))
-    frame = load(session, uri)
-    assert len(frame.collect()) == 300
-    files = list(states(uri).objects)
-    assert merge(session, storage=uri, options=MergeOptions(shard_bytes=1 << 20)).jobs == 1
-    # until a sweep, an earlier plan still reads its own objects
-    assert len(frame.collect()) == 300
-    with open_storage(uri) as storage:
-        storage.delete_many(files)
-    with pytest.raises(StorageUnavailable, match=r"log position \d+; load the index again"), typed_errors("reading"):
-        frame.collect()
-    assert load(session, uri).count() == 300

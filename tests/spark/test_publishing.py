@@ -20,9 +20,7 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
 from tiered_index.format.names import log_name
-from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.spark import SourceRange, build
 from tiered_index.spark.writing import build as build_module
 from tiered_index.spark.writing.build import check_windows, check_written, publish_batch, publish_tables
@@ -41,18 +39,6 @@ def clock():
 def built(storage, table=TABLE, **more):
     """Return the tables that the tasks of a build wrote."""
     return shards_of(written(table, planned(table), storage, **more))
-
-
-def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):
-    storage = FaultStorage(MemoryStorage())
-    log = opened(storage, clock)
-    shards = built(storage)
-    storage.fail("put_if_absent", when="after")
-    with pytest.raises(StorageUnavailable):
-        publish_tables(shards, "error", storage, log)
-    state, removed = publish_tables(shards, "error", storage, log)
-    assert (len(state.objects), removed) == (len(shards), 0)
-    assert count(storage, clock) == 900
 
 
 @pytest.mark.parametrize("damaged", [1, 2])
@@ -77,42 +63,6 @@ def test_a_record_read_with_damage_is_not_called_missing(clock, damaged):
             publish_tables(shards, "error", storage, log)
     assert count(inner, clock) == 900
     assert left_over(inner, clock) == 0
-
-
-@pytest.mark.parametrize("ahead_ms", [23 * 3_600_000 - 1, 23 * 3_600_000, -23 * 3_600_000])
-def test_a_job_that_began_too_long_ago_publishes_nothing_and_deletes_its_uploads(clock, ahead_ms):
-    """`orphans` may be about to delete the objects. A clock that was set back hides the job's duration."""
-    storage = MemoryStorage()
-    opened(storage, clock)
-    shards = built(storage)
-    late = ManualClock(clock.now_ms() + ahead_ms)
-    if abs(ahead_ms) < MAX_AGE_S * 1000:
-        publish_tables(shards, "error", storage, StorageLog(storage, late))
-        assert count(storage, clock) == 900
-    else:
-        with pytest.raises(JobOverdue, match=r"build .*23\.0 hours ago"):
-            publish_tables(shards, "error", storage, StorageLog(storage, late))
-        assert count(storage, clock) == 0
-    assert left_over(storage, clock) == 0
-
-
-def test_objects_published_between_finding_and_deleting_stay(clock):
-    """The job took longer than the age that the sweep spares."""
-    storage = MemoryStorage(clock=clock)
-    log = opened(storage, clock)
-    shards = built(storage, now_ms=clock.now_ms())
-    Publication(log, [shard.sent for shard in shards]).check()
-    never = built(storage, OTHER, now_ms=clock.now_ms())
-    Publication(log, [shard.sent for shard in never]).check()
-    clock.advance(3_700)
-    sweeper = StorageLog(storage, clock)
-    sweeper.open()
-    orphans = find_orphans(storage, sweeper, older_than_s=3600)
-    assert len(orphans.objects) == len(shards) + len(never)
-    publish_tables(shards, "error", storage, log)
-    deleted = delete_orphans(storage, orphans)
-    assert {info.name for info in deleted.objects} == {shard.stored.name for shard in never}
-    assert {info.name for info in storage.list("data/")} == set(log.state.objects)
 
 
 def test_two_builds_of_one_window_at_once(clock):
