@@ -21,6 +21,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
 from tiered_index.spark import SourceRange, build
 from tiered_index.spark.writing import build as build_module
 from tiered_index.spark.writing.build import check_windows, check_written, publish_batch, publish_tables
@@ -63,6 +64,15 @@ def test_a_record_read_with_damage_is_not_called_missing(clock, damaged):
             publish_tables(shards, "error", storage, log)
     assert count(inner, clock) == 900
     assert left_over(inner, clock) == 0
+
+
+def test_a_clock_that_was_set_back_hides_no_job_that_began_too_long_ago(clock):
+    storage = MemoryStorage()
+    opened(storage, clock)
+    late = StorageLog(storage, ManualClock(clock.now_ms() - MAX_AGE_S * 1000))
+    with pytest.raises(JobOverdue, match=r"build .*23\.0 hours ago"):
+        publish_tables(built(storage), "error", storage, late)
+    assert count(storage, clock) == left_over(storage, clock) == 0
 
 
 def test_two_builds_of_one_window_at_once(clock):
