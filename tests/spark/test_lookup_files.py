@@ -17,7 +17,6 @@ import pytest
 
 from tests.spark.entries import messages
 from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument
-from tiered_index.sources.keys import ndjson_rows
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.lookup.keys import check_out, frame_of_keys, read_keys, write_answers
 from tiered_index.storage.s3.options import S3Options
@@ -220,24 +219,6 @@ def test_answers_in_a_storage_are_named_last_and_those_of_a_failed_command_delet
         assert storage.get("_SUCCESS").decode().split() == [valid] and storage.head(valid).size_bytes
         assert [info.name for info in storage.list()] == ["_SUCCESS", valid]
         assert pq.read_table(io.BytesIO(storage.get(valid))).to_pylist() == [{"key": "k"}]
-
-
-BAD_LINES = {
-    b'{"topic": "t", "key"': "not JSON: Expecting ':'",
-    b'[{"topic": "t", "key": "a"}]': "not a JSON object, but an array: b'[",
-    b'{"topic": "t", "key": "a"} {"topic": "t", "key": "b"}': "not JSON: Extra data",
-    b'{"topic": "t", "key": "\xed\xa0\xbd"}': "it has half of a surrogate pair",
-    b'{"topic": "t", "key": "\xff"}': "not JSON: 'utf-8' codec",
-}
-
-
-@pytest.mark.parametrize(("line", "message"), BAD_LINES.items())
-def test_bad_ndjson_keys_are_named_with_file_and_line(tmp_path, line, message):
-    path = tmp_path / "my keys.ndjson"
-    path.write_bytes(b'{"topic": "t", "key": "k"}\n\n' + line + b"\n")
-    with pytest.raises(InvalidArgument) as caught:
-        list(ndjson_rows(path))
-    assert str(caught.value).startswith(f"{path}: line 3: {message}") and "messages" not in str(caught.value)
 
 
 def test_ndjson_keys_are_read_as_written(tmp_path):
