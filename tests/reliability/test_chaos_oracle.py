@@ -39,32 +39,28 @@ def kind(items: list[IndexItem], durable: int = LAST, offered: int = LAST, **mor
     return problem and problem[0]
 
 
-def test_a_right_answer_has_no_problem(items: list[IndexItem]) -> None:
+def test_right_answers_have_no_problem_and_wrong_ones_have(items: list[IndexItem]) -> None:
     assert len(items) == len(range(KEY, LAST + 1, KEYS))
-    assert kind(items) is None
-    assert kind(items, durable=100) is None
-    assert kind(items[:10], truncated=True) is None
-    assert kind(items[10:], after=place(items[9])) is None
-    assert kind([], truncated=True) is None
-
-
-def test_missing_entries_are_seen(items: list[IndexItem]) -> None:
-    for at in range(len(items)):
-        assert kind(items[:at] + items[at + 1 :]) == "lost"
-    assert kind(items[:4] + items[5:10], truncated=True) == "lost"
-    assert kind(items[:10]) == "lost"
-    assert kind(items[10:], after=place(items[8])) == "lost"
-    assert kind([]) == "lost"
-
-
-def test_entries_that_were_never_put_are_seen(items: list[IndexItem]) -> None:
-    assert kind(items, durable=100, offered=LAST - KEYS) == "wrong"
-    assert kind(items, end_s=items[0].timestamp_ms // 1000 - 1) == "wrong"
-    assert kind([*items, items[-1]]) == "wrong"
-    assert kind([items[1], items[0], *items[2:]]) == "wrong"
-    assert kind(items[9:], after=place(items[9])) == "wrong"
-    assert problem_with(items, TOPIC, KEY + 1, -1, LAST) is not None
-    assert problem_with(items, "b", KEY, -1, LAST) is not None
+    tenth, before = place(items[9]), items[0].timestamp_ms // 1000 - 1
+    for answer, expected, how in (
+        (items, None, {}),
+        (items, None, {"durable": 100}),
+        (items[:10], None, {"truncated": True}),
+        (items[10:], None, {"after": tenth}),
+        ([], None, {"truncated": True}),
+        *((items[:at] + items[at + 1 :], "lost", {}) for at in range(len(items))),
+        (items[:4] + items[5:10], "lost", {"truncated": True}),
+        (items[:10], "lost", {}),
+        (items[10:], "lost", {"after": place(items[8])}),
+        ([], "lost", {}),
+        (items, "wrong", {"durable": 100, "offered": LAST - KEYS}),
+        (items, "wrong", {"end_s": before}),
+        ([*items, items[-1]], "wrong", {}),
+        ([items[1], items[0], *items[2:]], "wrong", {}),
+        (items[9:], "wrong", {"after": tenth}),
+    ):
+        assert kind(answer, **how) == expected, (len(answer), how)
+    assert problem_with(items, TOPIC, KEY + 1, -1, LAST) and problem_with(items, "b", KEY, -1, LAST)
 
 
 @pytest.mark.parametrize("what", [{}, {"key": KEY}, {"queue": 1}, {"key": KEY + 1}], ids=str)
