@@ -80,7 +80,7 @@ from tiered_index.storage.opening import open_storage
 
 _MOST_S = 20
 _MOST_BYTES = 1 << 30
-_TOTAL = 1_000_000
+_TOTAL, _MOST_FAILURES = 1_000_000, 40
 # the share of mutants with plain flips, which checksums detect
 _FLIPS = 0.1
 _CHANGES = ("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
@@ -425,15 +425,7 @@ def run(total: int, **options: Any) -> Tally:
             tempfile.tempdir = tempdir_before
 
 
-def sweep(
-    campaign: Campaign,
-    total: int,
-    *,
-    first: int = 0,
-    every: int = 50,
-    only: Sequence[str] = (),
-    most_failures: int = 40,
-) -> Tally:
+def sweep(campaign: Campaign, total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = ()) -> Tally:
     """Try `total` mutants of all formats by their weights, with seeds from `first` on.
 
     Each `every`-th one is tried end to end.
@@ -445,7 +437,7 @@ def sweep(
         for codec in chosen:
             for seed in range(first, first + max(1, round(total * codec.weight / weights))):
                 _try(campaign, codec, seed, every, tally, begin)
-                if len(tally.failures) >= most_failures:
+                if len(tally.failures) >= _MOST_FAILURES:
                     return tally
     return tally
 
@@ -491,13 +483,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=int, default=100, help="each how many-th one runs end to end")
     parser.add_argument("--deep", action="store_true", help="all of them end to end")
     parser.add_argument("--codec", action="append", default=[], help="only these formats")
-    parser.add_argument("--most-failures", type=int, default=40, help="stop after so many")
 
 
 def _run(options: argparse.Namespace) -> Tally:
     total = _TOTAL if options.all else options.count
     every = 1 if options.deep else options.every
-    return run(total, first=options.first, every=every, only=options.codec, most_failures=options.most_failures)
+    return run(total, first=options.first, every=every, only=options.codec)
 
 
 if __name__ == "__main__":

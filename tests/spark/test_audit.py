@@ -233,6 +233,7 @@ def test_entries_that_an_append_doubled_are_reported(spark, sound, copy):
     assert f"the index has {COUNT:,} entries more than once" in done.out
 
 
+@pytest.mark.long
 def test_further_columns_are_compared(spark, tmp_path):
     """An identity with another value of a column is another entry. Other columns with another value make the entry
     wrong.

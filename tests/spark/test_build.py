@@ -26,6 +26,7 @@ def ndjson(table):
     ).encode()
 
 
+@pytest.mark.long
 def test_columns_of_ndjson_are_mapped_as_ingest_maps_them(spark, storage, tmp_path):
     """Also constants, times of text, and the further columns of an index."""
     lines = [

@@ -148,6 +148,7 @@ def test_a_repeated_micro_batch_is_published_once(spark, storage, tmp_path, capl
     assert warning.levelname == "WARNING" and "spark.task.maxFailures is 1" in warning.getMessage()
 
 
+@pytest.mark.long
 def test_a_micro_batch_that_was_refused_or_failed_is_published_once_when_it_comes_again(session, storage, tmp_path):
     table = messages(200)
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"

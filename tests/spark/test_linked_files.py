@@ -109,6 +109,7 @@ def test_a_build_of_files_is_the_same_as_ingest(spark, storage, config, logs, in
         assert reader.durable_positions() == other.durable_positions()
 
 
+@pytest.mark.long
 def test_files_are_indexed_once_and_lines_that_follow_are_added(spark, storage, config, logs, ingested):
     link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
     again = link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
@@ -342,6 +343,7 @@ def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, sto
     assert segments_of(storage) == []
 
 
+@pytest.mark.long
 def test_of_two_builds_at_the_same_time_one_is_published(spark, storage, config, logs, monkeypatch):
     publish = linked.publish_files
 

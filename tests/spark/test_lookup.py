@@ -122,6 +122,7 @@ def test_answers_are_a_readers(spark, index):
     result.release()
 
 
+@pytest.mark.long
 def test_columns_by_name_constants_and_timestamps(spark, index):
     frame = spark.createDataFrame([("key-0", "a"), ("key-1", "b")], "order_id string, `my id` string")
     frame = frame.withColumn("since", F.timestamp_millis(F.lit(BEGIN_MS + DAY_MS)))

@@ -255,6 +255,7 @@ def test_numbers_that_are_ndjson_keys_keep_their_text_in_long_files_too(tmp_path
     assert table["order"].to_pylist() == written * 2_001 and set(table["paid"].to_pylist()) == {1.5}
 
 
+@pytest.mark.long
 def test_columns_that_go_through_spark_under_another_type(spark, tmp_path):
     """Spark's JVM knows neither bytes of fixed size nor large lists."""
     table = messages(10)

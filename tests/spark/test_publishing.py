@@ -194,6 +194,7 @@ def test_builds_continue_a_source_from_the_position_of_the_index(spark, storage,
     assert (total(storage), states(storage).positions) == (500, {"table": 5})
 
 
+@pytest.mark.long
 def test_of_two_builds_that_continue_at_once_one_is_published(spark, storage, config, tmp_path, monkeypatch):
     """The second build publishes when the first has written its tables, before the first publishes."""
     paths = [write_parquet(t, tmp_path / f"{n}.parquet") for n, t in enumerate((RANGE, NEXT))]

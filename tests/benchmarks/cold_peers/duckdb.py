@@ -43,7 +43,6 @@ class Reader:
         return list(map(list, self._connection.cursor().execute(self._one, [key, count]).fetchall()))
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same entries for each key, by a list of values."""
         statement = f"SELECT key, {_COLUMNS} {self._from} WHERE key IN (SELECT unnest(?)) ORDER BY second DESC"
         rows: dict[str, list[list[int]]] = {key: [] for key in keys}
         for key, *row in self._connection.execute(statement, [keys]).fetchall():
@@ -51,7 +50,6 @@ class Reader:
         return [rows[key] for key in keys]
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 

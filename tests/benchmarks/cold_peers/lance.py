@@ -27,12 +27,10 @@ class Reader:
             self._dataset.prewarm_index(_INDEX)
 
     def lookup(self, key: str, count: int) -> list[list[int]]:
-        """Return [second, offset, queue] of the newest `count` entries."""
         scanner = self._dataset.scanner(columns=_COLUMNS, filter=f"key = '{key}'", limit=count, scan_in_order=True)
         return _rows(scanner.to_table())
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same entries for each key, by one list of values."""
         wanted = ", ".join(f"'{key}'" for key in keys)
         table = self._dataset.to_table(columns=["key", *_COLUMNS], filter=f"key IN ({wanted})", scan_in_order=True)
         return by_key(keys, table)

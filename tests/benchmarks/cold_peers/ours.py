@@ -30,12 +30,10 @@ class Reader:
         )
 
     def lookup(self, key: str, count: int) -> list[list[int]]:
-        """Return [second, offset, queue] of the newest `count` entries."""
         result = self._reader.query(TOPIC, key, max_count=count)
         return [[item.timestamp_ms // 1000, item.offset, item.queue_id] for item in result]
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same entries for each key."""
         answers = self._reader.query_many([(TOPIC, key) for key in keys])
         starts, rows = answers.starts.tolist(), answers.rows
         columns = zip(*(rows[name].tolist() for name in ("second", "offset", "queue_id")), strict=True)
@@ -43,7 +41,6 @@ class Reader:
         return [every[starts[at] : starts[at + 1]] for at in range(len(keys))]
 
     def close(self) -> None:
-        """Close the reader."""
         self._reader.close()
 
 

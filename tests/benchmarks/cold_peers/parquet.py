@@ -30,12 +30,10 @@ class Reader:
         self._fragment.ensure_complete_metadata()
 
     def lookup(self, key: str, count: int) -> list[list[int]]:
-        """Return [second, offset, queue] of the newest `count` entries."""
         table = self._fragment.to_table(columns=_COLUMNS, filter=self._field == key).slice(0, count)
         return [list(row) for row in zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True)]
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same entries for each key, by one list of values."""
         table = self._fragment.to_table(columns=["key", *_COLUMNS], filter=self._field.isin(keys))
         return by_key(keys, table)
 

@@ -83,15 +83,12 @@ class Reader:
         return entries
 
     def lookup(self, key: str, count: int) -> list[list[int]]:
-        """Return [second, offset, queue] of the newest `count` entries."""
         return self._loop.run_until_complete(self._find(key, count, False))
 
     def lookup_hot(self, key: str, count: int) -> list[list[int]]:
-        """Return the same entries of a key that has many."""
         return self._loop.run_until_complete(self._find(key, count, True))
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same entries for each key, by 32 concurrent scans."""
 
         async def every() -> list[list[list[int]]]:
             free = asyncio.Semaphore(_AT_ONCE)
@@ -107,7 +104,6 @@ class Reader:
     lookup_at_once = lookup_many
 
     def close(self) -> None:
-        """Close the reader."""
         self._loop.run_until_complete(self._db.shutdown())
 
 

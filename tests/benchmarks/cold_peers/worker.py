@@ -1,5 +1,6 @@
 """A process of one store: builds it, or looks up one key and ends, or answers its parent until that process ends.
 
+A store's module has `build`, `writer` and `Reader`. Lookups return [second, offset, queue] of a key's newest entries.
 The argument is a JSON object: `module`, `phase` (``build``, ``once``, ``serve``, ``write``), `place`, and
 more fields for the phase. The time of a new process runs from its start to its end, so this module imports only the
 modules that every process needs. CPU time is that of all threads.

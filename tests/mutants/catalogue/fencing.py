@@ -120,7 +120,7 @@ build-published-twice: a build publishes again although its record was stored an
   in publish_tables.make
   - if added <= state.objects.keys():
   + if not added:
-  tests/spark/test_publishing.py::test_an_append_whose_answer_was_lost_is_found_and_not_repeated
+  tests/spark/test_publishing.py::test_a_driver_that_is_killed_at_any_call_leaves_the_old_state_or_the_new_one
 merge-published-twice: a merge whose record was stored, but the response lost, fails as if overtaken
   in service/jobs/job.py:publish.make
   - if any(is_named(stored.name) for stored in sent) or not
