@@ -118,18 +118,6 @@ def test_ranges_without_bounds_are_taken_everywhere(asking, client, index):
         assert asking.topics(**within).topics == index.topics().topics
 
 
-def test_asyncio_has_the_same(client, index):
-    async def ask():
-        async with AsyncIndexClient(str(client.base_url)) as asking:
-            both = await asyncio.gather(asking.query("orders", "order-4711"), asking.topics())
-            assert (await asking.du())["rows"]
-            return *both, [page async for page in asking.query_all("orders", "order-4711", max_count=1)]
-
-    answer, topics, pages = asyncio.run(ask())
-    assert same(answer, index.query("orders", "order-4711"))
-    assert (len(topics), len(pages)) == (2, 2)
-
-
 def test_entries_are_put_once(tmp_path):
     columns = {"topic": ["a"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [2], "timestamp_ms": [10**12]}
     with index_in(tmp_path) as index, on_a_port(index) as client, IndexClient(str(client.base_url)) as asking:

@@ -63,15 +63,6 @@ def test_a_record_has_value_headers_and_place(opened, url):
     expect(message.get_by_text("Messages around it")).to_have_count(0)
 
 
-@pytest.mark.parametrize(("offset", "form", "shown"), [(1, "Text", "plain <b>text</b>"), (2, "Hex", "00 ff")])
-def test_a_value_that_is_no_json_is_text_or_digits(opened, url, offset, form, shown):
-    page = opened(url, f"#search?topic=orders&key=key-{offset}")
-    page.get_by_role("row").nth(1).get_by_role("button").first.click()
-    message = page.locator("#message")
-    expect(message.get_by_label(form)).to_be_checked()
-    expect(message.get_by_role("region", name="Body")).to_contain_text(shown)
-
-
 def test_a_tombstone_and_a_record_by_its_place(opened, url):
     page = opened(url, "#search?topic=orders&key=key-3")
     page.get_by_role("row").nth(1).get_by_role("button").first.click()
