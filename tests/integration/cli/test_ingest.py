@@ -77,18 +77,6 @@ def test_a_grown_file_is_continued_and_a_changed_one_refused(ingest, places):
     assert offsets_of(places, "orders", "k7") == expected_offsets("orders", "k7", 700)
 
 
-def test_the_position_survives_the_loss_of_the_root(run_here, ingest, places, tmp_path):
-    write_source(places.source, 0, 600)
-    assert ingest("--wait").code == 0
-    write_source(places.source, 600, 650)
-    elsewhere = run_here(
-        "ingest", places.source, "--root", tmp_path / "other", "--storage", places.uri, "--wait", "--json"
-    )
-    assert elsewhere.document["messages"] == 50
-    with IndexReader.open(places.uri) as reader:
-        assert [item.offset for item in reader.query("orders", "k7")] == expected_offsets("orders", "k7", 650)
-
-
 def test_both_sides_report_entries_that_are_not_in_the_storage_yet(run_here, ingest, places):
     write_source(places.source, 0, 3)
     query = ("query", "orders", "k2", "--storage", places.uri)

@@ -3,18 +3,19 @@
 import csv
 import io
 import json
+import re
 import subprocess
+from typing import get_args
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.rocketmq.archived_store import index_log
-from tests.rocketmq.test_archived_queues import archive
 from tests.rocketmq.test_archived_queues import write_store as stored
 from tests.server.conftest import index_in, on_a_port
 from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
-from tiered_index import IndexReader, erase
 from tiered_index.server.tokens import add_token
+from tiered_index.service.read.messages import MessageState
 
 pytestmark = pytest.mark.long
 
@@ -147,41 +148,25 @@ def test_one_steps_from_message_to_message(opened, shop):
     assert bottom <= page.locator("#message-content").evaluate("one => one.getBoundingClientRect().top")
 
 
-def test_a_message_that_is_not_there_says_why(opened, tmp_path):
-    store, storage = tmp_path / "store", (tmp_path / "storage").as_uri()
-    puts = ({"keys": [f"order-{n}", f"customer-{n}"], "body": b"body-%03d" % n * 20} for n in range(60))
-    messages = stored(store, puts)
-    with index_in(tmp_path, offset_space="commitlog") as index:
-        index_log(index, store)
-        index.put("orders", 0, "order-late", 1 << 30, 100, messages[-1].store_ms)
-        index.seal()
-        index.run_lifecycle()
-        sorted((store / "commitlog").iterdir())[0].unlink()
-        segment = sorted((store / "commitlog").iterdir())[-2]
-        damaged = next(message for message in messages if message.physical_offset >= int(segment.name)).index_keys[0]
-        digits = b"body-" + damaged.removeprefix("order-").encode().rjust(3, b"0")
-        segment.write_bytes(segment.read_bytes().replace(digits, b"X" * len(digits), 1))
-        with on_a_port(index, store=store) as client:
-            near = str(client.base_url)
-            tells(opened(near), "order-0", "expired: the broker has deleted it, and no archive has it", "has deleted")
-            tells(opened(near), damaged, "missing: no message could be read, for this reason:", "CRC")
-            tells(opened(near), "order-late", "missing: no message could be read", "after the end of the log")
-        erased_key = next(message for message in messages if message.physical_offset >= 4096).index_keys[0]
-        assert archive(index, store)
-    erase(storage, "orders", keys=erased_key, yes=True, now=True, grace_s=0)
-    with IndexReader.open(storage) as reader, on_a_port(reader) as client:
-        far, other = str(client.base_url), erased_key.replace("order", "customer")
-        tells(opened(far), other, "erased from its archived segment", "erased")
-        tells(opened(far), "order-late", "missing: no message could be read", "no archived segment has the message")
+def test_a_message_that_is_not_there_says_why(opened, shop):
+    """Each state that a service tells has its words, beside the service's reason."""
+    page = opened(shop[0])
+    for state in {*get_args(MessageState)} - {"local", "archived"}:
 
+        def withheld(route, *, state=state):
+            document = route.fetch().json()
+            for row in document["messages"]:
+                row |= {"message": None, "state": state, "problem": f"why it is {state}"}
+            route.fulfill(json=document)
 
-def tells(page, key, state, problem):
-    """Check the text of a page about the only message of a key."""
-    search(page, "orders", key)
-    expect(rows(page)).to_have_count(1)
-    rows(page).get_by_role("button").click()
-    expect(page.locator("#message .state")).to_contain_text(state)
-    expect(page.locator("#message .warning").first).to_contain_text(problem)
+        page.route("**/v1/messages?*", withheld)
+        search(page, "orders", "order-1")
+        expect(rows(page)).to_have_count(1)
+        rows(page).get_by_role("button").click()
+        words = "no such topic" if state == "no_topic" else state
+        expect(page.locator("#message .state")).to_have_text(re.compile(rf"^{words}\W.{{10,}}"))
+        expect(page.locator("#message .warning").first).to_contain_text(f"why it is {state}")
+        page.unroute("**/v1/messages?*")
     check_access(page)
 
 
