@@ -96,9 +96,6 @@ def test_a_flag_is_named_only_if_it_was_typed(run_here, original, tmp_path):
     outcome = run_here("query", "t", "k", "--config", settings, "--root", original.root)
     assert outcome.err.count("setting ") == 2
     assert outcome.err.startswith(f"tiered-index: {settings}: setting ")
-    outcome = run_here("query", "t", "k", "--storage", tmp_path)
-    assert outcome.err.startswith("tiered-index: --storage: not a storage URI")
-    assert outcome.err.endswith(f"did you mean {tmp_path.as_uri()}?\n")
 
 
 def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_here, damaged):

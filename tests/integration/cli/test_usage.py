@@ -50,7 +50,7 @@ LINES = [
     ("erase --storage {uri}", ""),
     *((f"{command} --storage file://{{tmp}}/none", "holds no") for command in ("merge", "orphans")),
     ("recover --storage file://{tmp}/none", "no root is given: pass --root DIR"),
-    ("query t k --storage {tmp}", "not a storage URI"),
+    ("query t k --storage {tmp}", "--storage: not a storage URI"),
     ("verify --root {tmp}", ""),
     ("verify {tmp}/none", ""),
     ("verify --storage file://{tmp}", ""),
