@@ -113,12 +113,13 @@ $(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh deploy/
 	@bash deploy/make-venv.sh $(LOWEST)
 	@$(LOWEST)/bin/python -m tests.support.lowest > $(LOWEST)/constraints.txt
 	@echo "installing packages in $(LOWEST); once, some minutes"
-	@$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check --no-compile -c $(LOWEST)/constraints.txt '.[fast,spark]' pytest pytest-xdist hypothesis
+	@$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check --no-compile -c $(LOWEST)/constraints.txt '.[fast,server,spark]' pytest pytest-xdist hypothesis httpx cryptography
 	@touch $@
 
 # PySpark 4.0 has no streams of batches of Arrow
-test-lowest: $(LOWEST)/.stamp ## test codecs, golden files and Spark on the lowest versions of dependencies that pyproject.toml declares
-	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
+test-lowest: $(LOWEST)/.stamp ## test codecs, golden files, the service and Spark on the lowest versions of dependencies that pyproject.toml declares
+	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden \
+		tests/server/test_connections.py tests/server/test_health.py $(PYTEST_ARGS)
 	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.boto"
 	@for command in ingest query files merge; do $(LOWEST)/bin/python -m tiered_index $$command --help > /dev/null; done
 	@PYTHONPATH=$(CURDIR) $(LOWEST)/bin/python -m pytest -m "not slow and not long" -k "not micro_batch and not stream and not s3" \

@@ -1,7 +1,7 @@
 """The lowest versions that pyproject.toml declares, as lines for pip.
 
 `python -m tests.support.lowest > FILE` writes constraints for `make test-lowest`: the lowest versions of the library's
-dependencies and of PySpark, and the packages of tests as in requirements.lock.
+dependencies, of the service's and of PySpark, and the packages of tests as in requirements.lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parents[2]
-_OF_TESTS = ("pytest", "pytest-xdist", "hypothesis")
+_OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "httpx", "cryptography")
 
 
 def _project() -> dict[str, Any]:
@@ -39,7 +39,7 @@ def constraints() -> list[str]:
     """Return one line per package."""
     project, locked = _project(), _locked()
     extras = project["optional-dependencies"]
-    versions = _lowest([*project["dependencies"], *extras["fast"], *extras["spark"]])
+    versions = _lowest([*project["dependencies"], *extras["fast"], *extras["server"], *extras["spark"]])
     versions |= {name: locked[name] for name in _OF_TESTS}
     return [f"{name}=={version}" for name, version in versions.items()]
 
