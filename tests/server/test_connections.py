@@ -4,6 +4,7 @@ import contextlib
 import json
 import resource
 import socket
+import ssl
 import time
 from types import SimpleNamespace
 
@@ -133,6 +134,29 @@ def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch
         with socket.create_connection(("127.0.0.1", listener.port), 30.0) as connection:
             connection.sendall(begun)
             assert rest(connection) == b""
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(tmp_path, caplog):
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    file = tmp_path / "served.pem"
+    file.write_bytes(first.server_file.read_bytes())
+    listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
+
+    def is_trusted(authority):
+        context = ssl.create_default_context(cafile=authority.certificate_file)
+        try:
+            return httpx.get(f"{listener.url}/livez", verify=context, trust_env=False, timeout=PATIENCE_S).is_success
+        except httpx.ConnectError:
+            return False
+
+    with loop_in_thread() as portal, portal.wrap_async_context_manager(listener):
+        assert is_trusted(first) and not is_trusted(second)
+        file.write_text("half of a file")
+        until(lambda: "new connections have the former certificate" in caplog.text)
+        assert is_trusted(first)
+        file.write_bytes(second.server_file.read_bytes())
+        until(lambda: is_trusted(second), every_s=0.1)
+        assert not is_trusted(first)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /livez HT", ALIVE + b"GET /livez HT"])

@@ -12,9 +12,9 @@ from tiered_index.cli.exit_codes import DONE, INTERRUPTED
 
 
 class Ending:
-    """Handles signals: the first SIGTERM or SIGINT sets `event`, a second one ends the command at once.
+    """Handles signals: the first SIGTERM, SIGINT or SIGHUP sets `event`, a second one ends the command at once.
 
-    Main thread only. `exit_code` is 130 after SIGINT, else 0.
+    SIGHUP that is ignored, as under `nohup`, stays ignored. Main thread only. `exit_code` is 130 after SIGINT, else 0.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,10 @@ class Ending:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Ending:
-        self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._heard) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

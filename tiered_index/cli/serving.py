@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class Serving:
         source = self.writing.follow
         return None if source is None or source.startswith(SCHEME) else Path(source)
 
-    @property
+    @cached_property
     def _tls(self) -> Tls | None:
         certificate, key = self.address.tls_cert, self.address.tls_key
         return Tls(certificate, key, self.address.tls_clients) if certificate is not None and key is not None else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 import socket
 import ssl
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -29,6 +30,7 @@ from tiered_index.errors import SetupUnavailable
 from tiered_index.server.gate import CONNECTION, SEND_S
 from tiered_index.strangers import FIRST_S, Strangers
 
+_log = logging.getLogger(__name__)
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # Most connections that wait to be accepted
 _BACKLOG = 2048
@@ -40,17 +42,52 @@ _OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _SENT_BYTES = 512 << 10
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tls:
-    """PEM files: the certificate, its key, and the CA for client certificates, which are mandatory with a CA."""
+    """PEM files: the certificate, its key, and the CA for client certificates, which are mandatory with a CA.
+
+    `look` reads changed files again, for later connections: a renewed certificate needs no restart. A CA that was
+    removed from its file is trusted until the process ends. Threads: one.
+    """
 
     certificate: Path
     key: Path
     clients: Path | None = None
+    _context: ssl.SSLContext | None = field(default=None, init=False)
+    _seen: list[tuple[int, int, int] | None] = field(default_factory=list, init=False)
 
     def context(self) -> ssl.SSLContext:
         """Return the context of a server's connections. Raises `SetupUnavailable` if the files can't be used."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if self._context is None:
+            self._seen = self._states()
+            self._context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        return self._context
+
+    def look(self) -> None:
+        """Read the files again if they have changed. Files that can't be used are only logged."""
+        if self._context is None or (states := self._states()) == self._seen:
+            return
+        self._seen = states
+        try:
+            # a key of another certificate must not reach the context in use
+            self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._loaded(self._context)
+            _log.info("the TLS files have changed, and were read again")
+        except SetupUnavailable as error:
+            _log.warning("%s; new connections have the former certificate", error)
+
+    def _states(self) -> list[tuple[int, int, int] | None]:
+        """Return what changes with each file; None: it is missing."""
+        states: list[tuple[int, int, int] | None] = []
+        for path in (self.certificate, self.key, self.clients):
+            try:
+                status = None if path is None else path.stat()
+            except OSError:
+                status = None
+            states.append(None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size))
+        return states
+
+    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         try:
             context.load_cert_chain(self.certificate, self.key)
             if self.clients is not None:
@@ -125,6 +162,8 @@ class HttpListener:
             await self._server.shutdown([self._socket])
 
     async def _end_idle(self) -> None:
+        if self._tls is not None:
+            self._tls.look()
         now_s = time.monotonic()
         for connection in list(self._server.server_state.connections):
             connection.end_if_idle(now_s)  # type: ignore[union-attr]

@@ -25,7 +25,7 @@ from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, StorageU
 from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_the_first_signal_ends_in_good_order_and_the_second_at_once(number, code):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with Ending() as ending:
