@@ -259,13 +259,13 @@ class Campaign:
     def _stderr(self, name: str) -> Path:
         return self.folder / f"stderr-{name}"
 
-    def _end_crew(self, names: tuple[str, ...] = tuple(CREW)) -> None:
+    def _end_crew(self) -> None:
         """End members by SIGTERM, and wait for them."""
-        for name in names:
+        for name in CREW:
             self._signal(name, signal.SIGCONT)
             self._signal(name, signal.SIGTERM)
         deadline_s = time.monotonic() + HANG_S
-        for name in names:
+        for name in CREW:
             process = self.crew[name].process
             if process is not None:
                 try:

@@ -206,11 +206,6 @@ class Scheduler:
         self.wait(lambda: not any(thread.is_alive() for thread in process.actors))
         self.kill(process)
 
-    def is_dead(self) -> bool:
-        """Return whether the caller's process was killed."""
-        me = _task()
-        return me is not None and me.process.dead
-
     # Internal
 
     def at_lock(self) -> None:

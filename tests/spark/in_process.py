@@ -61,11 +61,9 @@ def planned(
     return replace(plan, piece_items=piece_items)
 
 
-def gathered(table: pa.Table, plan: BuildPlan, *, batch_rows: int = 500) -> dict[int, pa.Table]:
+def gathered(table: pa.Table, plan: BuildPlan) -> dict[int, pa.Table]:
     """Return the blocks of each partition as the shuffle would, sorted by piece."""
-    blocks = pa.Table.from_batches(
-        [block for batch in table.to_batches(batch_rows) for block in pack_batches([batch], plan)]
-    )
+    blocks = pa.Table.from_batches([block for batch in table.to_batches(500) for block in pack_batches([batch], plan)])
     partitions = blocks["partition"].to_numpy()
     return {int(p): blocks.filter(pa.array(partitions == p)).sort_by("piece") for p in np.unique(partitions)}
 

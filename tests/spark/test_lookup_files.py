@@ -31,8 +31,8 @@ HOSTILE = "my keys [1]{a,b}*?\\ü%20#'x'"
 DECOYS = ("k1", "my keys 1")
 
 
-def frame_of(spark, path, key="key"):
-    return frame_of_keys(spark, read_keys(str(path), S3, key))
+def frame_of(spark, path):
+    return frame_of_keys(spark, read_keys(str(path), S3))
 
 
 def rows(spark, path):

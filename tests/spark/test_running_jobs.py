@@ -21,8 +21,6 @@ from tiered_index.spark import build, merge
 from tiered_index.spark.audit.audit import audit
 from tiered_index.spark.session import ship_package
 
-_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
 
 def test_jobs_have_descriptions_and_leave_no_shuffle_files(spark, storage, config, tmp_path):
     context = spark.sparkContext

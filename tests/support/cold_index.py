@@ -213,17 +213,16 @@ def gone(made: ColdIndex, name: str) -> Iterator[None]:
         made.inner.put(name, whole)
 
 
-def in_rounds(storage: Recorder, ask: Callable[[], _T], threads: int, requests: int, *, alone: int = 0) -> _T:
+def in_rounds(storage: Recorder, ask: Callable[[], _T], threads: int, requests: int) -> _T:
     """Return the result of `ask`, after its requests ran in full rounds.
 
-    The first `alone` requests run alone. Each later one waits until the greatest possible number are in flight. If
-    fewer are, the barrier breaks.
+    Each waits until the greatest possible number are in flight. If fewer are, the barrier breaks.
     """
     rounds, numbers = threading.Barrier(threads), itertools.count(1)
-    last = alone + (requests - alone) // threads * threads
+    last = requests // threads * threads
 
     def gate(_: Read) -> None:
-        if alone < next(numbers) <= last:
+        if next(numbers) <= last:
             rounds.wait(60)
 
     storage.gate = gate

@@ -54,14 +54,14 @@ class Lent(WrapperStorage):
         """Leave it open."""
 
 
-def check_target(life: Merging, target: Storage, questions: Any = None) -> LogState:
+def check_target(life: Merging, target: Storage) -> LogState:
     """Check that all objects of the target's log exist, with the right bytes, and that it answers as the model does."""
     report = Report()
     state = check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
     assert (report.findings, report.missing) == ([], [])
     assert state is not None
     with life.reader(Lent(target)) as reader:
-        life.check(reader, questions)
+        life.check(reader)
     return state
 
 

@@ -4,7 +4,7 @@
         storage = open_storage(f"s3://{bucket}?endpoint_url={proxy.endpoint_url}")
         ...
         assert proxy.counts() == {("GET", True, f"{bucket}/name"): Count(requests=1, bytes=4096)}
-        proxy.fault = times(1, Action(answer=error(503, "SlowDown")))
+        proxy.fault = lambda request: Action(answer=error(503, "SlowDown"))
 
 It counts on the wire, not in the client. It passes method, path, query, headers and body unchanged, except hop-by-hop
 headers, so signatures stay valid. Connections of clients are kept open. Each request has its own connection to the
@@ -167,22 +167,6 @@ class CountingProxy:
             return _Reply(answer.status, answer.reason, headers, answer.read())
         finally:
             connection.close()
-
-
-def times(
-    number: int, action: Action, when: Callable[[Request], bool] = lambda request: True
-) -> Callable[[Request], Action | None]:
-    """Return a fault of the first `number` requests that `when` accepts."""
-    left = number
-
-    def fault(request: Request) -> Action | None:
-        nonlocal left
-        if not left or not when(request):
-            return None
-        left -= 1
-        return action
-
-    return fault
 
 
 class _Handler(Handler):

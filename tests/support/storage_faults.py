@@ -165,9 +165,9 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         moments = (run, None) if when == "before" else (None, run)
         self._add(_Script(operation, nth - 1, times, name_prefix, *moments))
 
-    def ignore_put_if_absent(self, *, nth: int = 1, times: int | None = None) -> None:
+    def ignore_put_if_absent(self) -> None:
         """Let put-if-absent overwrite the object and succeed, as on servers without the condition."""
-        self._add(_Script("put_if_absent", nth - 1, times, unconditional=True))
+        self._add(_Script("put_if_absent", 0, None, unconditional=True))
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """Do as the inner storage does, unless a script ignores the condition."""

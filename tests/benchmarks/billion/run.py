@@ -112,9 +112,9 @@ class Run:
         where = ("--storage", f"file://{self.folder / place}", "--json", "--quiet", *_SETTINGS)
         return measured([*_CLI, *map(str, arguments), *where], self.folder, codes)
 
-    def _command(self, place: str, *arguments: object, codes: Sequence[int] = (0,)) -> dict[str, Any]:
+    def _command(self, place: str, *arguments: object) -> dict[str, Any]:
         """Run a command of the index in `place`."""
-        figures, document = self._run(place, *arguments, codes=codes)
+        figures, document = self._run(place, *arguments)
         return {**figures, **_requests(document)}
 
     def _build(self, *arguments: str) -> dict[str, Any]:
