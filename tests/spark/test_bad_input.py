@@ -176,6 +176,29 @@ def test_an_index_of_another_kind_and_a_window_shorter_than_what_it_would_replac
         merge(spark, storage=f"file://{tmp_path}/nothing-here")
 
 
+def test_a_folder_in_a_table_of_delta_or_iceberg_is_refused(tmp_path):
+    """A partition's folder has files of old versions, too, and rows that a deletion vector removes."""
+    delta, iceberg = tmp_path / "delta", tmp_path / "iceberg"
+    part = delta / "topic=007" / "at=2023-11-14 22%3A00%3A00" / "part-00000.c000.zstd.parquet"
+    metadata = delta / "_delta_log" / "00000000000000000000.json", iceberg / "metadata" / "v1.metadata.json"
+    for file in (part, *metadata, data := iceberg / "data" / part.name):
+        file.parent.mkdir(parents=True)
+        write_parquet(messages(10), file) if file.suffix == ".parquet" else file.write_text("{}")
+    index = ("--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}/storage")
+    of_rows = ("--topic", "orders", "--key", "key", "--time", "timestamp_ms")
+    globs = delta / "topic=007" / "*" / "*.parquet", iceberg / "**" / "*.parquet"
+    for place in (delta / "topic=007", part.parent, iceberg, iceberg / "data", *globs):
+        for more in ((), of_rows):
+            done = run_here("spark", "build", "--source", str(place), *index[2:], "--quiet", *more)
+            assert done.code == 2 and "is a table (" in done.err and "Spark's reader of its" in done.err, done.err
+            if more or place not in globs:
+                assert "is a table (" in run_here("ingest", str(place), *index, *more).err
+    for file in (part, data):
+        for more in ((), of_rows):
+            assert "is a table (" in run_here("ingest", str(file), *index, *more).err
+    assert not (tmp_path / "storage").exists()
+
+
 def test_a_damaged_commit_log_fails_the_build_or_is_skipped(spark, storage, tmp_path):
     with StoreWriter(tmp_path / "store", segment_bytes=8_000) as writer:
         puts = [writer.put("t", 0, b"body" * 20, keys=[f"k-{n}"], store_ms=BEGIN_MS + n * 1000) for n in range(100)]
