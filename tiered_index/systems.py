@@ -5,7 +5,7 @@ The names of an index's positions show the system of its topics. Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiered_index.format.names import linked_store
@@ -59,6 +59,28 @@ UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
 def files_key(store: str) -> str:
     """Return the beginning of the names of positions that have the paths of keys of a log of files."""
     return f"files-key:{store}/"
+
+
+def time_unit_of(positions: Mapping[str, int], store: str, path: str) -> str | None:
+    """Return the unit of the times at a path of a log of files that are numbers, by the positions of an index.
+
+    None: no run has read such a time.
+    """
+    units = _time_units(positions, store, path)
+    return max(units, key=units.__getitem__, default=None)
+
+
+def time_unit_position(positions: Mapping[str, int], store: str, path: str, unit: str) -> tuple[str, int]:
+    """Return the position that says the unit of the times at a path, from now on. The greatest number counts."""
+    return f"{_TIME_UNIT}{store}/{unit}/{path}", max(_time_units(positions, store, path).values(), default=0) + 1
+
+
+_TIME_UNIT = "files-unit:"
+
+
+def _time_units(positions: Mapping[str, int], store: str, path: str) -> dict[str, int]:
+    names = {unit: f"{_TIME_UNIT}{store}/{unit}/{path}" for unit in ("s", "ms", "us", "ns")}
+    return {unit: positions[name] for unit, name in names.items() if name in positions}
 
 
 def words_of(positions: Iterable[str], topic: str | None = None) -> Words:

@@ -179,9 +179,13 @@ class RowIngestion:
                 f"packed in one piece, so that each row is decompressed from the begin of its file: "
                 f"{listed_names(pieces, 3)}. `{pack}` packs a file in many"
             )
-        if linker.mapping.is_guessed:
-            unit = linker.mapping.unit
-            out.note(f"times are numbers of {unit}, by the first one; --time-unit sets another unit")
+        if (mapping := linker.mapping).has_numbers:
+            before = linker.unit_before
+            if mapping.is_guessed:
+                decided = "by the first one" if before is None else "as in an earlier run"
+                out.note(f"times are numbers of {mapping.unit}, {decided}; --time-unit sets another unit")
+            elif before not in (None, mapping.unit):
+                out.note(f"times are numbers of {mapping.unit} from now on. Earlier rows keep theirs, read in {before}")
 
     def _document(self, putting: Putting, linker: FileLinker, taken_s: float) -> dict[str, Any]:
         counts = linker.counts

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,8 @@ from tiered_index.sources.chains import FileChains, end_of, has_changed, has_gro
 from tiered_index.sources.listing import SourceFile, reopened
 from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
-from tiered_index.sources.rows import Dialect, RowBatch, RowFile, RowMapping, RowReading, open_rows
-from tiered_index.systems import files_key
+from tiered_index.sources.rows import Dialect, RowBatch, RowFile, RowMapping, RowReading, Unit, open_rows
+from tiered_index.systems import files_key, time_unit_of, time_unit_position
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
 _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
@@ -107,6 +107,9 @@ class FileLinker:
         # copies of files that are still there, and the time at which they were listed first
         self._copies: dict[str, float] = {}
         self._is_begun = False
+        self.unit_before: str | None = None
+        """The unit of times that are numbers by earlier runs; None: there was no such time."""
+        self._unit: str | None = None
 
     @property
     def position(self) -> int:
@@ -190,6 +193,7 @@ class FileLinker:
             self._check_queue(self.topic)
         for path in self.mapping.keys:
             self._put_name(files_key(self._store) + path)
+        self._learn_unit()
         self._go_on(pending, position)
 
     def _copied(self, listed: SourceFile) -> list[LinkedSegment] | None:
@@ -260,6 +264,23 @@ class FileLinker:
                     f"queue {FILES_QUEUE} of topic {topic!r} has entries that are not rows of files: choose another "
                     "--topic, so that offsets of one do not hide those of the other"
                 )
+
+    def _positions(self) -> dict[str, int]:
+        return {**self.index.log_state.positions, **self.index.durable_positions()}
+
+    def _learn_unit(self) -> None:
+        """Read times that are numbers as earlier runs did, unless a unit is given."""
+        self._unit = time_unit_of(self._positions(), self._store, self.mapping.time)
+        if not self.mapping.has_numbers:
+            self.unit_before = self._unit
+        if self.mapping.unit is None and self._unit is not None:
+            self.mapping.unit, self.mapping.is_guessed = cast(Unit, self._unit), True
+
+    def _keep_unit(self) -> None:
+        """Put the unit of times that are numbers before the first entry with such a time."""
+        if self.mapping.has_numbers and (unit := self.mapping.unit) is not None and unit != self._unit:
+            self._put_position(*time_unit_position(self._positions(), self._store, self.mapping.time, unit))
+            self._unit = unit
 
     def _put_name(self, name: str) -> None:
         """Put a position whose name says something of the files, unless the index has it."""
@@ -432,6 +453,7 @@ class FileLinker:
         if batch.bad and not self.skip_bad:
             bad = batch.bad[0]
             raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
+        self._keep_unit()
         entries, topics = batch.entries, self._topics_of(batch)
         if self._archiver is not None:
             self._archiver.add(topics if batch.topics is not None else pa.array(topics), listed.uri, batch, shift)

@@ -18,7 +18,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import IO, Any, Literal, NamedTuple, cast
 
@@ -129,8 +129,8 @@ class RowMapping:
     """The fields with the keys, the time and perhaps the topic of a row: JMESPaths, or names of columns.
 
     `unit` is that of times that are numbers. None: the first ones decide, for the whole run; then `is_guessed`, and a
-    later number that is likely in another unit only is a bad row. `topic` None: all rows have one topic. `dialect` is
-    that of CSV files; None: their headers decide.
+    later number that is likely in another unit only is a bad row. `has_numbers`: a time was a number. `topic` None: all
+    rows have one topic. `dialect` is that of CSV files; None: their headers decide.
     """
 
     keys: Sequence[str]
@@ -139,6 +139,7 @@ class RowMapping:
     topic: str | None = None
     dialect: Dialect | None = None
     is_guessed: bool = False
+    has_numbers: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -172,6 +173,7 @@ class RowMapping:
             raise InvalidArgument(
                 f"time {number!r} seems to be in {likely[0]}, but the first one was in {self.unit}: give --time-unit"
             )
+        self.has_numbers = True
         return self.unit
 
     def time_ms(self, value: Any) -> int:

@@ -267,8 +267,8 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
             segments = list(index.segment_archive.segments().of_log(linked_store("orders", queue_id)))
             index.close()
     assert kills
-    # as many positions as keys and one, whatever the number of files, and one for each topic by a field
-    assert len(names) == (43 if form == "topics" else 3)
+    # as many positions as keys and two, whatever the number of files, and one for each topic by a field
+    assert len(names) == (44 if form == "topics" else 4)
     assert not any(segment.is_open for segment in segments)
     assert sum(segment.length for segment in segments) == len(lines(0, count))
     if form == "gzip":
@@ -431,6 +431,30 @@ def test_a_dry_run_and_wrong_fields_leave_no_index(tmp_path, where):
     assert not (tmp_path / "root").exists()
     short = run_here("ingest", log, "--topic", "t", "--key", "order_id", "--time", "n", *where, "--json")
     assert short.code == 2 and "--time-unit" in short.error["message"]
+
+
+def test_the_unit_of_times_is_decided_once_for_all_runs_unless_it_is_given(tmp_path, where):
+    def run(number, time, *unit):
+        (tmp_path / f"{number}.csv").write_text(f"k,at\na,{time}\n")
+        fields = ("--topic", "t", "--key", "k", "--time", "at", *unit)
+        return run_here("ingest", tmp_path / f"{number}.csv", *fields, *where, "--json")
+
+    assert "times are numbers of ms, by the first one" in run(0, BEGIN_S * 1000).err
+    for number, unit, other in ((1, "ms", "s"), (5, "s", "ms")):
+        wrong = run(number, BEGIN_S * {"s": 1, "ms": 1000}[other])
+        assert f"seems to be in {other}, but the first one was in {unit}: give --time-unit" in wrong.err
+        (tmp_path / f"{number}.csv").unlink()
+        again = run(number + 1, BEGIN_S * {"s": 1, "ms": 1000}[unit] + 1)
+        assert f"times are numbers of {unit}, as in an earlier run; --time-unit sets another unit" in again.err
+        told = run(number + 2, BEGIN_S * {"s": 1, "ms": 1000}[other] + 2, "--time-unit", other)
+        assert f"numbers of {other} from now on. Earlier rows keep theirs, read in {unit}" in told.err
+    items = run_here("query", "t", "a", *where, "--json").document["items"]
+    assert {item["timestamp_ms"] for item in items} <= {BEGIN_S * 1000, BEGIN_S * 1000 + 1000, BEGIN_S * 1000 + 2000}
+    assert len(items) == 5
+    # times of another field have a unit of their own
+    (tmp_path / "9.csv").write_text(f"k,made\na,{BEGIN_S}\n")
+    other = run_here("ingest", tmp_path / "9.csv", "--topic", "t", "--key", "k", "--time", "made", *where, "--json")
+    assert "times are numbers of s, by the first one" in other.err
 
 
 COLUMNS_OF_ROW = {

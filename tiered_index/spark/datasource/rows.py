@@ -90,6 +90,7 @@ class RowWriter(DataSourceArrowWriter):
         with self._job.address.open() as storage, listed_files([options.text("files") or ""], config) as files:
             log = StorageLog(storage, SystemClock())
             log.open()
+            self._rows = self._rows.with_unit_of(log.state.positions)
             plan = FilePlan.of(self._rows, Segments(log.state, storage), files)
         if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:
             raise InvalidArgument(f"{others[0]} is no Parquet file: index it by `spark build --topic`")
@@ -120,7 +121,8 @@ class RowWriter(DataSourceArrowWriter):
                         yield pa.RecordBatch.from_pydict(columns)
 
         written = write_tables(entries(), self._job)
-        return WrittenRows(written.shards, None, BatchContent(), None, times, frozenset(topics), mapping.unit)
+        unit = mapping.unit if mapping.has_numbers else None
+        return WrittenRows(written.shards, None, BatchContent(), None, times, frozenset(topics), unit)
 
     def _by_file(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Table, Any]]:
         """Yield the rows of each file, with their numbers. Raises `InvalidArgument` for another file."""

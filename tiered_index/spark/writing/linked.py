@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -55,7 +55,7 @@ from tiered_index.spark.writing.plan import Census, WindowScale, count_batches
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
 from tiered_index.stored import typed
-from tiered_index.systems import files_key
+from tiered_index.systems import files_key, time_unit_of, time_unit_position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,6 +91,11 @@ class RowsOfFiles:
     def mapping(self) -> RowMapping:
         """Return the mapping, which may decide the unit of times. Raises `InvalidArgument`."""
         return RowMapping(self.keys, self.time, self.unit, self.topic_path, self.dialect, self.is_guessed)
+
+    def with_unit_of(self, positions: Mapping[str, int]) -> RowsOfFiles:
+        """Return them with the unit of earlier runs, by the positions of an index, unless they have one."""
+        unit = time_unit_of(positions, self.store, self.time) if self.unit is None else None
+        return self if unit is None else replace(self, unit=unit, is_guessed=True)
 
     @property
     def queue_id(self) -> int:
@@ -187,7 +192,8 @@ class LinkedPartsReader:
                 behind = bound if isinstance(file, ColumnsFile) else reading.end
                 if is_first:
                     self._send_points(segment, reading, points_begin, behind, sent)
-                facts = count, keyless, times, reading.blocks, lines, reading.held_back_bytes > 0, mapping.unit, skipped
+                unit = mapping.unit if mapping.has_numbers else None
+                facts = count, keyless, times, reading.blocks, lines, reading.held_back_bytes > 0, unit, skipped
                 points = () if is_first else tuple(reading.points)
                 parts.append(FilePart(number, begin, behind - begin, *facts, tuple(bad), tuple(sent), points))
                 if reading.is_whole or end is not None:
@@ -424,17 +430,21 @@ def link_files(
     `JobOverdue`: then nothing is published. After the storage's errors the outcome may be unknown; build again then.
     """
     settings, present = config or IndexConfig(), clock or SystemClock()
-    mapping, scale = rows.mapping(), WindowScale.of(window, settings, present.now_ms())
+    # it is checked before the index is opened
+    rows.mapping()
+    scale = WindowScale.of(window, settings, present.now_ms())
     name = " and ".join([*sources[:2], *(["others"] if len(sources) > 2 else [])])
     with contextlib.ExitStack() as stack:
         index = stack.enter_context(BuiltIndex.opening(spark, storage, settings, present, {}))
         log, of_source = index.log, settings.changed(storage=storage, root=None)
         check_own_columns(index.genesis.layout.schema)
+        rows = rows.with_unit_of(log.state.positions)
+        mapping = rows.mapping()
         plan = FilePlan.of(rows, Segments(log.state, index.opened), _listed(sources, of_source, stack))
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
             _check_queue(rows.topic, of_source)
         _decide(plan, mapping)
-        rows = replace(rows, unit=mapping.unit, is_guessed=rows.unit is None)
+        rows = replace(rows, unit=mapping.unit, is_guessed=rows.is_guessed or rows.unit is None)
         points_to = None if dry_run else index.meter.address(index.address)
         reader = LinkedPartsReader(rows, of_source, index.meter.sources(settings.s3, storage), skip_bad, points_to)
         result = LinkedResult(known=plan.known, changed=tuple(plan.changed), held_back=tuple(plan.held_back))
@@ -586,6 +596,9 @@ def publish_files(
     catalog, of_catalog = send_catalog(log, sorted(segments, key=lambda segment: segment.place))
     sent.append(of_catalog.sent)
     positions = {rows.store: reserved.end} | {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
+    known = log.state.positions
+    if rows.unit not in (None, time_unit_of(known, rows.store, rows.time)):
+        positions |= [time_unit_position(known, rows.store, rows.time, rows.unit)]
     if rows.topic is None:
         positions |= {files_topic(topic): 1 for topic in topics}
     publication = Publication(log, sent, named=names_object(log.storage))
