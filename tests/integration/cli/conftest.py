@@ -72,12 +72,6 @@ def run_here_():
     return run_here
 
 
-@pytest.fixture(scope="session")
-def in_process():
-    """Return a function that runs a command line in this process and returns only its exit code."""
-    return lambda *arguments: run_here(*arguments).code
-
-
 @pytest.fixture
 def small_index(tmp_path):
     """Options of `ingest` for an index of small files, and a document as its output."""

@@ -43,8 +43,8 @@ def store(unmerged, tmp_path):
 
 
 @pytest.fixture
-def merged(store, in_process):
-    assert in_process("merge", "--storage", store, "--quiet") == 0
+def merged(run_here, store):
+    assert run_here("merge", "--storage", store, "--quiet").code == 0
     return store
 
 

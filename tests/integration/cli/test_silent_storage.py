@@ -71,16 +71,3 @@ def test_a_root_answers_in_time_though_its_storage_is_silent(run_here, root, sil
     # the command line names the storage
     named = run_here(*query[:-1], 0.5, "--storage", silent, environment=KEYS)
     assert (named.code, named.out) == (6, "0 found, partial\n")
-
-
-@pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])
-def test_a_root_answers_though_its_storage_is_not_mounted(run_here, root, tmp_path, empty):
-    (tmp_path / "store").rename(tmp_path / "away")
-    if empty:
-        (tmp_path / "store").mkdir()
-    outcome = run_here("query", "orders", "own-5", "--root", root)
-    assert outcome.code == 0, outcome
-    assert "1 found, complete as far as the root knows" in outcome.out
-    assert "is it mounted?" in outcome.out
-    named = run_here("query", "orders", "own-5", "--root", root, "--storage", f"file://{tmp_path}/store")
-    assert (named.code, "holds no tiered index" in named.err) == (2, True)
