@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from tests.integration.cli.command_lines import Outcome, run_script
 from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, write_source
-from tiered_index import IndexService
+from tiered_index import IndexService, __version__
 
 ENTRIES = 2 * MESSAGES
 SECONDS = "1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 seconds are 1700000000000"
@@ -262,3 +263,17 @@ def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here
     assert outcome.code == 6
     assert "damaged" not in outcome.out
     assert re.search(r"log +storage, not read .*is it mounted\?", outcome.out)
+
+
+def test_processes_answer_as_this_one_does(run_here, original):
+    query = ("query", "orders", "k7", "--root", original.root, "--max", 5, "--json")
+    done, here = run_script(*query), run_here(*query)
+    assert (done.code, done.err) == (here.code, here.err) == (0, "")
+    assert done.document["items"] == here.document["items"] != []
+    altered = (*query, "--cursor", "AAAA")
+    assert run_script(*altered, module="tiered_index.cli") == run_here(*altered)
+    assert run_here(*altered).code == 2
+
+
+def test_the_version(run_here):
+    assert run_here("--version") == Outcome(0, f"tiered-index {__version__}\n", "")

@@ -1,5 +1,6 @@
 """A wrong command line ends with code 2 and says what is wrong, before anything is read, written or made."""
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -132,6 +133,15 @@ LINES = [
       ("{store}", "{store}/deep/root", "{store}/..", "{tmp}/link/root")),
     *((f"ingest {{store}} --root {{tmp}}/root --storage {storage}", "choose another place") for storage in
       ("file://{store}/objects", "FILE://localhost{store}/../st%6Fre", "sqlite://{store}/index.db")),
+    # a terminal of Latin-1 gives keys that no index has
+    *((line, "is not UTF-8") for line in (
+        "query orders {latin} --storage {uri}",
+        "erase --topic orders --key k --key {latin} --yes --now --storage {uri}",
+        "ingest kafka://127.0.0.1:1/{latin} --storage {uri}",
+        "ingest no-such-file.ndjson --constant topic={latin} --storage {uri}",
+        "copy --to file:///tmp/{latin} --storage {uri}",
+        "token {latin} --file {tmp}/tokens.json",
+    )),
     # a service
     *((f"serve --storage {{uri}} --rocketmq-{option}", "need --rocketmq-port") for option in
       ("keys k.json", "cluster a", "broker b", "advertise c:1")),
@@ -171,6 +181,7 @@ def contents(*folders):
 def test_a_wrong_command_line_is_refused_and_changes_nothing(original, store, tmp_path, monkeypatch, line, said):
     monkeypatch.setattr("tiered_index.cli.spark.reading.spark_of", None)
     places = {"root": original.root, "uri": original.uri, "source": original.source, "store": store, "tmp": tmp_path}
+    places["latin"] = os.fsdecode(b"caf\xe9")
     (tmp_path / "link").symlink_to(store)
     (tmp_path / "keys.csv").write_text("topic,key\n")
     (tmp_path / "mixed").mkdir()
@@ -182,6 +193,13 @@ def test_a_wrong_command_line_is_refused_and_changes_nothing(original, store, tm
     assert done.error["exit_code"] == 2 and said in done.error["message"]
     assert "PASSWORD" not in done.err
     assert contents(original.folder, store, tmp_path) == before
+
+
+def test_files_of_the_caller_may_have_any_name(tmp_path):
+    message = {"topic": "t", "key": "k", "queue_id": 0, "offset": 1, "size": 1, "timestamp_ms": 1_700_000_000_000}
+    (file := tmp_path / os.fsdecode(b"caf\xe9.ndjson")).write_text(json.dumps(message) + "\n")
+    done = run_here("ingest", file, "--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage", "--json")
+    assert (done.code, done.document["entries"]) == (0, 1), done.err
 
 
 ID = "7F00000100002A9F0000000000000000"
