@@ -83,6 +83,30 @@ def run_script(
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+@contextlib.contextmanager
+def running(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[], list[Any]]]]:
+    """Run the installed script until the block ends; yield the process, and a function of its lines of JSON so far."""
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        subprocess.Popen(
+            [str(SCRIPT), *map(str, arguments)],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environment(**environment),
+        ) as process,
+    ):
+
+        def lines() -> list[Any]:
+            text = os.pread(out.fileno(), 1 << 24, 0).decode()
+            return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+        try:
+            yield process, lines
+        finally:
+            process.kill()
+
+
 def run_here(
     *arguments: object,
     environment: dict[str, str] | None = None,

@@ -1,15 +1,11 @@
 """`copy` as a command: once, again, into a target that is something else, and as a standby's follower in a process."""
 
-import contextlib
-import json
 import re
 import signal
-import subprocess
-import threading
 
 import pytest
 
-from tests.integration.cli.command_lines import SCRIPT, clean_environment
+from tests.integration.cli.command_lines import running
 from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
@@ -131,31 +127,20 @@ def test_a_run_by_a_timer_deletes_what_the_copy_no_longer_names_if_it_brings_som
 def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
     source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
     put(1, source)
-    line = [SCRIPT, "copy", "--from", source, "--to", target, "--follow", "--interval", "1s", "--json"]
-    # Python then buffers what it writes to a pipe
-    env = clean_environment(PYTHONUNBUFFERED="")
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=env)
-    assert process.stdout is not None
-    records = []
-    reader = threading.Thread(target=lambda: records.extend(map(json.loads, process.stdout)), daemon=True)
-    reader.start()
-    try:
+    line = ("copy", "--from", source, "--to", target, "--follow", "--interval", "1s", "--json")
+    # Python then buffers what it writes to a file
+    with running(*line, PYTHONUNBUFFERED="") as (process, lines):
         copied = open_storage(target)
         until(lambda: process.poll() is not None or list(copied.list("log/")))
         assert process.poll() is None
-        until(lambda: records)
+        until(lines)
         # a full buffer has the lines of some 16 rounds
-        assert len(records) < 9
+        assert len(lines()) < 9
         put(2, source)
         until(lambda: offsets(target) == [2, 1])
         process.send_signal(number)
         assert process.wait(60) == code
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait(60)
-        reader.join(60)
-        process.stdout.close()
+        records = lines()
     assert [record["status"] for record in records] == ["following"] * (len(records) - 1) + ["stopped"]
     assert sum(record["sent"] for record in records[:-1]) == 2
     assert all(record["lag_s"] >= 0 for record in records)

@@ -1,14 +1,12 @@
 """`ingest STORE_DIR`: the real command beside a live store; damage, lost segments and exit codes."""
 
-import json
 import re
 import signal
-import subprocess
 import threading
 
 import pytest
 
-from tests.integration.cli.command_lines import SCRIPT, clean_environment
+from tests.integration.cli.command_lines import running
 from tests.rocketmq.followed import SEGMENT, check, cut_log, scan
 from tests.rocketmq.messages import NOW_MS
 from tests.support.hanging import until
@@ -32,33 +30,21 @@ def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(t
     store, root = tmp_path / "store", tmp_path / "root"
     offsets = write(store, 0, 150)
     closed = len(list((store / "commitlog").iterdir())) - 1
-    command = [SCRIPT, "ingest", store, "--follow", "--json", "--quiet", "--poll", "0.05", "--archive-segments", *SMALL]
+    command = ("ingest", store, "--follow", "--json", "--quiet", "--poll", "0.05", "--archive-segments", *SMALL)
     places = ("--root", root, "--storage", f"file://{tmp_path / 'objects'}")
-    quick = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.05", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.05")
-    (tmp_path / "out").touch()
-
-    def lines():
-        return [
-            json.loads(line) for line in (tmp_path / "out").read_text().splitlines(keepends=True) if line[-1] == "\n"
-        ]
-
-    with (tmp_path / "out").open("w") as out:
-        pipes = {"stdout": out, "stderr": subprocess.PIPE}
-        with subprocess.Popen([*map(str, [*command, *places])], **pipes, text=True, env=quick) as process:
-            try:
-                until(lines)
-                with IndexReader.open(root=root) as reader:
-                    for number in range(150, 153):
-                        offsets += write(store, number, number + 1)
-                        until(lambda n=number: len(reader.query("orders", f"own-{n}")) == 1)
-                        assert reader.query("orders", f"own-{number}").items[0].offset == offsets[number]
-                until(lambda: lines()[-1]["archived_segments"] == closed)
-                process.send_signal(signal.SIGINT)
-                errors = process.communicate(timeout=60)[1]
-            finally:
-                process.kill()
+    quick = {"TIERED_INDEX_FLUSH_INTERVAL_S": "0.05", "TIERED_INDEX_LIFECYCLE_INTERVAL_S": "0.05"}
+    with running(*command, *places, **quick) as (process, lines):
+        until(lines)
+        with IndexReader.open(root=root) as reader:
+            for number in range(150, 153):
+                offsets += write(store, number, number + 1)
+                until(lambda n=number: len(reader.query("orders", f"own-{n}")) == 1)
+                assert reader.query("orders", f"own-{number}").items[0].offset == offsets[number]
+        until(lambda: lines()[-1]["archived_segments"] == closed)
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+        *following, last = lines()
     assert (process.returncode, errors) == (130, "")
-    *following, last = lines()
     assert (last["status"], last["messages"], last["entries"]) == ("stopped", 153, 306)
     assert all(line["status"] == "following" for line in following)
 

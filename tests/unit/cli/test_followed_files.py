@@ -6,14 +6,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import pytest
 
-from tests.integration.cli.command_lines import run_here
+from tests.integration.cli.command_lines import run_here, running
+from tests.support.hanging import until
 from tests.unit.cli.test_linked_files import BEGIN_S, Crash, Killed
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
@@ -138,30 +136,25 @@ def test_the_command_follows_files_until_a_signal(tmp_path):
     log.write_text(row(0))
     where = ["--root", str(tmp_path / "root"), "--storage", storage]
     arguments = [str(tmp_path / "*.log*"), "--topic", "t", "--key", "k", "--time", "at", "--follow", "--poll", "0.05"]
-    command = [sys.executable, "-m", "tiered_index", "ingest", *arguments, *where, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            wait_for(where, 1)
-            with log.open("a") as more:
-                more.write(row(1))
-            wait_for(where, 2)
-            log.rename(tmp_path / "app.log.1")
-            log.write_text(row(2))
-            wait_for(where, 3)
-            process.send_signal(signal.SIGTERM)
-            document = json.loads(process.communicate(timeout=60)[0])
-        finally:
-            process.kill()
-    assert (process.returncode, document["status"], document["rows"]) == (0, "stopped", 3)
+    with running("ingest", *arguments, *where, "--json") as (process, lines):
+        wait_for(where, 1)
+        with log.open("a") as more:
+            more.write(row(1))
+        wait_for(where, 2)
+        log.rename(tmp_path / "app.log.1")
+        log.write_text(row(2))
+        wait_for(where, 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        document = lines()[-1]
+    assert (document["status"], document["rows"]) == ("stopped", 3)
     answer = run_here("query", "t", "a", "--messages", *where, "--json").document["messages"]
     assert sorted(json.loads(record["message"]["body"])["n"] for record in answer) == [0, 1, 2]
 
 
 def wait_for(where, count):
-    until_s = time.monotonic() + 60
-    while True:
+    def is_met():
         done = run_here("query", "t", "a", *where, "--json")
-        if done.code == 0 and len(done.document["items"]) == count:
-            return
-        assert time.monotonic() < until_s, done.err or done.out
-        time.sleep(0.1)
+        return done.code == 0 and len(done.document["items"]) == count
+
+    until(is_met, every_s=0.1)
