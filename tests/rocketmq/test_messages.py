@@ -32,7 +32,7 @@ from tests.rocketmq.archived_store import (
 from tests.rocketmq.archived_store import stored_bytes as encoded
 from tests.rocketmq.messages import NOW_MS, V6, joined, keyed, log, message, write_log
 from tiered_index import Fetched, IndexReader
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
@@ -243,22 +243,6 @@ def test_bodies_are_shown_as_asked_where_they_can_be(body, wanted, shown):
 
 
 # stores and storages that do not answer, or change during a lookup
-
-
-def test_a_storage_that_is_down_is_an_error_or_named(index, store, storage):
-    messages = settled(index, store)
-    delete_segments(store, BEGIN_OF_LAST)
-    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
-    storage.fail("get_range", times=None, name_prefix="segments/")
-    for limits in ({}, {"max_requests": 50}):  # it is no spent budget
-        with pytest.raises(StorageUnavailable):
-            index.messages(wanted.topic, wanted.uniq_key, source=source_of(index, store), **limits)
-    answer = index.messages(wanted.topic, wanted.uniq_key, allow_partial=True, source=source_of(index, store))
-    assert answer.status == "partial"
-    assert [report.file for report in answer.failed] == [index.archived()[0].name]
-    assert [(fetched.state, fetched.message) for fetched in answer.messages] == [("missing", None)]
-    storage.clear()
-    assert fetched_of(index, wanted, source_of(index, store)).state == "archived"
 
 
 def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(index, store, monkeypatch):
