@@ -308,6 +308,40 @@ def test_a_lease_that_can_not_be_released_frees_the_root(open_index, storage):
     assert len(open_index().query("t", "k")) == 1
 
 
+CALLS = {
+    "flush": lambda it: it.flush(),
+    "seal": lambda it: it.seal(),
+    "run_lifecycle": lambda it: it.run_lifecycle(),
+    "archive": lambda it: it.archive("l", 0, 1, lambda at, size: b"1"),
+}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("call", CALLS)
+def test_after_an_interrupt_a_further_call_says_what_to_do(open_index, offsets, storage, call, error):
+    """`tests/reliability/interrupts.py` interrupts each call at random moments, also puts."""
+    disk, faulty = FailingDisk(error("scripted")), FaultStorage(storage)
+    index = open_index(disk=disk, storage_backend=faulty)
+    put(index, 1, source="s", source_position=1)
+    index.flush()
+    if call in ("flush", "seal"):
+        put(index, 2)
+        disk.times = 1
+    if call in ("run_lifecycle", "archive"):
+        index.seal()
+        faulty.fail("put", error=error)
+    with pytest.raises(error):
+        CALLS[call](index)
+    for further in (lambda: put(index, 3), index.flush, lambda: index.query("t", "k"), index.topics):
+        with pytest.raises(IndexClosed, match=r"an interrupt ended .*: close the index and open it again"):
+            further()
+    assert any("interrupt" in problem for problem in index.health()["problems"])
+    index.close()
+    index = open_index()
+    assert offsets(index) in ([1], [1, 2])
+    assert index.durable_position("s") == 1
+
+
 def test_errors_of_a_source_and_interrupts_of_lookups_end_no_index(open_index, open_reader, storage):
     faulty = FaultStorage(storage)
     index = open_index(storage_backend=faulty, local_keep_s=0)
