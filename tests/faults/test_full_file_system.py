@@ -68,6 +68,23 @@ def test_it_fills_up_at_any_step_and_heals(small_world, small_disk, pages, resta
     assert refused >= STEPS
 
 
+def test_an_index_that_is_begun_on_a_full_disk_is_refused_until_there_is_room(small_world, small_disk):
+    refused = 0
+    for pages in SPARE_PAGES:
+        world = small_world()
+        small_disk.fill(pages)
+        try:
+            world.open(small_disk.disk)
+        except DiskFull:
+            refused += 1
+        small_disk.free()
+        if world.service is None:
+            world.open(small_disk.disk)
+        world.do("9 heal")
+        world.service.close()
+    assert refused
+
+
 def test_a_journal_without_room_to_grow_ends_its_file(small_world, small_disk):
     """The entries' space is allocated in advance, the journal's is not: so the journal finds the disk full."""
     world = small_world()
