@@ -138,7 +138,9 @@ def test_an_opening_that_fails_late_flushes_nothing(open_index, storage, caplog)
     assert not [record for record in caplog.records if "flush" in record.getMessage()]
 
 
-def test_a_root_whose_storage_is_empty_says_that_it_belongs_to_another(tmp_path, uri="memory://a-life-that-ended"):
+def test_a_root_whose_storage_is_empty_says_that_it_belongs_to_another_and_makes_no_index_there(
+    tmp_path, uri="memory://a-life-that-ended"
+):
     with IndexService.open(root=tmp_path / "root", storage=uri, slots=7, items=64):
         with pytest.raises(LockHeld, match=rf"root is being written by this process \({os.getpid()}\)"):
             IndexService.open(root=tmp_path / "root")
@@ -152,6 +154,8 @@ def test_a_root_whose_storage_is_empty_says_that_it_belongs_to_another(tmp_path,
             IndexService.open(root=tmp_path / "root", storage=other)
         for part in (other or uri, f"root {tmp_path}/root belongs to another storage", f"in {uri}, which ended"):
             assert part in str(caught.value)
+        with open_storage(other or uri) as storage:
+            assert list(storage.list()) == []
 
 
 def test_a_bucket_with_too_short_a_name_is_named():
