@@ -6,17 +6,19 @@ import contextlib
 import math
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
+import tiered_index.kafka.source as kafka_source
 from tests.kafka.followed import ingest, places, proxied_cluster, source_of
 from tests.kafka.killed import HASTY
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import CorruptFile, StorageMisconfigured
 from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker, SetupErrors
+from tiered_index.kafka.client import KafkaBroker, SetupErrors, kafka
 
 BROKERS = 3
 FETCH, LIST_OFFSETS = 1, 2
@@ -147,6 +149,37 @@ def test_it_starts_while_a_broker_is_away_and_takes_its_partitions_up_later(
         cluster.bring_up(2)
         check_went_on(index, topic, follower, count)
         until(lambda: follower.problems(60.0) == [])
+
+
+def test_a_cluster_that_does_not_answer_after_some_partitions_are_read_loses_no_record(
+    cluster, index, servers, topic, sent, monkeypatch
+):
+    sent(0, 100)
+    opened, questions = kafka_source.open_consumer, []
+
+    class Silent:
+        """A client whose cluster answers its first question only."""
+
+        def __init__(self, *settings, **callbacks):
+            self._client = opened(*settings, **callbacks)
+
+        def __getattr__(self, name):
+            return getattr(self._client, name)
+
+        def list_topics(self, timeout):
+            questions.append(timeout)
+            if len(questions) in (2, 3):
+                time.sleep(0.5)  # now it has records
+                raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TRANSPORT))
+            return self._client.list_topics(timeout=timeout)
+
+    monkeypatch.setattr(kafka_source, "open_consumer", Silent)
+    cluster.fail(LIST_OFFSETS, 6)  # so that one partition waits for the second look
+    with Follower(index, source_of(index, servers, topic, follow=True, settings=HASTY)) as follower:
+        assert len(questions) > 1
+        follower.in_background()
+        check_went_on(index, topic, follower, 100)
+    follower.end()
 
 
 @pytest.mark.parametrize("error", [5, 3])

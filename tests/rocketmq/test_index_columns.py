@@ -109,6 +109,16 @@ def test_a_message_with_very_many_keys():
     assert batch.columns.column("key").to_pylist() == [*dict.fromkeys(keys), "k1"]
 
 
+def test_keys_that_differ_in_one_byte_are_two():
+    for length in (1, 7, 8, 9, 15, 16, 17, 40):
+        key = "".join(chr(97 + i % 26) for i in range(length))
+        for at in {0, length // 2, length - 1}:
+            other = key[:at] + "_" + key[at + 1 :]
+            properties = f"KEYS\x01{key} {other} {key} {other}\x02UNIQ_KEY\x01{key}\x02".encode()
+            batch = decode_index_columns(messages.message(0, properties=properties).encode(), 0)
+            assert batch.columns.column("key").to_pylist() == [key, other]
+
+
 def test_keys_with_invalid_utf8_are_counted_and_replaced_as_by_the_broker():
     made = messages.message(0, properties=b"KEYS\x01\xff ok \xfe\x02UNIQ_KEY\x01\xed\xa0\x80\x02")
     batch = decode_index_columns(made.encode(), 0)
