@@ -134,7 +134,7 @@ class Network(WrapperStorage):
 
 
 @contextlib.contextmanager
-def _network(files: StoredFiles, endpoint: str | None, named: str | None) -> Iterator[tuple[Network, Get]]:
+def _network(files: StoredFiles, endpoint: str | None) -> Iterator[tuple[Network, Get]]:
     """Yield the files with an injected latency, or a copy on the server, and a function that reads a range plainly."""
     if endpoint is None:
         network = Network(files.storage, injected=True)
@@ -145,9 +145,8 @@ def _network(files: StoredFiles, endpoint: str | None, named: str | None) -> Ite
 
     style: Any = {"addressing_style": "path"}
     client = boto3.client("s3", endpoint_url=endpoint, config=Config(max_pool_connections=36, s3=style))
-    bucket = named or f"tiered-index-bench-{secrets.token_hex(6)}"
-    if named is None:
-        client.create_bucket(Bucket=bucket)
+    bucket = f"tiered-index-bench-{secrets.token_hex(6)}"
+    client.create_bucket(Bucket=bucket)
 
     def get(name: str, start: int, length: int) -> bytes:
         part = f"bytes={start}-{start + length - 1}"
@@ -162,8 +161,7 @@ def _network(files: StoredFiles, endpoint: str | None, named: str | None) -> Ite
             yield Network(target, injected=False), get
         finally:
             target.delete_many([info.name for info in list(target.list())])
-            if named is None:
-                client.delete_bucket(Bucket=bucket)
+            client.delete_bucket(Bucket=bucket)
 
 
 def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) -> IndexReader:
@@ -321,19 +319,17 @@ def main(suite: str, arguments: list[str]) -> None:
     parser = options(suite, __doc__, rounds=3)
     parser.add_argument("--files", type=int, default=1_000, help="stored files")
     parser.add_argument("--items", type=int, default=20_000, help="items of a file")
-    parser.add_argument("--bucket", help="SUITE=s3: an existing bucket")
-    parser.add_argument("--only-lookups", action="store_true", help="without the tables that need no server")
     flags = parser.parse_args(arguments)
     large, few = 200 * flags.items, flags.items < 20_000
     endpoint = os.environ[ENDPOINT_VARIABLE] if suite == "s3" else None
     with own_environment():
         with stored_files(flags.root_dir, flags.items, flags.files, plain=True) as files:
-            with _network(files, endpoint, flags.bucket) as (network, get):
+            with _network(files, endpoint) as (network, get):
                 lookups = Lookups(files, network, get, flags.rounds)
                 lookups.run()
         where = "a real S3 server" if suite == "s3" else f"a folder behind lognormal({_MEDIAN_MS:.0f} ms, {_SIGMA})"
         tables = {f"{flags.files:,} files of {flags.items:,} items on {where}": list(lookups.rows())}
-        if suite == "ranges" and not flags.only_lookups:
+        if suite == "ranges":
             readers = (24, (500,)) if few else (240, (20_000, 80_000))
             tables |= {
                 f"a new reader of {readers[0]} packed files": list(new_readers(flags.root_dir, *readers)),

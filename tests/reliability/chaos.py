@@ -1,6 +1,6 @@
 """The chaos campaign: processes write, read, merge and erase on a real S3 server while everything fails.
 
-    python -m tests.reliability.chaos --minutes 10 [--seed S] [--endpoint URL]
+    python -m tests.reliability.chaos --minutes 10 [--seed S]
 
 Two writers of one index take over from each other. Four timelines of events run in parallel. The seed decides their
 events:
@@ -10,8 +10,8 @@ events:
 - the network of each of the two hosts: a proxy disturbs requests
 
 The campaign prints each event with its time on stderr. At the end all faults are over, and all entries must be found
-(`chaos_settling`). Without an endpoint (the option, or TIERED_INDEX_TEST_S3_ENDPOINT) the campaign starts a server of
-its own, and kills only that one.
+(`chaos_settling`). Without TIERED_INDEX_TEST_S3_ENDPOINT the campaign starts a server of its own, and kills only that
+one.
 
 Threads: the main thread starts and ends processes. Each of the other timelines has a thread.
 """
@@ -432,11 +432,10 @@ def run(options: argparse.Namespace) -> Tally:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     state = os.environ.get(STATE_VARIABLE)
-    cluster = Cluster(install(), Path(state)) if state and not options.endpoint else None
+    cluster = Cluster(install(), Path(state)) if state else None
     folder = tempfile.mkdtemp(prefix="tiered-index-chaos-")
     print(f"seed {options.seed}, {options.minutes} minutes, files in {folder}", file=sys.stderr, flush=True)
-    endpoint_url = options.endpoint or os.environ[ENDPOINT_VARIABLE]
-    campaign = Campaign(options.minutes * 60, options.seed, endpoint_url, cluster, Path(folder))
+    campaign = Campaign(options.minutes * 60, options.seed, os.environ[ENDPOINT_VARIABLE], cluster, Path(folder))
     campaign.run()
     campaign.tally.tried = Counter(dict(sorted(campaign.tally.tried.items())))
     if not campaign.tally.failures:
@@ -448,13 +447,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--endpoint", help="the S3 service; the campaign does not kill its processes")
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background programs ignore it
-    has_endpoint = any(word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:])
-    if not os.environ.get(ENDPOINT_VARIABLE) and not has_endpoint:
+    if not os.environ.get(ENDPOINT_VARIABLE) and not {"-h", "--help"} & {*sys.argv[1:]}:
         again = [sys.executable, "-m", "tests.reliability.chaos", *sys.argv[1:]]
         os.execv(sys.executable, [sys.executable, "-m", "tests.real_s3.server", "run", "--", *again])
     sys.exit(tally_main(__doc__ or "", run, add_arguments))
