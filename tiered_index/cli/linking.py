@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from tiered_index.cli.options import IntakeOptions, declare
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
-from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import InvalidArgument, NotAnIndex, ObjectNotFound, StorageUnavailable
 from tiered_index.errors import listed as listed_names
 from tiered_index.types import format_time
 
@@ -121,7 +121,7 @@ class RowIngestion:
                 _check_fields(files[0], mapping)
             if self.dry_run:
                 return _show_rows(self.session, files, topic, mapping)
-            putting = stack.enter_context(Putting.open(self.session, config, self.intake))
+            putting = stack.enter_context(self._opened(config))
             with putting.progress("ingesting", sum(each.size_bytes for each in files)) as progress:
                 linker = FileLinker(
                     putting.index, topic, mapping, putting.patient(), self.skip_bad, archive=self.archive
@@ -136,6 +136,21 @@ class RowIngestion:
             putting.settle()
             document = self._document(putting, linker, taken_s)
         return self._show(linker.counts, document)
+
+    @contextlib.contextmanager
+    def _opened(self, config: IndexConfig) -> Iterator[Putting]:
+        """Open the index. The error of a default root whose storage is empty says how to begin again."""
+        with contextlib.ExitStack() as stack:
+            try:
+                putting = stack.enter_context(Putting.open(self.session, config, self.intake))
+            except NotAnIndex as error:
+                if config.storage is None or config.root != state_root(config.storage):
+                    raise
+                raise NotAnIndex(
+                    f"{error}. This root is the default for {config.storage}: if you deleted the index there, delete "
+                    f"{config.root}, too, and run the command again"
+                ) from error
+            yield putting
 
     def _config(self) -> IndexConfig:
         """Return the settings of the index. Without a root, the one of a storage is a folder of the user's state."""

@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import random
+import shutil
 import uuid
 from urllib.parse import unquote
 
@@ -651,6 +652,12 @@ def test_without_a_root_the_index_has_a_folder_of_the_state_directory(tmp_path, 
     answer = run_here("query", "orders", "7", "--messages", "--storage", f"file://{tmp_path}/objects", "--json")
     assert answer.document["messages"] and all(each["message"] for each in answer.document["messages"])
     assert "1 known" in run_here("ingest", *arguments).out
+    # the storage was deleted by hand
+    shutil.rmtree(tmp_path / "objects")
+    done = run_here("ingest", *arguments, "--json")
+    assert done.code == 2 and f"delete {root}, too, and run the command again" in done.error["message"], done.err
+    shutil.rmtree(root)
+    assert run_here("ingest", *arguments, "--json").document["rows"] == 9
 
 
 @pytest.mark.parametrize(
