@@ -270,11 +270,11 @@ def test_an_index_that_is_merged_meanwhile_and_objects_that_are_lost(spark, copi
     # as if Spark had lost the rows: tasks look them up again, in the objects of now
     result.release()
     check(copied, [row.asDict() for row in result.frame.select("*").collect()], 1000)
-    kept = look_up(spark, frame, storage=copied, max_count=1000)
+    cached = look_up(spark, frame, storage=copied, max_count=1000)
     LocalStorage(Path(urlsplit(copied).path)).delete_many(sorted(states(copied).objects))
     # the answers are cached
-    assert kept.frame.where("position is not null").count() > 0
-    kept.release()
+    assert cached.frame.where("position is not null").count() > 0
+    cached.release()
     with pytest.raises(CorruptFile, match="storage does not"):
         lookup(spark, frame, storage=copied)
     partial = look_up(spark, frame, storage=copied, allow_partial=True)
