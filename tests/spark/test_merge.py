@@ -10,11 +10,9 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
 from tests.spark.entries import check, messages, put_files, states, sweep, total, write_parquet
-from tests.support.damage import flip_object
 from tiered_index import IndexService
 from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import build, merge
-from tiered_index.storage.opening import open_storage
 
 HOUR_MS = 3_600_000
 
@@ -102,19 +100,3 @@ def test_pending_files_are_merged_whatever_their_age_and_the_writer_adopts_them(
     assert [item.offset for item in index.query("orders", "key-0", max_count=10_000)] == answers
     assert {handle.place for handle in index.files()} == {"storage"}
     assert states(storage).positions == {"log": 7}
-
-
-@pytest.mark.long
-def test_a_damaged_pending_file_is_named_and_its_writer_compacts_it(spark, storage, writer):
-    index, table = writer
-    waiting = next(iter(states(storage).pending))
-    with open_storage(storage) as opened:
-        flip_object(opened, waiting, 100)
-    assert waiting in outcome_of(f"merge --storage {storage}", code=4).error["message"]
-    # its root opens again as one that compacts by itself
-    root = index.config.root
-    index.close()
-    with IndexService.open(root=root, storage=storage, background=False, compaction="local") as again:
-        assert again.run_lifecycle().uploaded == 3
-    assert outcome_of(f"merge --storage {storage}").document["status"] == "merged"
-    check(storage, table)
