@@ -18,7 +18,7 @@ import numpy as np
 
 from tests.benchmarks.memory import memory_bytes
 from tests.benchmarks.report import finish, note, options, scratch
-from tests.stress.crew import Crew
+from tests.support.hanging import Crew
 from tests.support.model import ModelEntry, ReferenceModel
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup, MergeOptions, Retention, merge
 from tiered_index.errors import BackPressure
@@ -67,7 +67,7 @@ class Soak:
     def __init__(self, config: IndexConfig, rate: int, seed: int) -> None:
         self._config, self._rate, self._seed = config, rate, seed
         self._ledgers = [Ledger(number) for number in range(_PRODUCERS)]
-        self._crew = Crew(seed)
+        self._crew = Crew()
         self._over = self._crew.stop
         self.answers = 0
         self.merged = 0
@@ -77,10 +77,10 @@ class Soak:
         """Put, look up and merge for this many minutes; yield the row of each. Raises the error of a thread."""
         with IndexService.open(self._config) as index:
             for number in range(_PRODUCERS):
-                self._crew.begin(f"producer-{number}", self._produce, index, number)
+                self._crew.begin(self._produce, index, number)
             for number in range(_READERS):
-                self._crew.begin(f"reader-{number}", self._read, index, number)
-            self._crew.begin("merger", self._merge)
+                self._crew.begin(self._read, index, number)
+            self._crew.begin(self._merge)
             try:
                 whole = max(1, round(minutes))
                 for minute in range(1, whole + 1):

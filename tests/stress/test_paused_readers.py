@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stress.crew import Crew
 from tests.support.core import compiled_core
+from tests.support.hanging import beside
+from tests.support.rounds import compact_only
 from tests.support.storage_faults import FaultStorage
 from tiered_index.service.read.file_view import LocalView
 from tiered_index.storage.memory import MemoryStorage
@@ -27,14 +28,14 @@ INSIDE = {"query": (LocalView, "find"), "query_many": (LocalView, "find_many")}
 
 
 class Pause:
-    """The first call of a function in the thread `reader` waits. `entered` and `go_on` are events."""
+    """The first call of a function waits. `entered` and `go_on` are events."""
 
     def __init__(self, monkeypatch, module, name):
         self.entered, self.go_on = threading.Event(), threading.Event()
         real = getattr(module, name)
 
         def held(*arguments, **named):
-            if threading.current_thread().name == "stress-reader" and not self.entered.is_set():
+            if not self.entered.is_set():
                 self.entered.set()
                 assert self.go_on.wait(30)
             return real(*arguments, **named)
@@ -62,26 +63,7 @@ def service(open_index, storage):
     return service
 
 
-def compact_only(service, storage):
-    """Compact the file; its upload fails."""
-    storage.fail("put", name_prefix="data/")
-    with pytest.raises(Exception, match="scripted fault"):
-        service.run_lifecycle()
-    assert [handle.place for handle in service.files()] == ["compacted"]
-
-
-def began(crew, pause, ask, service):
-    """Start the reader and wait until it pauses inside its search; return its thread, and the list that gets its
-    answer.
-    """
-    answers = []
-    thread = crew.begin("reader", lambda: answers.append(ask(service)))
-    assert pause.entered.wait(30)
-    return thread, answers
-
-
-def check(answers):
-    (result,) = answers
+def check(result):
     assert result.status == "complete"
     assert [item.offset for item in result] == list(reversed(range(COUNT)))
 
@@ -96,8 +78,9 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
         compact_only(service, storage)
     before = files_below(tmp_path / "root")
     (name,) = before
-    crew, pause = Crew(1), Pause(monkeypatch, *INSIDE[ask])
-    thread, answers = began(crew, pause, ASK[ask], service)
+    pause = Pause(monkeypatch, *INSIDE[ask])
+    reader = beside(lambda: ASK[ask](service))
+    assert pause.entered.wait(30)
     for _ in range(3):
         service.run_lifecycle()
         assert [handle.place for handle in service.files()] == ["storage"]
@@ -108,9 +91,7 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
     assert [item.offset for item in second] == list(reversed(range(COUNT)))
     assert files_below(tmp_path / "root") == expected, "the end of another reader does not release this one's files"
     pause.go_on.set()
-    crew.wait_for([thread])
-    crew.finish()
-    check(answers)
+    check(reader())
     service.run_lifecycle()
     assert files_below(tmp_path / "root") == set(), "no reader uses the file any more"
 
@@ -122,8 +103,7 @@ def test_a_reader_in_the_storage_does_not_hold_up_local_files(service, storage, 
     service.run_lifecycle()
     assert files_below(tmp_path / "root") == set()
     hang = storage.hang("get_range", name_prefix="data/")
-    crew, answers = Crew(3), []
-    thread = crew.begin("reader", lambda: answers.append(ASK["query"](service)))
+    reader = beside(lambda: ASK["query"](service))
     assert hang.entered.wait(30)
     for number in range(5):
         service.put("u", 0, "k", number, 1, NOW_MS)
@@ -133,8 +113,6 @@ def test_a_reader_in_the_storage_does_not_hold_up_local_files(service, storage, 
     retained = files_below(tmp_path / "root")
     assert retained
     hang.release.set()
-    crew.wait_for([thread])
-    crew.finish()
-    check(answers)
+    check(reader())
     service.run_lifecycle()
     assert files_below(tmp_path / "root") == set()

@@ -42,3 +42,31 @@ class Beside:
 
 
 beside = Beside
+
+
+class Crew:
+    """Calls in threads of their own, until they end or `stop` is set. The first error sets it; `finish` raises it."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._workers: list[Beside] = []
+
+    def begin(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Run `work(*arguments)` in a thread."""
+
+        def guarded() -> None:
+            try:
+                work(*arguments)
+            except BaseException:
+                self.stop.set()
+                raise
+
+        self._workers.append(Beside(guarded))
+
+    def finish(self) -> None:
+        """Stop all threads and wait for them."""
+        self.stop.set()
+        for worker in self._workers:
+            assert worker.ended(170), "it hangs"
+        for error in (worker.error for worker in self._workers if worker.error is not None):
+            raise error

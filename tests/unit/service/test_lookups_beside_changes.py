@@ -7,8 +7,8 @@ so most often while a view is made or dropped.
 import threading
 
 import tiered_index
-from tests.stress.crew import Crew
 from tests.support.core import compiled_core
+from tests.support.hanging import Crew
 
 T_MS = 1_700_000_000_000
 ROUNDS = 24
@@ -21,6 +21,10 @@ class Lookups:
 
     def __init__(self, index, put):
         self.index, self.put, self.answered = index, put, threading.Semaphore(0)
+
+    def turns(self, stop):
+        while not stop.is_set():
+            self.turn()
 
     def turn(self):
         self.check(lambda: self.index.query("t", "k", max_count=MOST))
@@ -46,9 +50,9 @@ def test_each_answer_has_what_was_put_before_it(open_index, tmp_path, eager_swit
     index = open_index(storage_backend=None, storage=uri, local_keep_s=0, items=128, max_late_s=10**9)
     # the numbers of entries that were acknowledged, and that were begun
     put = [0, 0]
-    crew, lookups = Crew(1), [Lookups(index, put) for _ in range(THREADS)]
-    for number, looker in enumerate(lookups):
-        crew.repeat(f"look-{number}", looker.turn)
+    crew, lookups = Crew(), [Lookups(index, put) for _ in range(THREADS)]
+    for looker in lookups:
+        crew.begin(looker.turns, crew.stop)
     try:
         for number in range(ROUNDS):
             for _ in range(1 + number % 5):
