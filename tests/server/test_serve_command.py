@@ -21,6 +21,7 @@ from tests.support.authority import Authority
 from tiered_index import IndexService
 from tiered_index.cli.exit_codes import UNEXPECTED
 from tiered_index.cli.main import run
+from tiered_index.cli.output import Output
 from tiered_index.server.listening import HttpListener
 
 
@@ -165,6 +166,20 @@ def test_unsafe_and_wrong_options_are_refused(storage, tmp_path, capsys):
             error = capsys.readouterr().err
             assert said in error
             assert ended.value.code == code, error
+
+
+def test_a_signal_right_after_the_service_is_ready_ends_it_in_good_order(storage, monkeypatch, capsys):
+    note = Output.note
+
+    def end(out, text):
+        note(out, text)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Output, "note", end)
+    with pytest.raises(SystemExit) as ended:
+        run(["serve", "--storage", storage, "--port", "0", "--json"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"status": "stopped"}
 
 
 def test_a_listener_that_fails_ends_the_service(storage, monkeypatch, capsys):

@@ -109,8 +109,9 @@ class Serving:
                 listening.enter_context(portal.wrap_async_context_manager(tools))
                 urls.append(tools.url)
             front.app = service.app
-            self._tell_ready(urls)
-            self._wait(http, follower)
+            with Ending() as ending:
+                self._tell_ready(urls)
+                self._wait(ending, http, follower)
             served.stopping.set()
             listening.close()
             if follower is not None:
@@ -259,9 +260,8 @@ class Serving:
             out.record({"status": "serving", "url": urls[0], "urls": urls})
             out.flush()
 
-    def _wait(self, http: HttpListener, follower: Follower | None) -> None:
+    def _wait(self, ending: Ending, http: HttpListener, follower: Follower | None) -> None:
         """Return once a signal arrives, the listener has ended, or the follower has."""
-        with Ending() as ending:
-            while not (ending.event.wait(_LOOK_S) or http.has_ended.is_set()):
-                if follower is not None and follower.has_ended():
-                    return
+        while not (ending.event.wait(_LOOK_S) or http.has_ended.is_set()):
+            if follower is not None and follower.has_ended():
+                return
