@@ -36,7 +36,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
-from tiered_index.sources.rows import RowMapping
+from tiered_index.sources.rows.mapping import RowMapping
 
 FORMS, PARQUET_TIMES = ("ndjson", "parquet"), 5
 _OBJECTS, _DELAY_MS = 10, 30

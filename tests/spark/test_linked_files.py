@@ -22,8 +22,9 @@ from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources import linked as linker
-from tiered_index.sources import restart, rows
+from tiered_index.sources import restart
 from tiered_index.sources.listing import listed_files
+from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.spark import register
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
@@ -240,7 +241,7 @@ def test_a_row_of_packed_text_is_read_from_a_restart_point(spark, storage, confi
 
 def test_a_text_that_is_longer_than_its_bound_has_the_points_of_ingest(tmp_path, config, ingested, monkeypatch):
     for module, name, value in (
-        (rows, "_LEAST_BOUND", 4000), (rows, "_RATIO", 0), (rows, "BLOCK_BYTES", 700),
+        (rows_of_text, "_LEAST_BOUND", 4000), (rows_of_text, "_RATIO", 0), (rows_of_text, "BLOCK_BYTES", 700),
         (restart, "SPACING_BYTES", 1000), (restart, "_EARLY_BYTES", 0),
         (linker, "MOST_POINTS", 3), (linked, "MOST_POINTS", 3),
     ):  # fmt: skip

@@ -20,7 +20,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.sources import blocks, linked, restart
 from tiered_index.sources.blocks import BlockedText
 from tiered_index.sources.restart import FramedText, PackedText, RestartedText
-from tiered_index.sources.rows import read_text
+from tiered_index.sources.rows.text import read_text
 
 MIB = 1 << 20
 

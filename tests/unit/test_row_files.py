@@ -19,9 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
-from tiered_index.sources import rows
 from tiered_index.sources.listing import local_file
-from tiered_index.sources.rows import Dialect, RowMapping, open_rows
+from tiered_index.sources.rows import text as rows_of_text
+from tiered_index.sources.rows.forms import is_growing_text, open_rows
+from tiered_index.sources.rows.mapping import Dialect, RowMapping
 
 BEGIN_S = 1_700_000_000
 
@@ -46,7 +47,7 @@ CELLS = st.text(st.sampled_from('ab,;"\n\r '), max_size=6)
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(CELLS, CELLS), max_size=30), st.integers(20, 200), st.sampled_from(["\n", "\r\n"]))
 def test_records_of_several_lines_are_found_at_their_bytes(tmp_path, monkeypatch, cells, block_bytes, newline):
-    monkeypatch.setattr(rows, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", block_bytes)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator=newline, quoting=csv.QUOTE_ALL)
     writer.writerow(["k", "note", "other", "at"])
@@ -67,7 +68,7 @@ def test_records_of_several_lines_are_found_at_their_bytes(tmp_path, monkeypatch
 @pytest.mark.parametrize(("delimiter", "quote"), [("^", "'"), ("\t", ""), (None, "'"), ("|", '"'), ("\x01", "")])
 @pytest.mark.parametrize("block_bytes", [40, 2 << 20])
 def test_delimiter_and_quote_may_be_given(tmp_path, monkeypatch, delimiter, quote, block_bytes):
-    monkeypatch.setattr(rows, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", block_bytes)
     mark = delimiter or ";"
     notes = ['5" disk', "it's", "plain"] if not quote else [f"a{mark}b", "two\nlines", f"a {quote} in it", '5" disk']
     records = []
@@ -203,7 +204,7 @@ def test_a_header_may_begin_with_the_letters_of_another_form(tmp_path, name):
     entries, bad, _ = read(path, (f'"{name}"',))
     assert ([key for _, _, key in entries], bad) == (["v1"], [])
     # so a last line may still be written
-    assert rows.is_growing_text(path.read_bytes())
+    assert is_growing_text(path.read_bytes())
 
 
 LINES = "".join(f"{json.dumps({'k': f'k{n}', 'at': BEGIN_S + n, 'c': {'id': n / 4}})}\n" for n in range(40)).encode()

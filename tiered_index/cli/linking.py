@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
     from tiered_index.sources.linked import FileCounts, FileLinker
     from tiered_index.sources.listing import SourceFile
-    from tiered_index.sources.rows import RowMapping
+    from tiered_index.sources.rows.mapping import RowMapping
 
 # seconds between two looks at files (a look that finds rows costs two records of the log); and those for
 # which a copy of a file waits
@@ -63,7 +63,7 @@ class RowOptions:
     def mapping(self, keys: Sequence[str] | None) -> tuple[str | None, RowMapping]:
         """Return the topic of all rows (None: a field has it) and the mapping. Raises `InvalidArgument`."""
         # imported here: other sources do not need it
-        from tiered_index.sources.rows import TOPIC_FIELD, Dialect, RowMapping
+        from tiered_index.sources.rows.mapping import TOPIC_FIELD, Dialect, RowMapping
 
         if self.topic is None:
             raise InvalidArgument("--topic is missing: it names the topic of the rows")
@@ -165,7 +165,7 @@ class RowIngestion:
 
     def _check_options(self, files: Sequence[SourceFile]) -> None:
         """Raise `InvalidArgument` that names all options which are missing, and the fields of the first file."""
-        from tiered_index.sources.rows import open_rows
+        from tiered_index.sources.rows.forms import open_rows
 
         missing = {"--topic": self.options.topic is None, "--key": not self.keys}
         if not any(missing.values()):
@@ -263,7 +263,7 @@ def _follow(
 
 def _check_fields(file: SourceFile, mapping: RowMapping) -> None:
     """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
-    from tiered_index.sources.rows import open_rows
+    from tiered_index.sources.rows.forms import open_rows
 
     rows = open_rows(file.file, file.size_bytes, file.head(), mapping.dialect)
     if lacking := rows.lacking(mapping):
@@ -274,7 +274,7 @@ def _check_fields(file: SourceFile, mapping: RowMapping) -> None:
 
 def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None, mapping: RowMapping) -> int:
     """Write the first rows as they would be indexed."""
-    from tiered_index.sources.rows import open_rows
+    from tiered_index.sources.rows.forms import open_rows
 
     uri = files[0].uri
     rows = open_rows(files[0].file, files[0].size_bytes, files[0].head(), mapping.dialect)

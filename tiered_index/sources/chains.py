@@ -16,7 +16,10 @@ from tiered_index.kernels import crc32
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
-from tiered_index.sources.rows import BLOCK_BYTES, Dialect, RowFile, is_growing_text, open_rows
+from tiered_index.sources.rows.batch import RowFile
+from tiered_index.sources.rows.forms import is_growing_text, open_rows
+from tiered_index.sources.rows.mapping import Dialect
+from tiered_index.sources.rows.text import BLOCK_BYTES
 
 
 class FileChains:

@@ -33,7 +33,9 @@ from tiered_index.sources.chains import FileChains, end_of, has_changed, has_gro
 from tiered_index.sources.listing import SourceFile, reopened
 from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
-from tiered_index.sources.rows import Dialect, RowBatch, RowFile, RowMapping, RowReading, Unit, open_rows
+from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
+from tiered_index.sources.rows.forms import open_rows
+from tiered_index.sources.rows.mapping import Dialect, RowMapping, Unit
 from tiered_index.systems import files_key, time_unit_of, time_unit_position
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them

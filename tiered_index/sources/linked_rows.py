@@ -35,19 +35,10 @@ from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, st
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
-from tiered_index.sources.rows import (
-    SUM_BYTES,
-    TABLES,
-    ColumnsFile,
-    CsvFile,
-    Dialect,
-    NdjsonFile,
-    RowMapping,
-    TextFile,
-    decompressed,
-    read_text,
-    row_of_line,
-)
+from tiered_index.sources.rows.batch import row_of_line
+from tiered_index.sources.rows.mapping import Dialect, RowMapping
+from tiered_index.sources.rows.table import TABLES, ColumnsFile
+from tiered_index.sources.rows.text import SUM_BYTES, CsvFile, NdjsonFile, TextFile, decompressed, read_text
 from tiered_index.sources.values import rows_as_json
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline

@@ -26,7 +26,7 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
 from tiered_index.sources.restart import group_rows
-from tiered_index.sources.rows import RowBatch
+from tiered_index.sources.rows.batch import RowBatch
 
 SCHEMA = pa.schema(
     {

@@ -16,10 +16,11 @@ from tests.unit.cli.test_linked_files import BEGIN_S, Crash, Killed
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
-from tiered_index.sources import linked, rows
+from tiered_index.sources import linked
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
-from tiered_index.sources.rows import RowMapping
+from tiered_index.sources.rows import text as rows_of_text
+from tiered_index.sources.rows.mapping import RowMapping
 
 KEYS = 3
 
@@ -80,7 +81,7 @@ class Folder:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(tmp_path, monkeypatch, seed):
     moments = random.Random(seed)
-    monkeypatch.setattr(rows, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
     monkeypatch.setattr(linked, "_AT_ONCE", 2)
     path = tmp_path / "logs"
     path.mkdir()

@@ -25,10 +25,11 @@ from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
 from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
-from tiered_index.sources import linked, restart, rows
+from tiered_index.sources import linked, restart
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
-from tiered_index.sources.rows import RowMapping
+from tiered_index.sources.rows import text as rows_of_text
+from tiered_index.sources.rows.mapping import RowMapping
 
 BEGIN_S = 1_700_000_000
 KEYS = ("--topic", "orders", "--key", "order_id", "--key", "customer.id", "--time", "at")
@@ -107,8 +108,8 @@ def test_rows_of_many_forms_come_back_by_their_keys(tmp_path, ingest, rows_of):
 @pytest.mark.parametrize("archive", [(), ("--archive",)], ids=["linked", "archived"])
 def test_the_number_of_a_line_comes_back(tmp_path, monkeypatch, where, ingest, archive):
     """Of a text that has grown, too, and of records of several lines; not of rows with columns."""
-    monkeypatch.setattr(rows, "SUM_BYTES", 500)
-    monkeypatch.setattr(rows, "BLOCK_BYTES", 900)
+    monkeypatch.setattr(rows_of_text, "SUM_BYTES", 500)
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 900)
     log, packed, table = tmp_path / "a.log", tmp_path / "b.gz", tmp_path / "c.csv"
     log.write_bytes(b"\n" + lines(0, 40))
     packed.write_bytes(gzip.compress(b"\n\n" + lines(40, 80)))
@@ -230,9 +231,9 @@ class Killed:
 def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkeypatch, where, rows_of, seed, form):
     moments = random.Random(f"{seed}{form}")
     # small blocks, so that a file takes many puts, and several index files
-    monkeypatch.setattr(rows, "BLOCK_BYTES", 700)
-    monkeypatch.setattr(rows, "_LEAST_BOUND", 4000)
-    monkeypatch.setattr(rows, "_RATIO", 0)
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(rows_of_text, "_LEAST_BOUND", 4000)
+    monkeypatch.setattr(rows_of_text, "_RATIO", 0)
     monkeypatch.setattr(linked, "_AT_ONCE", 2)
     # and several objects of the archive
     monkeypatch.setattr(linked, "SEGMENT_BYTES", 3000)
@@ -320,7 +321,7 @@ def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_p
 
 
 def test_the_archive_has_the_rows_before_one_that_ends_the_run(tmp_path, monkeypatch, where, ingest, rows_of):
-    monkeypatch.setattr(rows, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 30) + b"{broken\n" + lines(30, 40))
     assert run_here("ingest", log, *KEYS, *where, "--slots", 32, "--items", 1000, "--archive").code == 2
@@ -788,15 +789,15 @@ def test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_nex
 ):
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 50))
-    read_text = rows.read_text
+    read_text = rows_of_text.read_text
 
     def rewriting(*arguments):
         data = read_text(*arguments)
-        if data and arguments[-1] == rows.BLOCK_BYTES:
+        if data and arguments[-1] == rows_of_text.BLOCK_BYTES:
             log.write_bytes(lines(50, 99))
         return data
 
-    monkeypatch.setattr(rows, "read_text", rewriting)
+    monkeypatch.setattr(rows_of_text, "read_text", rewriting)
     assert ingest(log)["changed_while_read"] == [log.as_uri()]
     monkeypatch.undo()
     # no row of the file as it was comes back, and none is taken for another

@@ -31,7 +31,8 @@ from tiered_index.service.read.segments import Segments
 from tiered_index.sources.chains import as_it_is
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, listed_files
-from tiered_index.sources.rows import RowBatch, rows_of_columns, way_of
+from tiered_index.sources.rows.batch import RowBatch
+from tiered_index.sources.rows.table import rows_of_columns, way_of
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import (
     Written,

@@ -43,7 +43,10 @@ from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import send_points, taken_points
-from tiered_index.sources.rows import ColumnsFile, Dialect, RowBatch, RowFile, RowMapping, RowReading, open_rows
+from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
+from tiered_index.sources.rows.forms import open_rows
+from tiered_index.sources.rows.mapping import Dialect, RowMapping
+from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import each_split, frame_of_splits, large_batches

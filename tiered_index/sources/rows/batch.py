@@ -1,0 +1,221 @@
+"""The rows of files as entries: batches of rows, and what all files of rows can do.
+
+The position of a row is the byte of its line in the decompressed text, or its number in a file with columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.segment import Times, times_of
+from tiered_index.service.write.validation import keys_of_rows
+from tiered_index.sources.blocks import RestartPoint
+from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, key_column
+from tiered_index.sources.values import rows_as_json, run_ends_decoded
+
+File = LocalFile | StoredFile
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is no entry: its place for people, and the problem."""
+
+    where: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows up to position `end` of a file.
+
+    `positions`, `sizes`, `times_ms`, and `topics` if the topic is a field, have a value for each row with a key; a row
+    that was read by itself is there once for each key. `keys` are columns with at most one key for each of them: a row
+    has an entry for each key that is not null, and no key twice. `rows` also counts the `keyless`.
+    """
+
+    end: int
+    rows: int
+    keys: tuple[pa.Array, ...]
+    positions: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    times_ms: npt.NDArray[np.int64]
+    keyless: int = 0
+    bad: tuple[BadRow, ...] = ()
+    topics: pa.DictionaryArray | None = None
+    begin: int = 0
+    """The position of the first row of `source`."""
+    source: bytes | pa.Table = b""
+    """The lines of a text from `begin` on; the rows with all their columns, if the reading is whole."""
+    lines_before: int | None = None
+    """The number of lines of a text before `begin`; None: not known."""
+
+    def lines(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """Return the number of the line at each position, from 1; None: not known."""
+        if self.lines_before is None or not isinstance(self.source, bytes):
+            return None
+        ends = np.flatnonzero(np.frombuffer(self.source, np.uint8) == 10)
+        return np.searchsorted(ends, positions - self.begin) + self.lines_before + 1
+
+    def texts(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[bytes]:
+        """Return the rows at positions, whose lines have these sizes; rows of a file with columns as JSON."""
+        places = (positions - self.begin).tolist()
+        if isinstance(self.source, bytes):
+            lines = zip(places, sizes.tolist(), strict=True)
+            return [row_of_line(self.source[at : at + size], self.begin + at) for at, size in lines]
+        return rows_as_json(run_ends_decoded(self.source).take(pa.array(places, pa.int64())))
+
+    @property
+    def entries(self) -> int:
+        """The number of entries."""
+        return sum(len(column) - column.null_count for column in self.keys)
+
+    def by_entry(self) -> tuple[npt.NDArray[np.int64], pa.ChunkedArray]:
+        """Return, for each entry, the number of its row in `positions` (i64), and its key."""
+        keys, rows = keys_of_rows(self.keys)
+        every_row = np.arange(len(self.positions))
+        return np.tile(every_row, len(keys)) if rows is None else rows, pa.chunked_array(keys, KEY_TYPE)
+
+    @property
+    def times(self) -> Times | None:
+        """The least and the greatest time of the entries."""
+        return times_of(self.times_ms)
+
+
+def _joined(
+    keys: Sequence[pa.Array], positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64], end: int, topics: pa.DictionaryArray | None,
+) -> RowBatch:  # fmt: skip
+    """Return the batch of rows that have at most one key for each path."""
+    rows, parts = len(positions), list[pa.Array]()
+    for number, column in enumerate(keys):
+        for earlier in keys[:number]:
+            same = pc.equal(column, earlier)
+            if pc.any(same).as_py():
+                column = pc.if_else(same.fill_null(False), pa.scalar(None, KEY_TYPE), column)
+        parts.append(column)
+    keyless = 0
+    if all(column.null_count for column in parts):
+        has_key = np.logical_or.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in parts])
+        if keyless := rows - int(has_key.sum()):
+            mask = pa.array(has_key)
+            parts = [column.filter(mask) for column in parts]
+            positions, sizes, times = positions[has_key], sizes[has_key], times[has_key]
+            topics = None if topics is None else topics.filter(mask)
+    return RowBatch(end, rows, tuple(parts), positions, sizes, times, keyless, topics=topics)
+
+
+def batch_of_columns(
+    columns: Sequence[Sequence[Any] | pa.Array], mapping: RowMapping, positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64], end: int,
+    may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool] = lambda rows: False,
+) -> RowBatch | None:  # fmt: skip
+    """Return the batch of rows by their columns, as `RowMapping.names`; None: rows must be read by themselves."""
+    count = len(mapping.keys)
+    keys = [key_column(column, may_be_minus_zero) for column in columns[:count]]
+    times_ms = mapping.times_ms(columns[count])
+    topics = None if mapping.topic is None else mapping.topics_of(columns[count + 1])
+    if times_ms is None or any(column is None for column in keys) or (mapping.topic is not None and topics is None):
+        return None
+    return _joined([column for column in keys if column is not None], positions, sizes, times_ms, end, topics)
+
+
+class SingleRows:
+    """Gathers rows that are read one by one."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.topics: list[str] = []
+        self.places: list[tuple[int, int, int]] = []
+        self.bad: list[BadRow] = []
+        self.rows = self.keyless = 0
+
+    def add(self, members: Sequence[Any], mapping: RowMapping, position: int, size: int) -> None:
+        """Add a row by its members, as `RowMapping.names`. Raises `InvalidArgument`."""
+        count = len(mapping.keys)
+        time_ms = mapping.time_ms(members[count])
+        topics = [mapping.topic_of(topic) for topic in members[count + 1 :]]
+        try:
+            keys = mapping.keys_of(members[:count])
+        except ValueError as error:
+            if isinstance(error, InvalidArgument):
+                raise
+            raise InvalidArgument(f"a key is a number of too many digits: {error}") from error
+        self.rows += 1
+        self.keyless += not keys
+        self.keys += keys
+        self.topics += topics * len(keys)
+        self.places += [(position, size, time_ms)] * len(keys)
+
+    def batch(self, end: int, mapping: RowMapping) -> RowBatch:
+        columns = np.array(self.places, np.int64).reshape(-1, 3)
+        arrays = columns[:, 0], columns[:, 1], columns[:, 2]
+        topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
+        keys, bad = (pa.array(self.keys, KEY_TYPE),), tuple(self.bad)
+        return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics)
+
+
+def row_of_line(line: bytes, position: int) -> bytes:
+    """Return the row of a line at a position: without a carriage return at its end, and a byte order mark at byte 0."""
+    return (line if position else line.removeprefix(BYTE_ORDER_MARK)).removesuffix(b"\r")
+
+
+class RowFile(ABC):
+    """The rows of one file. Raises `InvalidArgument` for a file of another form, `CorruptFile` for damage."""
+
+    format: str
+    is_text = True
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    @abstractmethod
+    def length_bound(self, position: int) -> int:
+        """Return a number of positions to reserve for the file behind `position`: all that it has, unless unknown."""
+
+    @abstractmethod
+    def fields(self) -> list[str]:
+        """Return the names of the fields of the first row, or of all columns."""
+
+    @abstractmethod
+    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
+        """Return option and path of the fields that none of the first rows has."""
+
+    @abstractmethod
+    def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> RowReading:
+        """Return a reading of the rows at positions [`position`, `end`). `whole`: batches have all columns."""
+
+
+class RowReading(ABC):
+    """One reading of a part of a file."""
+
+    end: int
+    """The position behind the last whole row that was read."""
+    is_whole = False
+    """Whether the file has no whole row behind `end`, as far as `end` of the reading lets know."""
+    held_back_bytes = 0
+    """The bytes of a last line without newline, which may still be written."""
+    blocks: tuple[int, tuple[int, ...]] | None = None
+    lines_before: int | None = None
+    """The number of lines of a text before the reading's begin; None: not known."""
+    lines: tuple[int, tuple[int, ...]] | None = None
+    """As `LinkedSegment.lines`."""
+
+    @property
+    def points(self) -> list[RestartPoint]:
+        """The restart points that were found, of packed text; the caller may remove some."""
+        return []
+
+    @abstractmethod
+    def batches(self, start: int) -> Iterator[RowBatch]:
+        """Yield the rows from position `start` on, the end of a row. Rows before it are checksummed only."""

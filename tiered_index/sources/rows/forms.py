@@ -1,0 +1,96 @@
+"""Finds out which form a file of rows has, by its first bytes, and names forms that are not read."""
+
+from __future__ import annotations
+
+import re
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
+from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, File, RowFile
+from tiered_index.sources.rows.mapping import Dialect
+from tiered_index.sources.rows.table import ColumnsFile
+from tiered_index.sources.rows.text import HEAD_BYTES, CsvFile, NdjsonFile, compression_of, decompressed, read_text
+
+# the usual properties, and dictionary sizes of whole 64 KiB; it has no magic number
+_LZMA = b"\x5d\0\0"
+_PARQUET = b"PAR1"
+_UNPACK = {"gzip": "gzip -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "zstd": "zstd -dc"}
+# forms that are not read, by their first bytes
+_OTHERS = {
+    b"Obj\x01": "an Avro file",
+    b"ORC": "an ORC file",
+    b"PK\x03\x04": "a ZIP archive",
+    b"FEA1": "a Feather file of version 1",
+    b"\x04\x22\x4d\x18": "packed by LZ4",
+    b"SQLite format 3": "an SQLite database",
+    b"%PDF": "a PDF file",
+}
+# bytes that no text has
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
+
+
+def is_growing_text(head: bytes) -> bool:
+    """Return whether a file may be a text whose last line is not written yet. The other forms are written whole."""
+    whole = (_PARQUET, FILE_MAGIC, STREAM_MAGIC, b"[")
+    begin = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    is_packed = compression_of(head) is not None or _is_lzma(head)
+    return not is_packed and not begin.startswith(whole) and _other_form(begin) is None
+
+
+def _is_lzma(head: bytes) -> bool:
+    return head.startswith(_LZMA) and _NO_TEXT.search(head) is not None
+
+
+def _other_form(head: bytes) -> str | None:
+    """Return the form of a file that is not read; None: it may be read. A text may begin with the letters of one."""
+    form = next((name for magic, name in _OTHERS.items() if head.startswith(magic)), None)
+    return None if form is None or not _NO_TEXT.search(head) else form
+
+
+def _other_encoding(head: bytes) -> str | None:
+    """Return the encoding of a text of units of 2 or 4 bytes, by its mark or by its first character; None: of bytes."""
+    if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "UTF-32"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    if len(head) >= 4 and head[:4].count(0) == 2 and head[0] != head[1]:
+        return "UTF-16BE" if not head[0] and not head[2] else "UTF-16LE" if not head[1] and not head[3] else None
+    return None
+
+
+def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:
+    """Return the rows of a file by `head`, its first 64 KiB; `dialect` is for CSV. Raises `InvalidArgument`."""
+    if head.startswith(_PARQUET):
+        return ColumnsFile(file, "parquet")
+    if head.startswith((FILE_MAGIC, STREAM_MAGIC)):
+        return ColumnsFile(file, "arrow")
+    compression = compression_of(head)
+    if _is_lzma(head):
+        command = "xz --format=lzma -dc FILE | xz --block-size=4MiB > FILE.xz"
+        raise InvalidArgument(f"{file} is packed by LZMA alone: pack it by xz, for example with `{command}`")
+    text = head
+    if compression is not None:
+        with decompressed(file, compression) as handle:
+            text = read_text(file, handle, compression, HEAD_BYTES)
+    if (encoding := _other_encoding(text)) is not None:
+        unpacked = "FILE" if compression is None else f"<({_UNPACK[compression]} < FILE)"
+        command = f"iconv -f {encoding} -t UTF-8 {unpacked} > FILE.utf8"
+        raise InvalidArgument(f"{file} is {encoding}: write UTF-8, for example with `{command}`")
+    begin = text.removeprefix(BYTE_ORDER_MARK).lstrip()
+    line = begin.partition(b"\n")[0]
+    if begin.startswith(b"[") or line.rstrip() == b"{":
+        unpacked = "" if compression is None else f"{_UNPACK[compression]} < FILE | "
+        what, each = ("a JSON array", ".[]") if begin.startswith(b"[") else ("JSON of several lines", ".")
+        source = "FILE " if compression is None else ""
+        command = f"{unpacked}jq -c '{each}' {source}> FILE.ndjson"
+        raise InvalidArgument(f"{file} is {what}: write one object a line, for example with `{command}`")
+    if begin.startswith(b"{"):
+        return NdjsonFile(file, compression, size_bytes)
+    if (form := _other_form(text)) is not None:
+        raise InvalidArgument(f"{file} is {form}: convert it to NDJSON, CSV, Parquet or Arrow")
+    if b"\0" not in begin and any(mark.encode() in line for mark in (dialect or Dialect()).delimiters):
+        return CsvFile(file, compression, size_bytes, dialect)
+    raise InvalidArgument(
+        f"{file} is neither NDJSON nor CSV, Parquet or Arrow: convert it to one of these, "
+        "or give the --delimiter of CSV"
+    )

@@ -1,0 +1,316 @@
+"""Where a row has its keys, its time and its topic, and which times and keys these values are. Pure.
+
+Values of many rows are read together, as a column. None in place of a column: a value must be read by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.encoding import json_text
+from tiered_index.errors import InvalidArgument
+from tiered_index.json_paths import FieldReader, compiled_path, key_texts, plain_path
+from tiered_index.service.read.rows import check_topic
+from tiered_index.service.write.validation import milliseconds
+from tiered_index.sources.columns import is_text, plain_text, times_ms
+from tiered_index.sources.values import key_value
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
+
+Unit = Literal["s", "ms", "us", "ns"]
+_PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+# seconds since 1970 of the years 1990 to 2100: numbers in them have one likely unit
+_LIKELY_S = 631_152_000, 4_102_444_800
+# the type of keys: `put_batch` copies the offsets of others
+KEY_TYPE = pa.large_string()
+TOPIC_FIELD = "field:"
+"""Begin of a `--topic` that is a field of the rows."""
+_DELIMITERS = (",", "\t", ";", "|")
+_NUMBER_TEXT = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
+_NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
+# without the marks of a JMESPath
+_FIELD_NAME = re.compile(r"""[^][.(){}|&*@`'"?!<>=,\\\x00-\x1f]+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The characters of CSV: `delimiter` between values, None if the header decides; `quote` around values, "" if none.
+
+    Each is one ASCII character other than a newline. Raises `InvalidArgument`.
+    """
+
+    delimiter: str | None = None
+    quote: str = '"'
+
+    def __post_init__(self) -> None:
+        for option, mark in (("--delimiter", self.delimiter), ("--quote", self.quote or None)):
+            if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in "\0\r\n"):
+                raise InvalidArgument(f"{option} is one ASCII character other than a newline, not {mark!r}")
+        if self.delimiter == self.quote:
+            raise InvalidArgument(f"--delimiter and --quote are both {self.quote!r}: they must differ")
+
+    @property
+    def delimiters(self) -> Sequence[str]:
+        """The characters of which one is between values."""
+        found_out = [mark for mark in _DELIMITERS if mark != self.quote]
+        return found_out if self.delimiter is None else [self.delimiter]
+
+    @classmethod
+    def of(cls, segment_format: str) -> Dialect | None:
+        """Return the dialect that the format of a segment names; None: it names none."""
+        _, _, marks = segment_format.partition("+")[0].partition(":")
+        if not re.fullmatch("[0-9a-f]{4}", marks):
+            return None
+        named = bytes.fromhex(marks).decode("latin-1")
+        return cls(named[0], named[1].strip("\0"))
+
+
+@dataclass
+class RowMapping:
+    """The fields with the keys, the time and perhaps the topic of a row: JMESPaths, or names of columns.
+
+    `unit` is that of times that are numbers. None: the first ones decide, for the whole run; then `is_guessed`, and a
+    later number that is likely in another unit only is a bad row. `has_numbers`: a time was a number. `topic` None: all
+    rows have one topic. `dialect` is that of CSV files; None: their headers decide.
+    """
+
+    keys: Sequence[str]
+    time: str
+    unit: Unit | None = None
+    topic: str | None = None
+    dialect: Dialect | None = None
+    is_guessed: bool = False
+    has_numbers: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.keys:
+            raise InvalidArgument("--key is missing: it says where a row has its key, such as --key order_id")
+        self.paths = [path_of(path, f"--key {path}") for path in self.keys]
+        self.paths.append(path_of(self.time, f"--time {self.time}"))
+        if self.topic is not None:
+            self.paths.append(path_of(self.topic, f"--topic {TOPIC_FIELD}{self.topic}"))
+        self.reader = FieldReader.of(self.paths)
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Option and path of all fields: the keys, the time, and the topic if it is a field."""
+        topic = [] if self.topic is None else [(f"--topic {TOPIC_FIELD}", self.topic)]
+        return [*(("--key ", path) for path in self.keys), ("--time ", self.time), *topic]
+
+    def names_of_path(self, path: str) -> tuple[str, ...] | None:
+        """Return the names of a plain path; None: it is another expression."""
+        return plain_path(path_of(path, path).parsed)
+
+    def decide(self, number: float) -> Unit:
+        """Return the unit of times that are numbers, which the first `number` decides. Raises `InvalidArgument`."""
+        likely = [unit for unit in _PER_SECOND if _may_count(unit, number)]
+        if self.unit is None:
+            if len(likely) != 1:
+                raise InvalidArgument(
+                    f"time {number!r} is of the years 1990 to 2100 in no unit of s, ms, us and ns: give --time-unit"
+                )
+            self.unit, self.is_guessed = likely[0], True
+        elif self.is_guessed and likely and self.unit not in likely:
+            raise InvalidArgument(
+                f"time {number!r} seems to be in {likely[0]}, but the first one was in {self.unit}: give --time-unit"
+            )
+        self.has_numbers = True
+        return self.unit
+
+    def time_ms(self, value: Any) -> int:
+        """Return the time of one row in epoch milliseconds. Raises `InvalidArgument`."""
+        if value is None or value == "":
+            raise InvalidArgument(f"no time at {self.time}")
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise InvalidArgument(f"{self.time} is no time: {value!r:.80}")
+        if isinstance(value, str) and not _NUMBER.fullmatch(value):
+            try:
+                time_ms = exact_time(value)
+            except ValueError as error:
+                raise InvalidArgument(f"{self.time} is neither a number nor an ISO 8601 time: {value!r:.80}") from error
+        else:
+            is_integer = isinstance(value, int) or (
+                isinstance(value, str) and value.strip().removeprefix("-").isdecimal()
+            )
+            try:
+                number = int(value) if is_integer else float(value)
+                time_ms = int(number * 1000 // _PER_SECOND[self.decide(number)])
+            except (ValueError, OverflowError) as error:
+                if isinstance(error, InvalidArgument):
+                    raise
+                raise InvalidArgument(f"{self.time} is out of range: {value!r:.80}") from error
+        if not 0 <= time_ms <= MAX_TIMESTAMP_MS:
+            raise InvalidArgument(f"{self.time} is out of range: {value!r:.80}")
+        return time_ms
+
+    def times_ms(self, values: Sequence[Any] | pa.Array) -> npt.NDArray[np.int64] | None:
+        """Return the times of rows in epoch milliseconds; None: one of them must be read by itself."""
+        try:
+            column = values if isinstance(values, pa.Array) else _one_type(values)
+            if column.null_count or not len(column):
+                return None
+            if pa.types.is_timestamp(column.type):
+                times = milliseconds(column).to_numpy()
+            elif pa.types.is_date(column.type):
+                times = milliseconds(column.cast(pa.timestamp("ms"))).to_numpy()
+            elif pa.types.is_integer(column.type):
+                times = self._ms_of_integers(column.cast(pa.int64()).to_numpy())
+            elif pa.types.is_floating(column.type):
+                times = self._ms_of_floats(column.cast(pa.float64()).to_numpy())
+            elif is_text(column.type):
+                column = plain_text(column)
+                is_number = pc.match_substring_regex(column, _NUMBER_TEXT)
+                if not pc.any(is_number).as_py():
+                    times = times_ms(pa.chunked_array([column])).to_numpy()
+                elif pc.all(is_number).as_py():
+                    times = self._ms_of_texts(column)
+                else:
+                    return None
+            else:
+                return None
+        except (pa.ArrowException, OverflowError, InvalidArgument, UnicodeEncodeError):
+            return None
+        is_sound = int(times.min()) >= 0 and int(times.max()) <= MAX_TIMESTAMP_MS
+        return np.asarray(times, np.int64) if is_sound else None
+
+    def _per_second(self, numbers: npt.NDArray[Any]) -> int:
+        """Return how many of the unit of numbers (n) are a second. Raises `InvalidArgument` as `decide` for any."""
+        unit = self.decide(numbers[0].item())
+        if self.is_guessed and not _may_count(unit, numbers).all():
+            for other in _PER_SECOND.keys() - {unit}:
+                if (is_other := _may_count(other, numbers)).any():
+                    self.decide(numbers[is_other][0].item())
+        return _PER_SECOND[unit]
+
+    def _ms_of_integers(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        per = self._per_second(numbers)
+        if per > 1000:
+            return numbers // (per // 1000)
+        if per == 1000:
+            return numbers
+        # numbers out of range stay out of range, and do not overflow
+        return np.clip(numbers, -1, MAX_TIMESTAMP_MS + 1) * (1000 // per)
+
+    def _ms_of_floats(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        per = self._per_second(numbers)
+        if not np.isfinite(numbers).all():
+            raise InvalidArgument("a time is not finite")
+        return np.clip(numbers * 1000 // per, -1, MAX_TIMESTAMP_MS + 1).astype(np.int64)
+
+    def _ms_of_texts(self, texts: pa.Array) -> npt.NDArray[np.int64]:
+        """Return the times of the texts of numbers. Integers are exact, others are floats as in `time_ms`."""
+        is_integer = pc.match_substring_regex(texts, "^-?[0-9]+$")
+        self.decide(float(texts[0].as_py()))
+        zero = pa.scalar("0", texts.type)
+        integers = pc.if_else(is_integer, texts, zero).cast(pa.int64()).to_numpy()
+        if pc.all(is_integer).as_py():
+            return self._ms_of_integers(integers)
+        floats = pc.if_else(is_integer, zero, texts).cast(pa.float64()).to_numpy()
+        choice = is_integer.to_numpy(zero_copy_only=False)
+        return np.where(choice, self._ms_of_integers(integers), self._ms_of_floats(floats))
+
+    def topic_of(self, member: Any) -> str:
+        """Return the topic of a row by the member at its path. Raises `InvalidArgument`."""
+        texts = [] if isinstance(member, list) else list(key_texts(key_value(member)))
+        if not texts:
+            raise InvalidArgument(f"no topic at {self.topic}")
+        return check_topic(texts[0])
+
+    def topics_of(self, values: Sequence[Any] | pa.Array) -> pa.DictionaryArray | None:
+        """Return the topics of rows; None: one of them must be read by itself."""
+        if (column := key_column(values, bool)) is None or column.null_count:
+            return None
+        topics = column.dictionary_encode()
+        try:
+            for topic in topics.dictionary.to_pylist():
+                check_topic(topic)
+        except InvalidArgument:
+            return None
+        return topics
+
+    def keys_of(self, members: Iterable[Any]) -> list[str]:
+        """Return the distinct keys of a row by the members at its key paths. Raises `InvalidArgument`."""
+        keys = dict.fromkeys(text for member in members for text in key_texts(key_value(member)) if text)
+        for key in keys:
+            try:
+                units = len(key.encode("utf-16-le")) // 2
+            except UnicodeEncodeError as error:
+                raise InvalidArgument(f"a key is no valid Unicode: {key!r:.80}") from error
+            if units > MAX_KEY_UNITS:
+                raise InvalidArgument(f"a key has {units:,} UTF-16 code units; {MAX_KEY_UNITS:,} are allowed")
+        return list(keys)
+
+
+def path_of(path: str, shown: str) -> Any:
+    """Return a compiled JMESPath; a name that is none, such as that of a column with blanks, is the field itself.
+
+    `shown` names it in errors. Raises as `compiled_path`.
+    """
+    try:
+        return compiled_path(path, shown)
+    except InvalidArgument as error:
+        if _FIELD_NAME.fullmatch(path):
+            return compiled_path(json_text(path), shown)
+        raise InvalidArgument(
+            f"{error}. A field with such a name is written in quotes, as '\"No. of order\"'"
+        ) from error
+
+
+def _may_count(unit: Unit, number: Any) -> Any:
+    """Return whether a number, or each of some (n), is a likely time in a unit."""
+    first, end = (second * _PER_SECOND[unit] for second in _LIKELY_S)
+    return (number >= first) & (number < end)
+
+
+def _one_type(values: Sequence[Any]) -> pa.Array:
+    """Return values as an array. Texts, if some are integers and some the texts of other numbers."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        if not {*map(type, values)} <= {int, str}:
+            raise
+        return pa.array([*map(str, values)])
+
+
+def key_column(
+    values: Sequence[Any] | pa.Array, may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool] = lambda rows: False
+) -> pa.Array | None:
+    """Return the keys of rows, one a row, as texts with nulls; None: rows must be read by themselves.
+
+    `may_be_minus_zero` gets the numbers of rows whose key is 0, and says whether the text of one of them is -0.
+    """
+    try:
+        if isinstance(values, pa.Array):
+            column = values
+        else:
+            # texts are not inspected first, and not copied to longer offsets then
+            are_texts = {*map(type, values)} <= {str, type(None)}
+            column = pa.array(values, KEY_TYPE if are_texts else None)
+        if pa.types.is_null(column.type):
+            return pa.nulls(len(column), KEY_TYPE)
+        if pa.types.is_integer(column.type):
+            if pc.any(is_zero := pc.equal(column, 0).fill_null(False)).as_py():
+                zeros = np.flatnonzero(is_zero.to_numpy(zero_copy_only=False))
+                if may_be_minus_zero(zeros):
+                    return None
+            return column.cast(KEY_TYPE)
+        if pa.types.is_boolean(column.type):
+            return column.cast(KEY_TYPE)
+        if not is_text(column.type):
+            return None
+        column = plain_text(column)
+        sizes = pc.min_max(pc.binary_length(column)).as_py()
+        if (sizes["max"] or 0) > MAX_KEY_UNITS:
+            return None
+        if sizes["min"] == 0:
+            column = pc.if_else(pc.equal(column, "").fill_null(False), pa.scalar(None, KEY_TYPE), column)
+        return column
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        return None

@@ -1,0 +1,187 @@
+"""Reads the rows of files with columns, Parquet and Arrow, and of tables. Memory: some batches of rows. One thread."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument, listed
+from tiered_index.json_paths import fields_of, searched
+from tiered_index.sources.arrow import ArrowTable
+from tiered_index.sources.parquet import ParquetTable
+from tiered_index.sources.rows.batch import BadRow, File, RowBatch, RowFile, RowReading, SingleRows, batch_of_columns
+from tiered_index.sources.rows.mapping import RowMapping, path_of
+from tiered_index.sources.values import python_rows, python_values
+
+TABLES: dict[str, Callable[[File], ParquetTable | ArrowTable]] = {"parquet": ParquetTable, "arrow": ArrowTable}
+"""The readers of files with columns, by the format of their segments."""
+
+
+class ColumnsFile(RowFile):
+    """A file with columns, of a format of `TABLES`: Parquet, or Arrow IPC as a file or a stream."""
+
+    is_text = False
+
+    def __init__(self, file: File, file_format: str) -> None:
+        super().__init__(file)
+        self.format, self.table = file_format, TABLES[file_format](file)
+
+    def columns_of(self, ways: Sequence[Way]) -> list[str]:
+        """Return what the table must read for columns and fields of structures."""
+        names: list[str] = []
+        for way in ways:
+            if way.is_expression:
+                names += way.names
+            else:
+                # of a structure in Parquet only the wanted field
+                names.append(".".join(way.names) if self.format == "parquet" else way.names[0])
+        return list(dict.fromkeys(names))
+
+    def length_bound(self, position: int) -> int:
+        return self.table.rows - position
+
+    def fields(self) -> list[str]:
+        return list(self.table.schema.names)
+
+    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
+        return [name for name in mapping.names if self._way(name[1], mapping) is None]
+
+    def _way(self, path: str, mapping: RowMapping) -> Way | None:
+        way, columns = way_of(self.table.schema, path, mapping), self.table.schema.names
+        for name in () if way is None else way.names[: None if way.is_expression else 1]:
+            if columns.count(name) > 1:
+                raise InvalidArgument(
+                    f"{self.file} has {columns.count(name)} columns with the name {name}: write it again with a name "
+                    "for each, or choose another field"
+                )
+        return way
+
+    def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> ColumnsReading:
+        ways = [self._way(path, mapping) for _, path in mapping.names]
+        if None in ways:
+            lacking = ", ".join(path for (_, path), way in zip(mapping.names, ways, strict=True) if way is None)
+            raise InvalidArgument(f"{self.file} has no column {lacking}; it has {listed(self.fields())}")
+        return ColumnsReading(self, mapping, [way for way in ways if way is not None], position, end, whole)
+
+    def members_of(self, row: pa.Table, mapping: RowMapping) -> list[Any]:
+        """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
+        ways = [self._way(path, mapping) for _, path in mapping.names]
+        needed = {name for way in ways if way is not None for name in way.names[: None if way.is_expression else 1]}
+        (values,) = python_rows(row.select([*needed])) if needed else ({},)
+        members = []
+        for way, expression in zip(ways, mapping.paths, strict=True):
+            if way is not None and way.is_expression:
+                members.append(searched(expression, values))
+                continue
+            member: Any = None if way is None else values
+            for name in () if way is None else way.names:
+                member = member.get(name) if isinstance(member, Mapping) else None
+            members.append(member)
+        return members
+
+    def row(self, number: int) -> pa.Table:
+        """Return a row. Raises `CorruptFile`, and `InvalidArgument` for a number that the file does not have."""
+        for _, rows in self.table.read(self.table.schema.names, number):
+            return rows.slice(0, 1)
+        raise InvalidArgument(f"{self.file} has no row {number:,}")
+
+
+class ColumnsReading(RowReading):
+    """One reading of a part of a file with columns."""
+
+    is_whole = True
+
+    def __init__(
+        self, file: ColumnsFile, mapping: RowMapping, ways: Sequence[Way], position: int, bound: int, whole: bool
+    ) -> None:
+        self._file, self._mapping, self._ways, self._whole = file, mapping, ways, whole
+        self.end, self._bound = position, min(bound, file.table.rows)
+
+    def batches(self, start: int) -> Iterator[RowBatch]:
+        names = self._file.table.schema.names if self._whole else self._file.columns_of(self._ways)
+        for first, table in self._file.table.read(names, max(start, self.end)):
+            rows = table.slice(0, self._bound - first)
+            self.end = first + len(rows)
+            batch = self._batch(rows.combine_chunks(), first)
+            yield replace(batch, begin=first, source=rows) if self._whole else batch
+            if self.end == self._bound:
+                break
+        self.end = self._bound
+
+    def _batch(self, table: pa.Table, first: int) -> RowBatch:
+        return rows_of_columns(table, self._ways, self._mapping, np.arange(first, first + len(table)))
+
+
+class Way(NamedTuple):
+    """Where a table has the members at a path.
+
+    `names` are a column and the fields of the structures below it. With `is_expression` they are the columns that a
+    JMESPath needs, which finds the members of each row.
+    """
+
+    names: tuple[str, ...]
+    is_expression: bool = False
+
+
+def way_of(schema: pa.Schema, path: str, mapping: RowMapping) -> Way | None:
+    """Return the way to the members at a path; None: there is no column for it."""
+    if path in schema.names:
+        return Way((path,))
+    names = mapping.names_of_path(path)
+    if names is None:
+        columns = [name for name in schema.names if name in fields_of(path_of(path, path).parsed)]
+        return Way(tuple(columns), is_expression=True) if columns else None
+    if names[0] not in schema.names:
+        return None
+    kind = schema.field(names[0]).type
+    for name in names[1:]:
+        if not pa.types.is_struct(kind) or (at := kind.get_field_index(name)) < 0:
+            return None
+        kind = kind.field(at).type
+    return Way(names)
+
+
+def rows_of_columns(
+    table: pa.Table, ways: Sequence[Way], mapping: RowMapping, positions: npt.NDArray[np.int64]
+) -> RowBatch:
+    """Return the rows (n) of a table at positions (i64, n) of a file; `ways` are those of `mapping.names`."""
+    columns: list[Any] = []
+    for way, path in zip(ways, mapping.paths, strict=True):
+        if way.is_expression:
+            columns.append([searched(path, row) for row in python_rows(table.select(way.names))])
+            continue
+        name, *below = way.names
+        column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
+        for field_name in below:
+            column = pc.struct_field(column, field_name)
+        columns.append(column)
+    sizes, end = np.broadcast_to(np.int64(0), len(table)), int(positions[-1]) + 1 if len(positions) else 0
+    if (batch := batch_of_columns(columns, mapping, positions, sizes, end)) is not None:
+        return batch
+    time = columns[len(mapping.keys)]
+    if isinstance(time, list):
+        # an expression has found times of Python, or other values
+        with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
+            time = pa.array(time)
+    if isinstance(time, pa.Array) and pa.types.is_date(time.type):
+        time = time.cast(pa.timestamp("ms"))
+    if isinstance(time, pa.Array) and pa.types.is_timestamp(time.type):
+        # the column says its unit
+        columns[len(mapping.keys)] = time.cast(pa.int64())
+        mapping = replace(mapping, unit=time.type.unit, is_guessed=False)
+    rows = SingleRows()
+    values = [python_values(column) if isinstance(column, pa.Array) else column for column in columns]
+    members_of_rows = zip(*values, strict=True)
+    for number, members in zip(positions.tolist(), members_of_rows, strict=True):
+        try:
+            rows.add(members, mapping, number, 0)
+        except InvalidArgument as error:
+            rows.bad.append(BadRow(f"row {number + 1:,}", str(error)))
+    return rows.batch(end, mapping)
