@@ -20,7 +20,7 @@ from tiered_index.format import verify
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.jobs import copying
 from tiered_index.service.jobs.catalogs import send_catalog
-from tiered_index.service.jobs.copying import Copier, difference
+from tiered_index.service.jobs.copying import Copier, CopyStopped, difference
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.repair import Repairs
@@ -365,3 +365,14 @@ def test_damage_on_the_way_is_read_again(life, small_windows):
         copier(life, target, faulty).run_once()
         copied = {n: data for n, data in bytes_of(target).items() if n.startswith(("data/", "segments/"))}
         assert copied == {name: life.storage.get(name) for name in (*life.state.objects, *life.state.archive)}
+
+
+def test_a_stop_ends_it_between_objects(life, target):
+    fill(life)
+    copy_job = copier(life, target)
+    copy_job.progress = lambda size_bytes: copy_job.stop.set()
+    with pytest.raises(CopyStopped):
+        copy_job.run_once()
+    assert len(list(target.list("data/"))) == 1
+    report = copier(life, target).run_once()
+    assert (report.kept, report.sent) == (1, len(life.state.objects) - 1)
