@@ -390,3 +390,15 @@ def test_a_summary_of_an_earlier_version_is_deleted_with_the_next_record():
     report = Report()
     _check_log(storage, report)
     assert not report.findings
+
+
+def test_changes_of_an_earlier_version_need_their_own_whole_checkpoint():
+    """Those on another one would be a state that never was."""
+    logs = [a_log(MemoryStorage(), objects=60, at_once=20) for _ in range(2)]
+    base = logs[0].state
+    state = publish(logs[0], EPOCH, (an_object(1000),))
+    data = earlier_checkpoint(state, base)
+    assert LogState.decode(data, "changes", base) == state
+    for other in (None, logs[1].state, state):
+        with pytest.raises(CorruptFile, match="base is another state"):
+            LogState.decode(data, "changes", other)

@@ -376,3 +376,14 @@ def test_a_stop_ends_it_between_objects(life, target):
     assert len(list(target.list("data/"))) == 1
     report = copier(life, target).run_once()
     assert (report.kept, report.sent) == (1, len(life.state.objects) - 1)
+
+
+def test_a_restored_source_is_not_the_one_that_was_copied(life, target, tmp_path):
+    fill(life, 1)
+    early = MemoryStorage(clock=life.clock)
+    for name, data in bytes_of(life.storage).items():
+        early.put(name, data)
+    fill(life, 1, first=1)
+    copier(life, target).run_once()
+    with pytest.raises(InvalidArgument, match="not the storage that was copied"):
+        copier(life, target, early)
