@@ -611,3 +611,14 @@ def test_a_sweep_keeps_objects_that_catalogs_no_longer_show_for_a_day(open_index
         left = {info.name for info in storage.list("segments/")}
         assert {first.name, second.name} & left == ({first.name, second.name} if is_left else set())
         clock.advance(2 * 86400)
+
+
+def test_a_round_of_many_partitions_reads_its_catalog_once(open_index):
+    storage = FaultStorage(MemoryStorage())
+    index, file = open_index(storage_backend=storage), b"PAR1" + b"x" * 50 + (8).to_bytes(4, "little") + b"PAR1"
+    index.run_lifecycle()
+    places = [(f"kafka:c/t/{number}", 0) for number in range(200)]
+    assert all(index.send_columns(*place, 2, file) for place in places)
+    before = storage.calls("get_range")
+    assert index.name_columns(places[::-1]) == 200
+    assert storage.calls("get_range") - before <= 6

@@ -26,6 +26,7 @@ from tiered_index.service.jobs import erase_find as find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
 from tiered_index.service.jobs.expiry import record_expiry
+from tiered_index.service.jobs.job import publish
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState
@@ -361,3 +362,31 @@ def test_requests_that_no_erasure_can_have():
     for fields in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
         with pytest.raises(InvalidArgument):
             EraseRequest(**fields)
+
+
+def test_what_is_published_while_the_certificate_is_made_is_not_pending(native):
+    fill(native, range(4))
+    native.later()
+
+    def find(*arguments):
+        scanned = find_hidden(*arguments)
+        native.put([(BASE_MS, "k2")])
+        native.publish()
+        return scanned
+
+    done = wipe(native, keys=("k",), now=True, grace_s=0, find=find)
+    assert (done.status, done.pending) == ("erased", ())
+
+
+def test_a_merge_that_began_before_the_tombstone_is_followed(native):
+    fill(native, range(4))
+    native.later()
+    stale = native.plan()
+    wipe(native, keys=("k",))
+    for job in stale.rewrites:
+        results = [task.run(native.storage, native.clock.now_ms()) for task in job.tasks]
+        publish(job, results, native.log())
+    native.check()
+    done = wipe(native, keys=("k",), now=True, grace_s=0)
+    assert (done.status, done.entries_removed) == ("erased", 4)
+    native.check()

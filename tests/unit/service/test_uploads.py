@@ -389,3 +389,18 @@ def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage
         until(lambda: index.log_state.objects)
         with IndexReader.open(storage_backend=storage) as reader:
             assert len(reader.query("t", "k")) == 1
+
+
+def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_seen(open_index, faulty):
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    upload(index)
+    number = index.log_state.number
+    index.close()
+    faulty.fail("*", times=None)
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 2, 1, T + 1000)
+    index.flush()
+    (begun,) = [file for file in index.files() if file.place == "unsealed"]
+    assert begun.journal.log_number == number
+    faulty.clear()
