@@ -33,10 +33,9 @@ def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(t
     command = ("ingest", store, "--follow", "--json", "--quiet", "--poll", "0.05", "--archive-segments", *SMALL)
     places = ("--root", root, "--storage", f"file://{tmp_path / 'objects'}")
     quick = {"TIERED_INDEX_FLUSH_INTERVAL_S": "0.05", "TIERED_INDEX_LIFECYCLE_INTERVAL_S": "0.05"}
+    quick["PYTHONUNBUFFERED"] = ""  # Python then buffers what it writes to a file
     with running(*command, *places, **quick) as (process, lines):
         until(lines)
-        # a full buffer has the lines of some 16 rounds
-        assert len(lines()) < 9
         with IndexReader.open(root=root) as reader:
             for number in range(150, 153):
                 offsets += write(store, number, number + 1)
