@@ -32,7 +32,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sortedcontainers import SortedDict
 
@@ -40,31 +40,19 @@ from tests.reliability.lives import LIVES
 from tests.reliability.tally import Hang, Tally, fast_folder, main
 from tests.reliability.world import QUESTIONS, World
 from tests.support.disk_faults import ERRORS, KEPT, FaultDisk, Kept
+from tests.support.storage_faults import Watched
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BackPressure, IndexClosed, StorageError
 from tiered_index.service.read.lookups import Lookups
-from tiered_index.storage.base import Call, WrapperStorage
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
 CAMPAIGNS = ("crash", "fault", "burst", "again")
 SHARES = {"crash": 1.0, "fault": 0.1, "burst": 0.03, "again": 0.005}
 """The shares that `--all` checks. All states would take some hours."""
 _CAUSES = {"crash": "one crash", "fault": "fault, then crash", "burst": "burst, then crash"}
-_T = TypeVar("_T")
 _HANG_S = 120
-_STORAGE_CALLS = {"put", "put_if_absent", "write", "delete_many"}
-
-
-class _Watched(WrapperStorage):
-    """Calls `watch` before each call that changes the storage."""
-
-    watch: Callable[[str], None] | None = None
-
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        if self.watch is not None and call.operation in _STORAGE_CALLS:
-            self.watch(call.operation)
-        return act()
 
 
 class Crashes:
@@ -307,7 +295,7 @@ class Crashes:
         folder.mkdir()
         world = World(folder)
         world.settings["query_threads"] = 1
-        world.storage = _Watched(world.storage)
+        world.storage = Watched(world.storage)
         return world
 
     def _let_go(self, world: World) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -11,9 +10,8 @@ from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.state import LogState
-from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.storage.base import Storage, WrapperStorage
 
-WRITING = ("put", "put_if_absent", "write", "delete_many")
 SEGMENT = bytes(range(256)) * 40
 
 
@@ -73,14 +71,3 @@ def same(copied: LogState, source: LogState) -> bool:
     """Return whether two states have the same objects with the same properties."""
     own = {"number", "epoch", "genesis", "positions", "roots", "digest", "chain", "steps"}
     return all(getattr(copied, f.name) == getattr(source, f.name) for f in fields(LogState) if f.name not in own)
-
-
-class Watched(WrapperStorage):
-    """Inspects the state before each call that changes something: the state that a crash would leave."""
-
-    look: Callable[[], None] | None = None
-
-    def _around(self, call: Call, act: Callable[[], Any]) -> Any:
-        if self.look is not None and call.operation in WRITING:
-            self.look()
-        return act()

@@ -239,6 +239,17 @@ class LateRecords(FaultStorage):
         self.inner.put_if_absent(*self.held)
 
 
+class Watched(WrapperStorage):
+    """Calls `watch` with the operation before each call that changes the storage: a crash would leave this state."""
+
+    watch: Callable[[str], object] | None = None
+
+    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        if self.watch is not None and call.operation in ("put", "put_if_absent", "write", "delete_many"):
+            self.watch(call.operation)
+        return act()
+
+
 class LatencyStorage(WrapperStorage):
     """Waits before each call that sends a request, for a lognormal time with median `median_ms` milliseconds.
 

@@ -8,12 +8,12 @@ from dataclasses import fields
 import pytest
 
 from tests.support.changes import replace
-from tests.support.copies import SEGMENT, Watched, archive, bytes_of, check_target, copier, fill, merge_first_day, same
+from tests.support.copies import SEGMENT, archive, bytes_of, check_target, copier, fill, merge_first_day, same
 from tests.support.damage import checked, flip_object
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S, small_shards
-from tests.support.storage_faults import FaultStorage
+from tests.support.storage_faults import FaultStorage, Watched
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
 from tiered_index.format import verify
@@ -117,7 +117,7 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, inner, sma
     old_number = old.open().number if round_ == "later" else 0
     looked = set()
 
-    def look():
+    def look(_):
         log = StorageLog(inner, life.clock)
         try:
             state = log.open()
@@ -130,9 +130,9 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, inner, sma
             **{name: segment.object_bytes for name, segment in state.archive.items()},
         }
 
-    target.look = look
+    target.watch = look
     copy_job.run_once()
-    look()
+    look("end")
     assert looked == {old_number, old_number + 1}
     check_target(life, inner)
     assert bytes_of(life.storage) == before
@@ -252,11 +252,11 @@ def test_a_writer_that_takes_the_target_over_during_a_round(life, inner):
     copy_job.run_once()
     fill(life, 1, first=2)
 
-    def take_over():
-        target.look = None
+    def take_over(_):
+        target.watch = None
         life.open("another", storage_backend=inner)
 
-    target.look = take_over
+    target.watch = take_over
     with pytest.raises(InvalidArgument, match="written to since it was copied"):
         copy_job.run_once()
     assert StorageLog(inner, life.clock).open().epoch == 1
@@ -341,15 +341,15 @@ def test_two_copiers_at_once(life, inner):
     target = Watched(inner)
     copy_job = copier(life, target)
 
-    def other_first():
-        target.look = None
+    def other_first(_):
+        target.watch = None
         copier(life, inner).run_once()
 
-    target.look = other_first
+    target.watch = other_first
     report = copy_job.run_once()
     assert (report.log_number, len(list(inner.list("log/")))) == (1, 1)
     fill(life, 1, first=2)
-    target.look = other_first
+    target.watch = other_first
     assert copy_job.run_once().log_number == 2
     check_target(life, inner)
 
