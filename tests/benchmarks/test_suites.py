@@ -1,17 +1,30 @@
-"""Each suite of `make bench` at a tiny size: it ends, checks its own answers, and has a value for each figure.
+"""Each suite of `make bench` at a tiny size ends, checks its own answers, and has a value for each figure.
 
-No test judges a figure that depends on the machine.
-"""
+The checks find every kind of wrong answer. No test judges a figure that depends on the machine."""
 
 from __future__ import annotations
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.benchmarks import __main__ as program
+from tests.benchmarks.billion import oracle
+from tests.benchmarks.billion.data import KEYS_FILE, SOURCE
+from tests.benchmarks.cold_peers.data import HOT_KEYS
+from tests.benchmarks.cold_peers.data import Data as StoredData
+from tests.benchmarks.cold_peers.run import _environment, _Run
+from tests.benchmarks.cold_peers.server import Delayed
+from tests.benchmarks.machine import require_answers
+from tests.benchmarks.peers.data import Data
 from tests.benchmarks.peers.run import FIGURES
+from tests.benchmarks.peers.worker import PEERS, check, check_many
 from tests.benchmarks.report import compared
+from tests.benchmarks.scale import _END_S, synthetic_objects
+from tests.benchmarks.soak import KEYS, Ledger
+from tests.support.object_store import unchunked
 
 
 @pytest.fixture
@@ -132,3 +145,176 @@ def test_the_best_of_a_row_is_bold():
     header, less, more = compared(columns, {"a": "less", "b": "more"}, {"b"})
     assert header == ["", "x", "y", "z"]
     assert less == ["less", "**1**", "2", ""] and more == ["more", "5", "", "**8**"]
+
+
+_HOT, _RARE, _ABSENT = "hot", "rare", "absent"
+
+
+def _message(key: str, number: int) -> dict[str, object]:
+    return {"topic": "t", "queue_id": 0, "key": key, "offset": number, "size": 9, "timestamp_ms": number * 1000 + 7}
+
+
+def _answers() -> list[dict[str, object]]:
+    """Return the right answers: the newest 64 of the hot key, the one of the rare key, none of the absent key."""
+    rows = [_message(_HOT, 99 - place) | {"position": place, "status": "truncated"} for place in range(64)]
+    rows.append(_message(_RARE, 500) | {"position": 0, "status": "complete"})
+    none = dict.fromkeys(("queue_id", "offset", "size", "timestamp_ms", "position"))
+    return [*rows, {"topic": "t", "key": _ABSENT, "status": "complete", **none}]
+
+
+@pytest.fixture
+def year(tmp_path):
+    """A source with a hot and a rare key, and its keys."""
+    messages = (
+        [_message(_HOT, number) for number in range(100)]
+        + [_message(_HOT, 36) | {"offset": 360}]
+        + [_message(_RARE, 500), _message("other", 501)]
+    )
+    for name, rows in ((SOURCE, messages), (KEYS_FILE, [{"topic": "t", "key": k} for k in (_HOT, _RARE, _ABSENT)])):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / "part-0.parquet")
+    oracle.find(tmp_path)
+    return tmp_path
+
+
+def _check(year, answers):
+    place = year / "answers"
+    place.mkdir()
+    pq.write_table(pa.Table.from_pylist(answers), place / "part-0.parquet")
+    return oracle.check(year, place)
+
+
+def test_right_answers_of_the_year_are_counted(year):
+    assert oracle.hottest(year) == ("t", _HOT, 101)
+    assert _check(year, _answers()) == {"keys_checked": 3, "entries_checked": 65}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (lambda rows: rows[:-1], "1 keys without an answer"),
+        (lambda rows: [rows[0] | {"status": "partial"}, *rows[1:]], "1 answers that are not complete"),
+        (lambda rows: [rows[0] | {"size": 10}, *rows[1:]], "1 entries of no message"),
+        (lambda rows: [*rows[:-2], rows[-2], rows[-2] | {"position": 1}, rows[-1]], "1 entries twice in an answer"),
+        (lambda rows: [row for row in rows if row["position"] != 5], "1 answers with too few"),
+        (lambda rows: [rows[0] | _message(_HOT, 3), *rows[1:]], "1 answers with too few or too many entries, or older"),
+        (
+            lambda rows: [*rows[:5], rows[5] | _message(_HOT, 36) | {"offset": 360}, *rows[6:]],
+            "1 answers with too few or too many",
+        ),
+        (lambda rows: [rows[0] | {"status": "complete"}, *rows[1:]], "1 complete answers of keys with more"),
+        (
+            lambda rows: [*rows[:64], rows[64] | {"status": "truncated"}, rows[65]],
+            "1 truncated answers of keys with fewer",
+        ),
+    ],
+)
+def test_a_wrong_answer_of_the_year_ends_the_run(year, wrong, problem):
+    with pytest.raises(RuntimeError, match=problem):
+        _check(year, wrong(_answers()))
+
+
+def test_without_fingerprints_other_keys_with_an_equal_hash_may_be_in_an_answer():
+    for preset, answered, expected in (
+        ("native", 10, 10),
+        ("rocketmq", 10, 10),
+        ("rocketmq", 11, 10),
+        ("rocketmq", 1, 0),
+    ):
+        require_answers(preset, answered, expected, "answers")
+    for preset, answered in (("native", 9), ("native", 11), ("rocketmq", 9)):
+        with pytest.raises(RuntimeError, match=f"answers: {answered}, not 10"):
+            require_answers(preset, answered, 10, "answers")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_returns_the_put_entries(name, tmp_path):
+    if (missing := PEERS[name].missing()) is not None:
+        pytest.skip(missing)
+    data, peer = Data(2_000, 4), PEERS[name](tmp_path, 2_000)
+    assert peer.version()
+    peer.open()
+    try:
+        for batch in data.batches(500):
+            peer.put_batch(peer.prepare(batch))
+        for _ in ("just written", "settled"):
+            numbers = data.drawn(100, 1)
+            keys = data.texts(numbers)
+            for number, key, absent in zip(numbers.tolist(), keys, data.absent(numbers), strict=True):
+                check(peer, data, number, peer.offsets(peer.lookup(key)))
+                check(peer, data, -1, peer.offsets(peer.lookup(absent)))
+            check_many(peer, data, numbers, keys, peer.lookup_many(keys))
+            peer.settle()
+    finally:
+        peer.close()
+    assert peer.stored_bytes() > 0
+
+
+def test_a_wrong_answer_of_a_peer_is_an_error(tmp_path):
+    data, peer = Data(2_000, 2), PEERS["sqlite"](tmp_path, 2_000)
+    check(peer, data, 3, [3_000 + 1_000_000, 3_000])
+    for wrong in ([3_000], [3_000, 1_003_000, 5_000]):
+        with pytest.raises(RuntimeError, match=r"SQLite: key 3 .* offsets \["):
+            check(peer, data, 3, wrong)
+
+
+def test_the_entries_in_object_storage_are_known():
+    data = StoredData(20_000, 7)
+    entries_of_keys: dict[str, list[list[int]]] = {}
+    for batch in data.files():
+        for row in batch.to_pylist():
+            entries_of_keys.setdefault(row["key"], []).insert(
+                0, [row["timestamp_ms"] // 1000, row["offset"], row["queue_id"]]
+            )
+    numbers = data.drawn(data.keys, 0)
+    for number, key in zip(numbers.tolist(), data.texts(numbers), strict=True):
+        assert entries_of_keys.pop(key, []) == data.expected(number)
+    for number in range(HOT_KEYS):
+        assert entries_of_keys.pop(data.hot(number)) == data.expected_hot(number, 1 << 30)
+    assert entries_of_keys == {}
+    assert not set(data.drawn(10, 1).tolist()) & set(data.drawn(10, 2).tolist())
+    _Run._check("month", [[[1, 2, 3]]], [[[1, 2, 3]]])
+    with pytest.raises(RuntimeError, match="30d table answered"):
+        _Run._check("month", [[]], [[[1, 2, 3]]])
+
+
+def test_our_processes_get_no_variables_that_send_them_to_boto3():
+    peers, ours = (_environment("http://127.0.0.1:1", peer) for peer in (True, False))
+    assert peers.keys() - ours.keys() == {"AWS_REGION", "AWS_ENDPOINT", "AWS_ALLOW_HTTP"}
+
+
+def test_the_server_counts_requests_and_bytes_and_copies_and_measures_objects(tmp_path):
+    """`tests/storage/test_clouds.py` proves the objects."""
+    store = Delayed(tmp_path)
+    for name in ("a/1", "a/2", "b"):
+        store.answer("PUT", f"/bucket/{name}", {}, b"x")
+    store.control("/-/counts")
+    store.answer("GET", "/bucket/b", {"range": "bytes=0-0"}, b"")
+    store.answer("GET", "/bucket?list-type=2&prefix=none", {}, b"")
+    counts = json.loads(store.control("/-/copy?source=bucket/a&target=bucket/d").body)
+    assert counts == {"get": 1, "list": 1, "bytes": counts["bytes"]} and counts["bytes"] > 1
+    assert json.loads(store.control("/-/size?prefix=bucket/d").body) == {"objects": 2, "bytes": 2}
+    assert unchunked(b"3;chunk-signature=x\r\nabc\r\n2\r\nde\r\n0\r\nx-amz-checksum-crc32:AA==\r\n\r\n") == b"abcde"
+
+
+def test_a_ledger_of_the_soak_has_the_entries_of_its_batches():
+    ledger = Ledger(3)
+    for second in range(50, 62):
+        ledger.begin(second)
+    entries = ledger.entries(1_500, 12, 51)
+    assert [(entry.offset, entry.second) for entry in entries] == [
+        (1_500, 51),
+        (1_500 + KEYS, 56),
+        (1_500 + 2 * KEYS, 61),
+    ]
+    assert {(entry.queue_id, entry.key) for entry in entries} == {(3, "key-1500")}
+    assert [entry.offset for entry in ledger.entries(1_500, 11, 52)] == [1_500 + KEYS]
+
+
+def test_synthetic_objects_cover_ten_years_without_a_gap():
+    ends = sorted({(stored.second_min, stored.second_max) for stored in synthetic_objects(5000, 1000)})
+    reached = ends[0][0]
+    for low, high in ends:
+        assert low <= reached + 1
+        reached = max(reached, high)
+    assert reached >= _END_S - 1
