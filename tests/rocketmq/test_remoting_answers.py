@@ -175,6 +175,25 @@ async def test_recorded_requests_get_the_recorded_responses(index, store, messag
     }
 
 
+def test_every_key_of_a_deleted_store_comes_from_the_archive(storage, messages):
+    """A reader of only the storage answers as a scan does, and says what is not archived yet."""
+    newest = max(m.store_ms for m in messages if m.is_visible and m.index_keys) // 1000 * 1000
+    remarks = set()
+    with IndexReader.open(storage_backend=storage) as reader:
+        broker = ReadOnlyBroker(reader)
+        for topic, key in lookups(messages):
+            entries = scan(messages, topic, key)[:32]
+            wanted = [m for m in entries if m.physical_offset < BEGIN_OF_LAST]
+            answer = response_to(broker, QUERY, **by_key(topic, key, 32))
+            assert [m.encode() for m in records(answer.body)] == [m.encode() for m in wanted]
+            assert answer.fields == {"indexLastUpdateTimestamp": f"{newest}", "indexLastUpdatePhyoffset": "0"}
+            lacking = len(entries) - len(wanted)
+            remark = f"{lacking} of {len(entries)} messages are not available: {lacking} missing" if lacking else None
+            assert (answer.code, answer.remark) == (0 if wanted else 22, remark)
+            remarks.add(remark is None)
+    assert remarks == {True, False}
+
+
 # keys, times and bounds
 
 
