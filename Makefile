@@ -123,8 +123,8 @@ test-lowest: $(LOWEST)/.stamp ## test codecs, golden files, the service and Spar
 	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.boto"
 	@for command in ingest query files merge; do $(LOWEST)/bin/python -m tiered_index $$command --help > /dev/null; done
 	@PYTHONPATH=$(CURDIR) $(LOWEST)/bin/python -m pytest -m "not slow and not long" -k "not micro_batch and not stream and not s3" \
-		-W ignore::DeprecationWarning tests/spark/test_session.py tests/spark/test_build.py tests/spark/test_merge.py tests/spark/test_lookup.py \
-		tests/spark/test_audit.py tests/spark/test_datasource_entries.py tests/spark/test_datasource_write.py --durations=5 $(PYTEST_ARGS)
+		-W ignore::DeprecationWarning tests/spark/test_session.py::test_rows_are_placed_by_hash_as_by_their_partitions_number tests/spark/test_build.py tests/spark/test_merge.py tests/spark/test_lookup.py \
+		tests/spark/test_audit.py::test_differing_entries_are_paired tests/spark/test_datasource_entries.py tests/spark/test_datasource_write.py --durations=5 $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in --durations=5 $(PYTEST_ARGS)
