@@ -7,7 +7,7 @@ from tests.support.changes import replace
 from tests.support.pending import merge_all
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, Lookup, TopicSummary
+from tiered_index import Fetched, IndexReader, Lookup, TopicSummary
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, WriterFenced
 from tiered_index.format.metadata import TopicStats
@@ -348,3 +348,23 @@ def test_a_file_without_statistics_is_counted_as_such(open_index, storage):
     first = _summary(TopicSummary(topic="t"), [TopicStats(7, 3, 30, 5, 9)])
     both = _summary(first, [None])
     assert both == TopicSummary(topic="t", entries=3, bytes=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
+
+
+class Publishing:
+    """A source of messages that publishes an entry before its first answer, which is a message of another key."""
+
+    def __init__(self, index, offset):
+        self._index, self._offset = index, offset
+
+    def fetch(self, items, topic, key):
+        offset, self._offset = self._offset, None
+        if offset is not None:
+            publish(self._index, offset)
+        return [Fetched(item=item, state="expired", carries_key=offset is None) for item in items]
+
+
+def test_the_pages_of_one_lookup_of_messages_are_complete_up_to_the_time_of_the_first_one(index, storage, clock):
+    publish(index, 1, 5)
+    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0) as reader:
+        messages = reader.messages("t", "k", max_count=1, source=Publishing(index, 9))
+        assert (messages.collisions, messages.as_of_ms) == (1, T + 5000)
