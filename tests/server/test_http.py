@@ -375,29 +375,22 @@ def test_errors_of_the_library_have_a_status_each(index, error, status, name, re
 
 
 def test_requests_of_the_description_s_examples_are_answered(tmp_path):
-    with index_in(tmp_path) as index:
-        put_entries(index)
-        with serving(index) as client:
-            send_examples(client, client.get("/openapi.json").json())
-
-
-def send_examples(client, described):
-    """Send a request of the examples to each route that needs nothing else."""
+    """Of each route that needs nothing else."""
     sent = set()
-    for path, methods in described["paths"].items():
-        for method, operation in methods.items():
-            assert operation["summary"] and operation["responses"]
-            parameters = operation.get("parameters", ())
-            params = {parameter["name"]: parameter["example"] for parameter in parameters if "example" in parameter}
-            if (
-                path == "/v1/browse"
-                or not {parameter["name"] for parameter in parameters if parameter.get("required")} <= params.keys()
-            ):
-                continue
-            kind, body = next(iter(operation.get("requestBody", {}).get("content", {}).items()), (wire.JSON, {}))
-            content = body.get("example", "")
-            content = content if isinstance(content, str) else json.dumps(content)
-            got = client.request(method, path, params=params, content=content, headers={"content-type": kind})
-            assert str(got.status_code) in operation["responses"] and got.is_success, path
-            sent.add(path)
-    assert sent == {path for path in described["paths"] if "{id}" not in path} - {"/v1/browse"}
+    with index_in(tmp_path) as index, serving(index) as client:
+        put_entries(index)
+        for path, methods in DESCRIPTION["paths"].items():
+            for method, operation in methods.items():
+                assert operation["summary"] and operation["responses"]
+                parameters = operation.get("parameters", ())
+                params = {parameter["name"]: parameter["example"] for parameter in parameters if "example" in parameter}
+                needed = {parameter["name"] for parameter in parameters if parameter.get("required")}
+                if path == "/v1/browse" or not needed <= params.keys():
+                    continue
+                kind, body = next(iter(operation.get("requestBody", {}).get("content", {}).items()), (wire.JSON, {}))
+                content = body.get("example", "")
+                content = content if isinstance(content, str) else json.dumps(content)
+                got = client.request(method, path, params=params, content=content, headers={"content-type": kind})
+                assert str(got.status_code) in operation["responses"] and got.is_success, path
+                sent.add(path)
+    assert sent == {path for path in DESCRIPTION["paths"] if "{id}" not in path} - {"/v1/browse"}
