@@ -488,7 +488,7 @@ def _of_environment(*, is_strict: bool = False) -> Iterator[tuple[str, list[str]
     Raises `ConfigError` for a table that is not JSON, and if `is_strict` for an unknown setting.
     """
     known = IndexConfig.__struct_fields__
-    for name in sorted(variables(), key=lambda each: each.count("__")):
+    for name in sorted(variables(), key=lambda variable: variable.count("__")):
         path = _path(name)
         if path[0] not in known or (path[1:] and path[0] not in TABLES):
             if is_strict and not name.upper().startswith(_TESTS_PREFIX):

@@ -45,7 +45,7 @@ def members_of(kind: Any) -> list[Any]:
     if get_origin(kind) is Annotated:
         return members_of(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return [member for each in get_args(kind) for member in members_of(each)]
+        return [member for member_kind in get_args(kind) for member in members_of(member_kind)]
     return [kind]
 
 

@@ -171,8 +171,8 @@ class CorruptFile(TieredIndexError):
     ) -> None:
         place = f" at byte {offset}" if offset is not None else ""
         shown = None if isinstance(found, bytes | bytearray | memoryview) else found
-        told = [f"{name} {value!r}" for name, value in (("expected", expected), ("found", shown)) if value is not None]
-        detail = f" ({', '.join(told)})" if told else ""
+        pair = [f"{name} {value!r}" for name, value in (("expected", expected), ("found", shown)) if value is not None]
+        detail = f" ({', '.join(pair)})" if pair else ""
         super().__init__(f"{file}: {problem}{place}{detail}")
         self.file = file
         self.problem = problem

@@ -29,13 +29,13 @@ def key_texts(value: Any) -> Iterator[str]:
     # no recursion: arrays may be nested deeper than the stack of Python
     left = [value]
     while left:
-        each = left.pop()
-        if isinstance(each, list):
-            left += reversed(each)
-        elif isinstance(each, str):
-            yield each
-        elif each is not None and not isinstance(each, dict):
-            yield number_text(each)
+        member = left.pop()
+        if isinstance(member, list):
+            left += reversed(member)
+        elif isinstance(member, str):
+            yield member
+        elif member is not None and not isinstance(member, dict):
+            yield number_text(member)
 
 
 def compiled_path(path: str, shown: str, *, check: bool = True) -> Any:

@@ -42,4 +42,4 @@ def other_spellings(key: str) -> tuple[str, ...]:
             spellings.pop()
     elif _CONTROL.search(key):
         spellings = [f"0x{key.encode().hex()}"]
-    return tuple([each for each in dict.fromkeys(spellings) if each != key])
+    return tuple([spelling for spelling in dict.fromkeys(spellings) if spelling != key])

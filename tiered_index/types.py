@@ -183,7 +183,7 @@ class _Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict."""
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -599,7 +599,7 @@ class QueryResult(Answer[ItemT]):
             return self.__dict__.setdefault(name, later.field(name))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def to_arrow(self) -> pa.Table:
         """Return the entries as an Arrow table, with a row per entry and a column per field. It builds no item objects.
@@ -830,8 +830,8 @@ def exact_time(text: str) -> int:
     if text.isascii() and text.removeprefix("-").isdigit():
         return int(text)
     try:
-        told, leaps = _LEAP_SECOND.subn("59", text.removesuffix("z") + "Z" if text.endswith("z") else text)
-        moment = datetime.fromisoformat(told)
+        text_without_leap, leaps = _LEAP_SECOND.subn("59", text.removesuffix("z") + "Z" if text.endswith("z") else text)
+        moment = datetime.fromisoformat(text_without_leap)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         time_ms = (moment - EPOCH) // timedelta(milliseconds=1) + leaps * 1000

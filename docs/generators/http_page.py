@@ -69,7 +69,7 @@ def _members(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     rows = []
     for name, member in schema.get("properties", {}).items():
-        below = ", ".join(f"`{each}`" for each in member.get("items", member).get("properties", ()))
+        below = ", ".join(f"`{part}`" for part in member.get("items", member).get("properties", ()))
         text = member.get("description") or _resolved(member).get("description", "")
         row = f"`{name}`", _type(member), "yes" if name in required else "no"
         rows.append((*row, f"{text} Members of each: {below}." if below else text))

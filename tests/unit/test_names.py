@@ -10,8 +10,10 @@ from pathlib import Path
 
 TOP = Path(__file__).parents[2]
 SAY_NOTHING = {"one", "found", "given", "asked", "kept"}
+# and in the package, but for the folders that still have some
+SAY_NOTHING_IN_PACKAGE, STILL = {"told", "each"}, ("tiered_index/sources/", "tiered_index/spark/")
 # what may follow a name that is bound: most files need not be parsed
-BOUND = re.compile(rf"\b({'|'.join(SAY_NOTHING)})\b\s*([,:)\]=]|in\b|[-+*/|&]=)")
+BOUND = re.compile(rf"\b({'|'.join(SAY_NOTHING | SAY_NOTHING_IN_PACKAGE)})\b\s*([,:)\]=]|in\b|[-+*/|&]=)")
 FOLDERS = ["tiered_index", "deploy", "docs", "tests"]
 # its models have the names of the documents that they describe
 MODELS = "tiered_index/server/answers.py"
@@ -47,6 +49,7 @@ def test_no_variable_has_a_name_that_says_nothing() -> None:
         for path, tree in trees(*FOLDERS, having=BOUND)
         for line, name in names(tree)
         if name in SAY_NOTHING
+        or (name in SAY_NOTHING_IN_PACKAGE and path.startswith("tiered_index/") and not path.startswith(STILL))
     ]
     assert not nameless
 

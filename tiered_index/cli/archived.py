@@ -161,8 +161,8 @@ def ingest_archive(
         note_tags(index, selection)
         put, entries = putting.patient(), 0
         resumed = {name: index.durable_position(source) for name, source in sources.items()}
-        for told, at in archived.told.items():
-            index.put_batch(NO_ENTRIES, told, at)
+        for position_name, at in archived.told.items():
+            index.put_batch(NO_ENTRIES, position_name, at)
         with putting.progress("ingesting the archive", archived.size_bytes) as progress:
             for name in stores:
                 for end, columns in archived.batches(name, resumed[name]):

@@ -38,11 +38,11 @@ def print_not_read(out: Output, failed: Sequence[object]) -> None:
 
 def lost_text(lost: Sequence[LostFile]) -> str:
     """Return the time ranges of lost files as text; empty if there are none."""
-    told = [
+    ranges = [
         f"{format_time(file.begin_ms)} to {format_time(file.end_ms)} ({_cause(file)}{_of_source(file)})"
         for file in lost[:_LOST_SHOWN]
     ]
-    return ", ".join(told + ([f"and {len(lost) - len(told):,} more"] if len(lost) > len(told) else []))
+    return ", ".join(ranges + ([f"and {len(lost) - len(ranges):,} more"] if len(lost) > len(ranges) else []))
 
 
 def _cause(lost: LostFile) -> str:

@@ -244,8 +244,8 @@ def ingest_exported(
 
     Lookups in the new index give the same answers as in the exported one, since entries keep the hashes of their keys.
     """
-    told = file.settings(preset, rule, session.config().root)
-    with Putting.open(session, session.config(**settings | told), intake) as putting:
+    of_file = file.settings(preset, rule, session.config().root)
+    with Putting.open(session, session.config(**settings | of_file), intake) as putting:
         index = putting.index
         file.check(index.schema, rule)
         name = file.name()

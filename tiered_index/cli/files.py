@@ -235,8 +235,8 @@ def entry_records(contents: Contents) -> Iterator[dict[str, Any]]:
 def _records(items: Array, schema: Schema, begin_ms: int, names: dict[int, str | None]) -> Iterator[dict[str, Any]]:
     columns = [name for name in schema.item.names or () if name not in ("time_diff_s", PREVIOUS)]
     times = (begin_ms + items["time_diff_s"].astype(np.int64) * 1000).tolist()
-    told = (texts(items[name]) if name in schema.text_columns else listed(items[name]) for name in columns)
-    values = zip(*told, strict=True)
+    cells = (texts(items[name]) if name in schema.text_columns else listed(items[name]) for name in columns)
+    values = zip(*cells, strict=True)
     place = columns.index("topic_id")
     for time_ms, row in zip(times, values, strict=True):
         shown = [value.hex() if isinstance(value, bytes) else value for value in row]

@@ -93,7 +93,7 @@ def given_fields(
     column: Sequence[str] | None, constant: Sequence[str] | None, schema: Schema, defaults: Mapping[str, Any]
 ) -> Fields:
     """Return the fields of the options --column and --constant. Raises `InvalidArgument`, which names the option."""
-    own = {each.name: each for each in schema.caller_columns}
+    own = {field.name: field for field in schema.caller_columns}
     known = (*FIELDS, "key", "topic_id", *own)
     for option, names in (("--column", pairs("--column", column)), ("--constant", pairs("--constant", constant))):
         if unknown := [name for name in names if name not in known and (option, name) != ("--column", "keys")]:
@@ -213,8 +213,8 @@ class FileIntake:
         fields = self.source.fields
         column = next((fields.columns[name] for name in ("key", "keys") if name in fields.columns), "key or keys")
         reasons = {f"have no {column}": self.messages, "are invalid, and were skipped": self.skipped}
-        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-        return [f"of {self.messages + self.skipped:,} messages, {told}"]
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+        return [f"of {self.messages + self.skipped:,} messages, {left_out}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was read and put, as fields of the command's document."""
@@ -605,7 +605,7 @@ class Ingestion:
         with Putting.open(session, config, self.intake) as putting:
             index = putting.index
             if index.schema.caller_columns != fields.schema.caller_columns:
-                names = ", ".join(each.name for each in index.schema.caller_columns) or "none"
+                names = ", ".join(field.name for field in index.schema.caller_columns) or "none"
                 declares = "--item-type MODULE:CLASS declares them"
                 raise InvalidArgument(f"the index has columns of its own ({names}): {declares}")
             known = index.durable_positions()

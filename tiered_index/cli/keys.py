@@ -156,7 +156,7 @@ class KeysQuestion:
         self.earliest = min([self.earliest, *lookups], key=_bound_ms)
         return AnsweredLookups(
             results=results,
-            status=next((each for each in ("partial", "truncated") if self.statuses[each]), "complete"),
+            status=next((status for status in ("partial", "truncated") if self.statuses[status]), "complete"),
             cursor="more" if self._next else None,
             failed=results.failed,
             explain=results.explain,
@@ -206,9 +206,9 @@ def look_up_keys(
         titles = ["queue" if name == "queue_id" else name for name in names]
         right = ("queue", "offset", "size", "row")
         out.table(titles, [[row.get(name) for name in names] for row in shown], right=right)
-    told = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
+    by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
     out.line(
-        f"{counted(total, 'lookup')}{f' ({told})' if told else ''}, {answered:,} with entries: "
+        f"{counted(total, 'lookup')}{f' ({by_status})' if by_status else ''}, {answered:,} with entries: "
         f"{pages.count:,} found{pages.as_of()}"
     )
     if pages.last.lost:

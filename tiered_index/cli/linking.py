@@ -122,7 +122,7 @@ class RowIngestion:
             if self.dry_run:
                 return _show_rows(self.session, files, topic, mapping)
             putting = stack.enter_context(self._opened(config))
-            with putting.progress("ingesting", sum(each.size_bytes for each in files)) as progress:
+            with putting.progress("ingesting", sum(file.size_bytes for file in files)) as progress:
                 linker = FileLinker(
                     putting.index, topic, mapping, putting.patient(), self.skip_bad, archive=self.archive
                 )
@@ -292,7 +292,7 @@ def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None,
             for row, time_ms, key, of_row in itertools.islice(sorted(places), _SHOWN * len(mapping.keys))
         ]
         break
-    size_bytes = sum(each.size_bytes for each in files)
+    size_bytes = sum(file.size_bytes for file in files)
     document = {"status": "dry run", "files": len(files), "bytes": size_bytes, "format": rows.format}
     session.out.answer(document | {"time_unit": mapping.unit, "entries": entries, "bad": bad_rows})
     columns, position_unit = ("time", "topic", "key", "file", "row"), "byte" if rows.is_text else "row"

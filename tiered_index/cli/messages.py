@@ -125,7 +125,7 @@ class MessagesOfKeys:
         self._resume, self.status = answer.cursor if self._every else None, answer.status
         if self._resume is None:
             self.statuses[answer.status] += 1
-        status: Any = next((each for each in ("partial", "truncated") if self.statuses[each]), "complete")
+        status: Any = next((name for name in ("partial", "truncated") if self.statuses[name]), "complete")
         # any text: there are more pages
         more = "more" if self._resume is not None or self._next is not None else None
         return dataclasses.replace(answer, status=status, cursor=more)
@@ -139,8 +139,8 @@ class MessagesOfKeys:
 
 def _write_key(out: Output, named: dict[str, str], count: int, problem: str | None) -> None:
     """Write a key before its messages, or that it has none. `problem` says why it may have some. None: it has none."""
-    told = "" if count else f": {problem or 'nothing found'}"
-    out.line(f"{named['topic']}  {named['key']}{told}")
+    reason = "" if count else f": {problem or 'nothing found'}"
+    out.line(f"{named['topic']}  {named['key']}{reason}")
     if out.as_json and not count:
         out.record(named | _NO_MESSAGE | {"problem": problem})
 

@@ -131,14 +131,14 @@ def flag_of(name: str, info: object) -> str:
     # within Annotated, typer stores the first declaration as the default
     first = getattr(info, "default", None)
     declared = (*([first] if isinstance(first, str) else []), *(getattr(info, "param_decls", None) or ()))
-    return next((each for each in declared if each.startswith("--")), "--" + name.replace("_", "-"))
+    return next((flag for flag in declared if flag.startswith("--")), "--" + name.replace("_", "-"))
 
 
 def given_flags(group: Any) -> Iterator[str]:
     """Yield the flags of a group's options that were given; for an option that is on by default, its opposite."""
-    for each in fields(group):
-        if getattr(group, each.name) != each.default:
-            yield flag_of(each.name, each.metadata.get("option")).rpartition("/")[2]
+    for option in fields(group):
+        if getattr(group, option.name) != option.default:
+            yield flag_of(option.name, option.metadata.get("option")).rpartition("/")[2]
 
 
 def refuse_others(source: str, kind: str, *groups: tuple[str, Any]) -> None:

@@ -238,7 +238,7 @@ class Output:
         self._pairs(own, title)
         for name, part in parts.items():
             if isinstance(part, dict) and name in _OF_USERS:
-                self._pairs({each: value_text("", member) for each, member in part.items()}, label(name))
+                self._pairs({key: value_text("", member) for key, member in part.items()}, label(name))
             elif isinstance(part, dict):
                 self.fields(part, title=label(name))
             else:
@@ -438,11 +438,11 @@ def value_text(name: str, value: Any) -> str | None:
     if value is None or value in ("", [], {}):
         return None
     if isinstance(value, dict) and name in _OF_USERS:
-        return ", ".join(f"{each} {value_text('', member)}" for each, member in value.items())
+        return ", ".join(f"{key} {value_text('', member)}" for key, member in value.items())
     if isinstance(value, dict):
-        named = {each: name if name == _REQUESTS else each for each in value}
-        members = {label(each): value_text(named[each], member) for each, member in value.items()}
-        return ", ".join(f"{each} {member}" for each, member in members.items() if member is not None) or None
+        named = {key: name if name == _REQUESTS else key for key in value}
+        members = {label(key): value_text(named[key], member) for key, member in value.items()}
+        return ", ".join(f"{key} {member}" for key, member in members.items() if member is not None) or None
     if isinstance(value, list | tuple):
         texts = [_member(member) for member in value]
         return listed(texts, _TEXTS)

@@ -223,8 +223,8 @@ class Pages(Generic[R]):
         """The status for people; with lost files ``complete except T to T (...)``."""
         status = self.status
         if self.last.lost:
-            told = " except" if status == "complete" else "; lost permanently:"
-            status = f"{status}{told} {lost_text(self.last.lost)}"
+            joint = " except" if status == "complete" else "; lost permanently:"
+            status = f"{status}{joint} {lost_text(self.last.lost)}"
         return status
 
     @property

@@ -120,11 +120,11 @@ def messages_of(response: httpx.Response) -> MessagesResult:
     """Return the answer to a lookup of messages."""
     document, item_type = document_of(response), item_type_of(response.headers[COLUMNS])
 
-    def fetched_of(told: dict[str, Any]) -> Fetched:
-        (item,), (place,) = _entries_of([told["item"]], item_type) if told["item"] else ((None,), (None,))
-        message = _Message(told["message"]) if told["message"] is not None else None
+    def fetched_of(document: dict[str, Any]) -> Fetched:
+        (item,), (place,) = _entries_of([document["item"]], item_type) if document["item"] else ((None,), (None,))
+        message = _Message(document["message"]) if document["message"] is not None else None
         return Fetched(
-            item=item, place=place, message=message, **{n: told[n] for n in ("state", "read_from", "problem")}
+            item=item, place=place, message=message, **{n: document[n] for n in ("state", "read_from", "problem")}
         )
 
     messages = tuple(map(fetched_of, document["messages"]))

@@ -72,7 +72,7 @@ def row_group_of(footer: bytes, number: int) -> RowGroup | None:
     metadata = pq.read_metadata(pa.BufferReader(footer))
     column = metadata.schema.names.index(NUMBER)
     groups = range(metadata.num_row_groups)
-    place = bisect_left(groups, number, key=lambda each: metadata.row_group(each).column(column).statistics.max)
+    place = bisect_left(groups, number, key=lambda group: metadata.row_group(group).column(column).statistics.max)
     if place == len(groups) or metadata.row_group(place).column(column).statistics.min > number:
         return None
     return _row_group(metadata, place)
@@ -83,12 +83,12 @@ def row_group_before(footer: bytes, number: int) -> RowGroup | None:
     metadata = pq.read_metadata(pa.BufferReader(footer))
     column = metadata.schema.names.index(NUMBER)
     groups = range(metadata.num_row_groups)
-    place = bisect_right(groups, number, key=lambda each: metadata.row_group(each).column(column).statistics.min) - 1
+    place = bisect_right(groups, number, key=lambda group: metadata.row_group(group).column(column).statistics.min) - 1
     return _row_group(metadata, place) if place >= 0 else None
 
 
 def _row_group(metadata: pq.FileMetaData, place: int) -> RowGroup:
-    parts = [metadata.row_group(place).column(each) for each in range(metadata.num_columns)]
+    parts = [metadata.row_group(place).column(column) for column in range(metadata.num_columns)]
     begins = [part.dictionary_page_offset or part.data_page_offset for part in parts]
     ends = [begin + part.total_compressed_size for begin, part in zip(begins, parts, strict=True)]
     return RowGroup(place, min(begins), max(ends))

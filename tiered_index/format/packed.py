@@ -196,8 +196,8 @@ class Packing:
                 )
             if unpacked < 0:
                 # the core accepts only sound runs whose hashes are by rank
-                each = zip(pieces[some], counts[some].tolist(), strict=True)
-                parts = [packed_numpy.unpack(self, piece, count, file, ranks) for piece, count in each]
+                pieces_with_counts = zip(pieces[some], counts[some].tolist(), strict=True)
+                parts = [packed_numpy.unpack(self, piece, count, file, ranks) for piece, count in pieces_with_counts]
                 of_runs[some], unpacked = list(map(len, parts)), sum(map(len, parts))
                 items[total : total + unpacked].reshape(-1)[:] = np.concatenate([part.view(np.uint8) for part in parts])
             total += unpacked

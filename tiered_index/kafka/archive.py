@@ -305,8 +305,8 @@ class KafkaArchiver:
         for before in [name._replace(log=log).store for log in range(name.log)]:
             put = positions.get(before, 0)
             if (end := self._due(segments, before)) < put:
-                told = f"{place}: the log before was archived up to {end:,}, and was put up to {put:,}"
-                self._lose(before, end, put, told)
+                problem = f"{place}: the log before was archived up to {end:,}, and was put up to {put:,}"
+                self._lose(before, end, put, problem)
 
     def _lose(self, name: Name | str, begin: int, end: int, problem: str) -> None:
         """Note a loss. The index keeps its end, so that no later run notes it again."""

@@ -82,9 +82,9 @@ def archived_records(
         table, keys = SCHEMA.empty_table(), RecordKeys()
         try:
             file = archive.verified(segment, 0, segment.size_bytes)
-            if FUNCTION in (told := keys_of_file(file)):
+            if FUNCTION in (rules := keys_of_file(file)):
                 raise InvalidArgument(f"{segment.name}: a function gave the keys: ingest its rows as Parquet, by --key")
-            keys, table = RecordKeys.by_rules(told), decode_columns(file)
+            keys, table = RecordKeys.by_rules(rules), decode_columns(file)
         except CorruptFile as error:
             if not skip_corrupt:
                 raise

@@ -45,10 +45,10 @@ class RecordsToErase:
             file = archive.verified(segment, 0, segment.size_bytes)
         except (CorruptFile, ObjectNotFound) as error:
             return FoundMessages(problem=str(error))
-        told = {*self.keys, *keys_of_file(file)}
-        if request.keys and FUNCTION in told:
+        rules = {*self.keys, *keys_of_file(file)}
+        if request.keys and FUNCTION in rules:
             return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
-        before_s, sought, keys = self.before_ms // 1000, set(request.spellings), RecordKeys.by_rules(told)
+        before_s, sought, keys = self.before_ms // 1000, set(request.spellings), RecordKeys.by_rules(rules)
         table = decode_columns(file)
         records = records_of(table)
         stays, others = list[bool](), list[str]()
@@ -63,6 +63,6 @@ class RecordsToErase:
         collisions = request.collisions(array, np.zeros(len(others), np.bool_), keyed=self.keyed)
         sizes = pa.array([record.size for record in records], pa.int64())
         rest = table.append_column(SIZE, sizes).filter(pa.array(stays))
-        written = encode_records((name.topic, name.partition), rest, sorted(told), topic_id_of_file(file))
+        written = encode_records((name.topic, name.partition), rest, sorted(rules), topic_id_of_file(file))
         gone = len(records) - len(rest)
         return FoundMessages(gone, file=written, collisions=collisions, rows=len(rest), times=times_in(rest))

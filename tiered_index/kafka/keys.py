@@ -119,14 +119,14 @@ class RecordKeys:
             else:
                 raise InvalidArgument(
                     f"--key {text}: give key, header:NAME or json:PATH, such as json:order.id; key and header:NAME may "
-                    f"end with a type: {', '.join(f':{each}' for each in TYPES)}"
+                    f"end with a type: {', '.join(f':{kind}' for kind in TYPES)}"
                 )
         self._fields = FieldReader.of([path for _, path in self._paths])
 
     @classmethod
-    def by_rules(cls, told: Iterable[str]) -> Self:
+    def by_rules(cls, rules: Iterable[str]) -> Self:
         """Return the extraction by the rules of an index and its files, without that of a function."""
-        return cls(tuple({*told} - {FUNCTION}) or ("key",), are_new=False)
+        return cls(tuple({*rules} - {FUNCTION}) or ("key",), are_new=False)
 
     @property
     def needs(self) -> tuple[bool, bool]:

@@ -129,15 +129,15 @@ class KafkaMessages:
     def _settle(self, search: RecordSearch) -> None:
         sources = [search.item.source] if search.item is not None else list(self.archives)
         archives = [self.archives[source] for source in sources if source in self.archives]
-        told = {*self.keys, *(key for archive in archives for key in keys_in(archive.state().positions))}
+        rules = {*self.keys, *(key for archive in archives for key in keys_in(archive.state().positions))}
         if self.broker is not None:
-            self._ask_broker(self.broker, search, told)
+            self._ask_broker(self.broker, search, rules)
         for archive in archives:
             for _ in range(_LOOKS):
-                if search.found is not None or not self._read_archive(archive, search, told):
+                if search.found is not None or not self._read_archive(archive, search, rules):
                     break
 
-    def _ask_broker(self, broker: KafkaBroker, search: RecordSearch, told: set[str]) -> None:
+    def _ask_broker(self, broker: KafkaBroker, search: RecordSearch, rules: set[str]) -> None:
         search.read_from = "{}/{}/{}".format(broker.place, *search.place[:2])
         try:
             record = broker.record(*search.place)
@@ -158,9 +158,9 @@ class KafkaMessages:
             if record is None:
                 search.problems.append(f"{search.read_from} has no record at offset {search.place[2]:,}")
             else:
-                search.take(record, "local", partial(self._carries, told))
+                search.take(record, "local", partial(self._carries, rules))
 
-    def _read_archive(self, archive: SegmentArchive, search: RecordSearch, told: set[str]) -> bool:
+    def _read_archive(self, archive: SegmentArchive, search: RecordSearch, rules: set[str]) -> bool:
         """Look into the archived logs of a partition, the newest first; return whether to look again."""
         segments, (topic, partition, offset) = archive.segments(), search.place
         for store in _logs_of(segments, topic, partition):
@@ -196,7 +196,7 @@ class KafkaMessages:
                 continue
             search.is_archived = True
             if row is not None:
-                search.take(row, "archived", partial(self._carries, told | keys))
+                search.take(row, "archived", partial(self._carries, rules | keys))
             elif segment.source is not None:
                 search.state = "erased"
                 search.problems.append(f"records were erased out of {segment.name}, and it has none at this offset")
@@ -225,11 +225,11 @@ class KafkaMessages:
         at = rows.column(NUMBER).index(search.place[2]).as_py()
         return (records_of(rows.slice(at, 1))[0] if at >= 0 else None), keys
 
-    def _carries(self, told: set[str], record: KafkaRecord, key: str) -> bool:
+    def _carries(self, rules: set[str], record: KafkaRecord, key: str) -> bool:
         spellings = {key, *other_spellings(key)}
-        if not spellings.isdisjoint(RecordKeys.by_rules(told).of(record)):
+        if not spellings.isdisjoint(RecordKeys.by_rules(rules).of(record)):
             return True
-        if FUNCTION in told and self.function is None:
+        if FUNCTION in rules and self.function is None:
             raise InvalidArgument("the keys of this index are those of a function: pass it to KafkaMessages(function=)")
         return self.function is not None and not spellings.isdisjoint(self.function(record))
 

@@ -195,5 +195,5 @@ def _gap(partition: Partition, begin: int, end: int, target: int) -> Loss:
     """Return the loss: records that are skipped."""
     where = f"{partition.place} had offset {partition.read:,} next, and its log has {inclusive(begin, end)}"
     # producers choose the times of records, so records around the gap do not bound its times
-    told = f"{where}: deleted before they were read"
-    return Loss("missing", partition.read, target, None, told, topic=partition.key[0])
+    problem = f"{where}: deleted before they were read"
+    return Loss("missing", partition.read, target, None, problem, topic=partition.key[0])

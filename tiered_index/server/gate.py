@@ -139,8 +139,8 @@ class Gate:
         if status == 403 and self.served.audit.is_on:
             query, what = scope["query_string"].decode("latin-1"), f"{method} {scope['path']}"
             # in a thread: writing may wait for a disk
-            told = state["request_id"], who, what, query, state.get("of_body", {})
-            await asyncio.shield(asyncio.to_thread(self.served.audit.refused, *told))
+            refused_request = state["request_id"], who, what, query, state.get("of_body", {})
+            await asyncio.shield(asyncio.to_thread(self.served.audit.refused, *refused_request))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         if scope["path"] in self.unguarded:

@@ -75,8 +75,8 @@ class HealthHandlers(Handlers):
             parts = self.served.problems_by_part()
             problems = [PartProblem(part=part, reason=reason) for part, reasons in parts.items() for reason in reasons]
             is_ready = not self.served.not_ready()
-            told = Problems(status="problems" if problems else "healthy", ready=is_ready, problems=problems)
-            return Response(wire.encode(told), media_type=wire.JSON)
+            health = Problems(status="problems" if problems else "healthy", ready=is_ready, problems=problems)
+            return Response(wire.encode(health), media_type=wire.JSON)
 
         return await self.calls.run(request, self.allowance(), look)
 

@@ -376,8 +376,8 @@ class LookupHandlers(Handlers):
             # a reason may name other topics
             shown = self.served.redaction.text if caller.topics is None else lambda _: _UNREADABLE
             for placed in answer.messages:
-                told = {"queue_id": placed.queue_id, "queue_offset": placed.queue_offset, "message": None}
-                bodies.add(placed.message, told | {"problem": placed.problem and shown(placed.problem)})
+                document = {"queue_id": placed.queue_id, "queue_offset": placed.queue_offset, "message": None}
+                bodies.add(placed.message, document | {"problem": placed.problem and shown(placed.problem)})
             spent = RequestStats.of_usage(allowance.usage)
             return replace(answer, explain=Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd))
 
@@ -458,13 +458,13 @@ class ShownBodies:
         self.is_partial = False
         self._left, self._wanted, self._allow_partial = left, wanted, allow_partial
 
-    def add(self, message: FoundMessage | None, told: dict[str, Any]) -> None:
-        """Append the document `told` to `encoded`, with its member `message`.
+    def add(self, message: FoundMessage | None, document: dict[str, Any]) -> None:
+        """Append a document to `encoded`, with its member `message`.
 
         Raises `BudgetExceeded` after the deadline if the message's body is compressed.
         """
-        told["message"] = None if message is None else self._document(message)
-        self.encoded.append(wire.encode(told).rstrip())
+        document["message"] = None if message is None else self._document(message)
+        self.encoded.append(wire.encode(document).rstrip())
         self._left = max(0, self._left - len(self.encoded[-1]))
 
     def _document(self, message: FoundMessage) -> dict[str, Any]:

@@ -195,8 +195,8 @@ def _described(schema: dict[str, Any], model: Any) -> dict[str, Any]:
     """Return the schema of a model with the meanings of its members; of an answer, its own ones first."""
     meanings: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        told = inspect.cleandoc(base.__doc__ or "") if base.__module__ in _WHERE else ""
-        meanings |= {name: " ".join(text.split()) for name, text in _MEMBER.findall(told)}
+        docstring = inspect.cleandoc(base.__doc__ or "") if base.__module__ in _WHERE else ""
+        meanings |= {name: " ".join(text.split()) for name, text in _MEMBER.findall(docstring)}
     properties = dict[str, Any]()
     is_answer = model.__module__ != parameters.__name__
     own = model.__annotations__ if is_answer else ()

@@ -48,8 +48,8 @@ def remoting_listener(
         metrics.rocketmq_request(name_of(request.code), ResponseCode(response.code).name, seconds)
 
     lookups, limits = served.lookups, served.caps.limits.least(LookupLimits(timeout_s=_LONGEST_S))
-    told: Any = {"root": lookups.config.root, "on_lookup": metrics.lookup, **asdict(limits), **named}
-    broker = ReadOnlyBroker(lookups, store=store, **told)
+    settings: Any = {"root": lookups.config.root, "on_lookup": metrics.lookup, **asdict(limits), **named}
+    broker = ReadOnlyBroker(lookups, store=store, **settings)
     known = read_keys(keys) if keys is not None else None
     context = tls.context() if tls is not None else None
     audited = partial(_audit, served.audit, known is not None) if served.audit.is_on else None

@@ -69,8 +69,8 @@ def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *,
     """Return an answer's document. With `files`, `explain` reports each file."""
     document = answer.to_dict(files=files)
     if redaction.stand_ins:
-        told = [name for name in _PLACES if document[name] and (name != "explain" or files)]
-        document |= {name: redaction.document(document[name]) for name in told}
+        redacted = [name for name in _PLACES if document[name] and (name != "explain" or files)]
+        document |= {name: redaction.document(document[name]) for name in redacted}
         items = document.get("items", ())
         if items and "source" in items[0]:
             document["items"] = [{**item, "source": redaction.text(item["source"])} for item in items]

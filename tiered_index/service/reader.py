@@ -336,20 +336,20 @@ class IndexReader(Lookups[ItemT]):
 
     def __repr__(self) -> str:
         places = [*(self._storages or ()), *([self.config.root, self.config.storage] if self._storages is None else [])]
-        told = ", ".join(str(place) for place in places if place is not None)
-        return shortened(f"<{type(self).__name__} {'open' if self._refused is None else 'closed'}: {told}>")
+        shown = ", ".join(str(place) for place in places if place is not None)
+        return shortened(f"<{type(self).__name__} {'open' if self._refused is None else 'closed'}: {shown}>")
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
         if not self._refuse_as_closed():
             return
         until_s = close_until_s()
-        with contextlib.ExitStack() as each:
+        with contextlib.ExitStack() as closing:
             if self._shared is not None:
-                each.callback(self._shared.close)
+                closing.callback(self._shared.close)
             for view in self._views if self._several is None else self._several.close(until_s):
-                each.callback(view.close, until_s)
-            each.callback(self._parts.close, until_s)
+                closing.callback(view.close, until_s)
+            closing.callback(self._parts.close, until_s)
             self._engine.close(until_s)
 
     @property

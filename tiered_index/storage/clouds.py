@@ -273,8 +273,8 @@ class _CloudWriter(BufferedWriter):
         try:
             yield
         except self._storage.client.errors as error:
-            told = {"doing": f"{doing} {self.name!r}", "uri": self._storage.uri, "name": self.name}
-            raise self._storage.client.translate(error, **told) from error
+            context = {"doing": f"{doing} {self.name!r}", "uri": self._storage.uri, "name": self.name}
+            raise self._storage.client.translate(error, **context) from error
 
 
 def _taken(parts: queue.Queue[Bytes | None]) -> Iterator[Bytes]:

@@ -71,8 +71,8 @@ class MessageSearch(Search):
             # it has no keys any more: only the topic shows that it is another entry's
             self.settle(self.fetched("erased", carries_key=False))
         else:
-            told = "its body and properties were erased from the archived segment"
-            self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=told)
+            problem = "its body and properties were erased from the archived segment"
+            self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=problem)
 
     def fail(self, error: CorruptFile | StorageError | BudgetExceeded, *, no_message: bool = False) -> None:
         """Note an error, without its traceback, which would keep the bytes in memory.

@@ -538,8 +538,8 @@ class Dispatcher:
             "prepared or rolled back": hidden,
             "without a key": messages - hidden - left_out,
         }
-        told = ", ".join(f"{count:,} are {reason}" for reason, count in reasons.items() if count)
-        return [f"of {messages:,} messages, {told}"]
+        counted_reasons = ", ".join(f"{count:,} are {reason}" for reason, count in reasons.items() if count)
+        return [f"of {messages:,} messages, {counted_reasons}"]
 
     def lag(self) -> Lag:
         """Return the bytes and seconds that the index is behind the log. Put messages count, also unflushed ones."""

@@ -105,7 +105,7 @@ class EraseRequest:
     @property
     def spellings(self) -> tuple[str, ...]:
         """The keys, each with its other spellings: an index may have its entries by any of them."""
-        return tuple(dict.fromkeys(each for key in self.keys for each in (key, *other_spellings(key))))
+        return tuple(dict.fromkeys(spelling for key in self.keys for spelling in (key, *other_spellings(key))))
 
     def tombstones(self, now_ms: int, *, keyed: bool) -> tuple[Tombstone, ...]:
         """Return the tombstones of the request."""

@@ -92,16 +92,16 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
             trailer = input_trailer(source, schema)
             names = dict(trailer.metadata.topics)
             known = trailer.metadata.topic_names
-            told = Tombstones(tuple([stone for stone in mine if not names or stone.topic in known]))
+            tombstones = Tombstones(tuple([stone for stone in mine if not names or stone.topic in known]))
             hidden = looked_at = read_bytes = 0
             keys: set[tuple[int, int | None]] = set()
             places: set[tuple[int, int]] = set()
             begin_s = trailer.metadata.begin_ms // 1000
-            for window, items in scan_runs(source, _runs(trailer, told, bool(names)), _WINDOW_BYTES):
+            for window, items in scan_runs(source, _runs(trailer, tombstones, bool(names)), _WINDOW_BYTES):
                 seconds = items["time_diff_s"].astype(np.int64) + begin_s
-                gone = items[told.hides(items, seconds, names)]
+                gone = items[tombstones.hides(items, seconds, names)]
                 hidden += len(gone)
-                if len(told.hashes):
+                if len(tombstones.hashes):
                     prints = gone["fingerprint"].tolist() if schema.keyed else itertools.repeat(None)
                     keys.update(zip(normal_hashes(gone["key_hash"]).tolist(), prints, strict=False))
                     places.update(zip(gone["queue_id"].tolist(), gone["offset"].tolist(), strict=True))
@@ -110,10 +110,12 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
         except (CorruptFile, ObjectNotFound) as error:
             return ScannedObject(problem=str(error))
     problem = None
-    if told and not names and any(not stone.hashes for stone in told):
+    if tombstones and not names and any(not stone.hashes for stone in tombstones):
         problem = f"{stored.name} has no topic table: the number of its entries of one topic is unknown"
     topics = trailer.metadata.topic_names
-    return ScannedObject(hidden, looked_at, read_bytes, problem, bool(told), topics, frozenset(keys), frozenset(places))
+    return ScannedObject(
+        hidden, looked_at, read_bytes, problem, bool(tombstones), topics, frozenset(keys), frozenset(places)
+    )
 
 
 def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:

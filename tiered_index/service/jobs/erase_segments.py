@@ -105,8 +105,8 @@ class EraseTask:
         log = StorageLog(storage, SystemClock())
         archive = SegmentArchive(storage, lambda: log.state, log.open)
         erased_part = self.find(archive, segment)
-        told, file = replace(erased_part, patches=(), file=None), erased_part.file
-        result = SegmentResult(self.number, {}, 0, (), found=told)
+        report, file = replace(erased_part, patches=(), file=None), erased_part.file
+        result = SegmentResult(self.number, {}, 0, (), found=report)
         if not erased_part.patches and file is None:
             return result
         erased = structs.replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
@@ -123,7 +123,7 @@ class EraseTask:
         try:
             fresh, publication = _send(log, erased, pieces)
         except CorruptFile as error:
-            return replace(result, found=replace(told, problem=str(error)), remains=True)
+            return replace(result, found=replace(report, problem=str(error)), remains=True)
         with publication.undone():
             again = self.find(archive, fresh)
         remains = bool(again.patches) or again.file is not None

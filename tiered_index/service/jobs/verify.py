@@ -543,10 +543,10 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
     except CorruptFile as error:
         report.add(str(files.path), LIST, error.problem)
     local: dict[str, CompactedFile] = {}
-    told = {Path(defect.file).stem for defect in report.findings}
+    reported = {Path(defect.file).stem for defect in report.findings}
     for number, handle in enumerate(RootView(root).look().handles, 1):
         # `_check_names` reports a listed file without its journal, and a damaged list is reported above
-        if not (isinstance(handle, DamagedFile) and handle.file_id in {*told, LIST}):
+        if not (isinstance(handle, DamagedFile) and handle.file_id in {*reported, LIST}):
             _check_file(root, handle, report)
         if isinstance(handle, CompactedFile):
             local[handle.file_id] = handle

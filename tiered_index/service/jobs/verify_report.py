@@ -45,8 +45,8 @@ class Missing:
     @classmethod
     def of(cls, gone: StoredObject | LostObject, copy: CompactedFile | None = None) -> Missing:
         """Describe the entries that are missing with an object. `copy` is its local copy."""
-        told = (gone if isinstance(gone, LostObject) else LostObject.of(gone)).told()
-        missing = cls(gone.name, told.file, told.begin_ms, told.end_ms, told.entries)
+        lost = (gone if isinstance(gone, LostObject) else LostObject.of(gone)).told()
+        missing = cls(gone.name, lost.file, lost.begin_ms, lost.end_ms, lost.entries)
         if copy is None or copy.local is None:
             return missing
         topics = tuple(sorted(name for _, name in copy.metadata().topics))

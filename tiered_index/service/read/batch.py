@@ -230,10 +230,10 @@ class LookupBatch:
         """Set where the lookups with a cursor begin. Raises `InvalidCursor`."""
         topics = map(self.topics.__getitem__, self.topic_index.tolist())
         ranges = zip(self.second_min.tolist(), self.range_ends.tolist(), strict=True)
-        each = zip(columns.cursors, topics, columns.keys, ranges, strict=True)
+        lookups = zip(columns.cursors, topics, columns.keys, ranges, strict=True)
         self.after = {
             number: decode_cursor(cursor, query_digest(topic, key, *within), order_columns)
-            for number, (cursor, topic, key, within) in enumerate(each)
+            for number, (cursor, topic, key, within) in enumerate(lookups)
             if cursor is not None
         }
         self.second_max = self.range_ends.copy()

@@ -196,8 +196,8 @@ class _GroupSearch:
             runs = [run for run in runs if run.offset not in damaged]
             if not runs:
                 return
-            each = [asking[run.offset][1] for run in runs]
-            starts, lookups = np.cumsum([0, *map(len, each)]), np.concatenate(each)
+            lookups_of_runs = [asking[run.offset][1] for run in runs]
+            starts, lookups = np.cumsum([0, *map(len, lookups_of_runs)]), np.concatenate(lookups_of_runs)
         matches = self._picked(runs, pieces, starts, lookups)
         if matches is not None:
             yield matches

@@ -27,11 +27,11 @@ class Logs(NamedTuple):
     @classmethod
     def of(cls, indexes: Iterable[tuple[str | None, Mapping[str, LostObject], Expired]]) -> Logs:
         """Make it from the URI, the lost objects and the expired entries of each index."""
-        told = [index for index in indexes if index[1] or index[2]]
-        if not told:
+        lacking = [index for index in indexes if index[1] or index[2]]
+        if not lacking:
             return _NOTHING
-        lost = [(source, index) for source, given_up, _ in told for index in given_up.values()]
-        return cls(lost, [(source, gone) for source, _, gone in told if gone])
+        lost = [(source, index) for source, given_up, _ in lacking for index in given_up.values()]
+        return cls(lost, [(source, gone) for source, _, gone in lacking if gone])
 
     @classmethod
     def joined(cls, parts: Sequence[Logs]) -> Logs:

@@ -16,7 +16,7 @@ from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
 # most answers of one lookup, so that one more does not overflow
 _MOST = 2**62
-_FIELDS = [each.name for each in fields(Lookup)]
+_FIELDS = [field.name for field in fields(Lookup)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LookupColumns(Sequence[Lookup]):
     def __getitem__(self, index: int | slice) -> Lookup | list[Lookup]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        columns: list[list[Any]] = [getattr(self, each.name) for each in fields(self)]
+        columns: list[list[Any]] = [getattr(self, field.name) for field in fields(self)]
         return Lookup(*(column[index] for column in columns))
 
     def counts_of_topics(self) -> dict[str, int]:
@@ -65,7 +65,7 @@ class LookupColumns(Sequence[Lookup]):
         if low is not None and high is not None and count is not None and (low <= high).all() and (count >= 1).all():
             return low // 1000, high // 1000, np.minimum(count, _MOST)
         ranges = zip(self.begins_ms, self.ends_ms, self.max_counts, strict=True)
-        checked = [check_range(*each, f"lookup {number}: ") for number, each in enumerate(ranges)]
+        checked = [check_range(*bounds, f"lookup {number}: ") for number, bounds in enumerate(ranges)]
         table = np.array([(low, high, min(count, _MOST)) for low, high, count in checked], np.int64).reshape(-1, 3)
         return table[:, 0], table[:, 1], table[:, 2]
 

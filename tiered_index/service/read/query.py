@@ -146,8 +146,8 @@ class QueryEngine:
             digest = query_digest(topic, key, second_min, second_max)
             after = decode_cursor(cursor, digest, self._order_columns)
         first, *others = [
-            PreparedLookup(topic, each, *lookup_numbers(topic, each), second_min, second_max, max_count, after)
-            for each in ((key,) if is_plain(key) else (key, *other_spellings(key)))
+            PreparedLookup(topic, spelling, *lookup_numbers(topic, spelling), second_min, second_max, max_count, after)
+            for spelling in ((key,) if is_plain(key) else (key, *other_spellings(key)))
         ]
         return first._replace(others=tuple(others)) if others else first
 
@@ -297,8 +297,8 @@ class QueryEngine:
         sums: dict[str, TopicSummary] = {}
         for _, stats in [stats for index_pass in passes for stats in index_pass.scan.stats]:
             of_topics: dict[str, list[TopicStats | None]] = {}
-            for name, each in stats:
-                of_topics.setdefault(name, []).append(each)
+            for name, topic_stats in stats:
+                of_topics.setdefault(name, []).append(topic_stats)
             for name, of_topic in of_topics.items():
                 sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), of_topic)
         failed = tuple([report for index_pass in passes for report, _ in index_pass.errors])
@@ -424,12 +424,12 @@ class StatsScan(Scan):
     def look(self, handle: Handle) -> int:
         """See `Scan.look`."""
         stats = [
-            (name, each)
-            for name, each in handle.topic_stats()
-            if each is None
+            (name, topic_stats)
+            for name, topic_stats in handle.topic_stats()
+            if topic_stats is None
             or (
-                each.second_max >= max(self.second_min, self.expired.begin_of(name))
-                and each.second_min <= self.second_max
+                topic_stats.second_max >= max(self.second_min, self.expired.begin_of(name))
+                and topic_stats.second_min <= self.second_max
             )
         ]
         self.stats.append((handle, stats))
@@ -486,10 +486,10 @@ def _unfailed(passes: Sequence[Pass[ScanT]]) -> Sequence[Pass[ScanT]]:
     """Return passes. Raises errors that fail the lookup, except a spent budget (see `_within_budget`)."""
     for index_pass in passes:
         if index_pass.scan.errors and index_pass.run.fails(index_pass.scan):
-            error = _error([each for index_pass in passes for each in index_pass.errors])
+            error = _error([report_and_error for index_pass in passes for report_and_error in index_pass.errors])
             # break the cycle of error, traceback and frame, which would keep memory maps open
-            for each in passes:
-                each.scan.errors.clear()
+            for failed_pass in passes:
+                failed_pass.scan.errors.clear()
             try:
                 raise error
             finally:
@@ -515,7 +515,7 @@ def _unknown_to_all(passes: Sequence[Pass[LookupScan]]) -> tuple[str, ...]:
     if len(passes) == 1:
         return passes[0].unknown or ()
     unknown = [index_pass.unknown for index_pass in passes if index_pass.unknown is not None]
-    return tuple([topic for topic in unknown[0] if all(topic in each for each in unknown)]) if unknown else ()
+    return tuple([topic for topic in unknown[0] if all(topic in topics for topics in unknown)]) if unknown else ()
 
 
 def _explain(passes: Sequence[Pass[Any]], folded: int) -> Callable[[], Explain]:
@@ -590,7 +590,7 @@ def _within_budget(passes: Sequence[Pass[Any]], result: R) -> R:
     """Return the answer, or raise `BudgetExceeded` with it if files were not read and it may not be partial."""
     if passes[0].run.allow_partial or not result.failed:
         return result
-    errors = [each for index_pass in passes for each in index_pass.errors]
+    errors = [report_and_error for index_pass in passes for report_and_error in index_pass.errors]
     over = [(report, error) for report, error in errors if not isinstance(error, FolderDenied)]
     if not over:
         return result
