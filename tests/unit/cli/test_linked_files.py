@@ -30,6 +30,7 @@ from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.storage.opening import open_storage
 
 BEGIN_S = 1_700_000_000
 KEYS = ("--topic", "orders", "--key", "order_id", "--key", "customer.id", "--time", "at")
@@ -433,6 +434,48 @@ def test_a_dry_run_and_wrong_fields_leave_no_index(tmp_path, where):
     assert not (tmp_path / "root").exists()
     short = run_here("ingest", log, "--topic", "t", "--key", "order_id", "--time", "n", *where, "--json")
     assert short.code == 2 and "--time-unit" in short.error["message"]
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv", "parquet", "arrow"])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_folders_of_a_partition_are_fields(tmp_path, monkeypatch, s3_environment, where, rows_of, form, is_stored):
+    """As Hive and Spark write them. A field of the row goes first."""
+    files = tmp_path / "logs"
+    for day in (2, 3):
+        folder = files / f"kind=clicks/dt=2026-01-0{day}/region=eu%2Fwest/shop=__HIVE_DEFAULT_PARTITION__"
+        folder.mkdir(parents=True)
+        table = pa.table({"id": ["a", "b"], "kind": ["sales", "sales"], "n": [day * 10, day * 10 + 1]})
+        if form == "ndjson":
+            text = "".join(f"{json.dumps(each)}\n" for each in table.to_pylist())
+            (folder / "part").write_text(text.replace(', "n": 21', ', "dt": null, "n": 21'))
+        elif form == "csv":
+            cells = "".join(f"{each['id']},{each['kind']},{each['n']}\n" for each in table.to_pylist())
+            (folder / "part").write_bytes(gzip.compress(f"id,kind,n\n{cells}".encode()))
+        elif form == "parquet":
+            pq.write_table(table, folder / "part")
+        else:
+            with pa.ipc.new_file(folder / "part", table.schema) as writer:
+                writer.write_table(table)
+    source = f"{files}"
+    if is_stored:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url)
+        of_server = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        monkeypatch.setitem(run_here.__kwdefaults__, "environment", of_server)
+        source = f"s3://{s3_environment.new_bucket()}/logs"
+        with open_storage(source, any_names=True) as storage:
+            for path in files.rglob("part"):
+                storage.put(path.relative_to(files).as_posix(), path.read_bytes())
+    keys = [part for key in ("id", "dt", "join('/', [dt, id])", "region") for part in ("--key", key)]
+    fields = ("--topic", "field:kind", *keys, "--time", "dt")
+    done = run_here("ingest", f"{source}/", *fields, *where, "--json")
+    assert (done.code, done.document["rows"], done.document["entries"]) == (0, 4, 16), done.err
+    assert rows_of("2026-01-02", "sales") == ([20, 21], [])
+    assert rows_of("2026-01-03/b", "sales") == ([31], [])
+    assert rows_of("eu/west", "sales") == ([20, 21, 30, 31], [])
+    items = run_here("query", "sales", "2026-01-03", *where, "--json").document["items"]
+    assert {item["timestamp_ms"] for item in items} == {1767398400000}
+    lacking = run_here("ingest", f"{source}/", "--topic", "t", "--key", "shop", "--time", "dt", *where, "--json")
+    assert "has --key shop; the first one has id, kind, n, dt, region" in lacking.error["message"]
 
 
 def test_the_unit_of_times_is_decided_once_for_all_runs_unless_it_is_given(tmp_path, where):

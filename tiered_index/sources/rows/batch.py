@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -170,6 +171,17 @@ def row_of_line(line: bytes, position: int) -> bytes:
     return (line if position else line.removeprefix(BYTE_ORDER_MARK)).removesuffix(b"\r")
 
 
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+
+def _partition_of(place: str) -> dict[str, str]:
+    """Return the fields that the folders of a path or a URI name, as Hive and Spark write them."""
+    # a URI has escapes of its own
+    folders = place.split("/")[:-1] if place.startswith("/") else map(unquote, place.split("/")[:-1])
+    pairs = [folder.partition("=") for folder in folders]
+    return {unquote(name): unquote(value) for name, mark, value in pairs if name and mark and value != _NO_VALUE}
+
+
 class RowFile(ABC):
     """The rows of one file. Raises `InvalidArgument` for a file of another form, `CorruptFile` for damage."""
 
@@ -178,6 +190,8 @@ class RowFile(ABC):
 
     def __init__(self, file: File) -> None:
         self.file = file
+        self.partition = _partition_of(str(file))
+        """The values of the folders above the file, such as ``dt=2026-01-02``: fields that its rows lack."""
 
     @abstractmethod
     def length_bound(self, position: int) -> int:

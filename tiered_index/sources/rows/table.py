@@ -17,7 +17,7 @@ from tiered_index.json_paths import fields_of, searched
 from tiered_index.sources.arrow import ArrowTable
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.rows.batch import BadRow, File, RowBatch, RowFile, RowReading, SingleRows, batch_of_columns
-from tiered_index.sources.rows.mapping import RowMapping, path_of
+from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, path_of
 from tiered_index.sources.values import python_rows, python_values
 
 TABLES: dict[str, Callable[[File], ParquetTable | ArrowTable]] = {"parquet": ParquetTable, "arrow": ArrowTable}
@@ -32,6 +32,10 @@ class ColumnsFile(RowFile):
     def __init__(self, file: File, file_format: str) -> None:
         super().__init__(file)
         self.format, self.table = file_format, TABLES[file_format](file)
+        names = self.table.schema.names
+        self.partition = {name: value for name, value in self.partition.items() if name not in names}
+        self.schema = pa.schema([*self.table.schema, *((name, KEY_TYPE) for name in self.partition)])
+        """The columns of the file, and those of its partition."""
 
     def columns_of(self, ways: Sequence[Way]) -> list[str]:
         """Return what the table must read for columns and fields of structures."""
@@ -48,13 +52,20 @@ class ColumnsFile(RowFile):
         return self.table.rows - position
 
     def fields(self) -> list[str]:
-        return list(self.table.schema.names)
+        return list(self.schema.names)
+
+    def completed(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
+        """Return some rows of the file with the columns of its partition that are among `names`."""
+        for name in names:
+            if (value := self.partition.get(name)) is not None:
+                table = table.append_column(name, pa.repeat(pa.scalar(value, KEY_TYPE), len(table)))
+        return table
 
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
         return [name for name in mapping.names if self._way(name[1], mapping) is None]
 
     def _way(self, path: str, mapping: RowMapping) -> Way | None:
-        way, columns = way_of(self.table.schema, path, mapping), self.table.schema.names
+        way, columns = way_of(self.schema, path, mapping), self.schema.names
         for name in () if way is None else way.names[: None if way.is_expression else 1]:
             if columns.count(name) > 1:
                 raise InvalidArgument(
@@ -74,7 +85,7 @@ class ColumnsFile(RowFile):
         """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
         ways = [self._way(path, mapping) for _, path in mapping.names]
         needed = {name for way in ways if way is not None for name in way.names[: None if way.is_expression else 1]}
-        (values,) = python_rows(row.select([*needed])) if needed else ({},)
+        (values,) = python_rows(self.completed(row, [*needed]).select([*needed])) if needed else ({},)
         members = []
         for way, expression in zip(ways, mapping.paths, strict=True):
             if way is not None and way.is_expression:
@@ -105,11 +116,14 @@ class ColumnsReading(RowReading):
         self.end, self._bound = position, min(bound, file.table.rows)
 
     def batches(self, start: int) -> Iterator[RowBatch]:
-        names = self._file.table.schema.names if self._whole else self._file.columns_of(self._ways)
-        for first, table in self._file.table.read(names, max(start, self.end)):
+        file = self._file
+        names = file.schema.names if self._whole else file.columns_of(self._ways)
+        # a table of no columns has no rows
+        of_file = [name for name in names if name not in file.partition] or file.table.schema.names[:1]
+        for first, table in file.table.read(of_file, max(start, self.end)):
             rows = table.slice(0, self._bound - first)
             self.end = first + len(rows)
-            batch = self._batch(rows.combine_chunks(), first)
+            batch = self._batch(file.completed(rows.combine_chunks(), names), first)
             yield replace(batch, begin=first, source=rows) if self._whole else batch
             if self.end == self._bound:
                 break

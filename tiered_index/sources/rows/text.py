@@ -221,16 +221,24 @@ class NdjsonFile(TextFile):
     def fields(self) -> list[str]:
         for line in io.BytesIO(self.head):
             if line.strip():
-                return list(json_object(line))
+                return [*dict.fromkeys([*json_object(line), *self.partition])]
         return []
 
     def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
         if mapping.reader is None:
             raise Unclear
-        return [*mapping.reader.members_of_lines(lines)]
+        columns = mapping.reader.members_of_lines(lines)
+        for number, (_, path) in enumerate(mapping.names if self.partition else ()):
+            if (name := _column_name(path, mapping, [*self.partition])) is not None:
+                value = self.partition[name]
+                columns[number] = [value if member is None else member for member in columns[number]]
+        return [*columns]
 
     def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
         document = json_object(line)
+        for name, value in self.partition.items():
+            if document.get(name) is None:
+                document[name] = value
         return [searched(path, document) for path in mapping.paths]
 
     def are_plain(
@@ -288,14 +296,14 @@ class CsvFile(TextFile):
         return self._begin
 
     def fields(self) -> list[str]:
-        return self.header
+        return [*dict.fromkeys([*self.header, *self.partition])]
 
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
         lacking = super().lacking(mapping)
         if self.head[self.begin :].strip():
             return lacking
         # there are no rows yet
-        return [name for name in lacking if _column_name(name[1], mapping, self.header) is None]
+        return [name for name in lacking if _column_name(name[1], mapping, self.fields()) is None]
 
     def _cells(self, line: str) -> list[str]:
         before = csv.field_size_limit(MAX_ROW_BYTES)
@@ -355,8 +363,10 @@ class CsvFile(TextFile):
         return dict(zip(self.header, cells, strict=True))
 
     def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
-        names = [_column_name(path, mapping, self.header) for _, path in mapping.names]
-        if None in names or len(set(self.header)) != len(self.header):
+        fields = self.fields()
+        names = [_column_name(path, mapping, fields) for _, path in mapping.names]
+        of_lines = [name for name in dict.fromkeys(names) if name in self.header]
+        if None in names or not of_lines or len(set(self.header)) != len(self.header):
             raise Unclear
         if self.has_odd_line(lines):
             raise Unclear
@@ -368,16 +378,17 @@ class CsvFile(TextFile):
             io.BytesIO(lines),
             pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=self.header),
             pyarrow.csv.ParseOptions(delimiter=self.delimiter, quote_char=self.quote or False),
-            pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(cast(list[str], names), pa.string()), include_columns=[*dict.fromkeys(names)]
-            ),
+            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(of_lines, pa.string()), include_columns=of_lines),
         )
-        return [table[name].combine_chunks() for name in names]
+        return [
+            table[name].combine_chunks() if name in of_lines else pa.repeat(self.partition[name or ""], len(table))
+            for name in names
+        ]
 
     def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
-        row = self.row(line)
+        row = self.partition | self.row(line)
         return [
-            row[name] if (name := _column_name(path, mapping, self.header)) is not None else searched(compiled, row)
+            row[name] if (name := _column_name(path, mapping, self.fields())) is not None else searched(compiled, row)
             for (_, path), compiled in zip(mapping.names, mapping.paths, strict=True)
         ]
 
