@@ -93,42 +93,35 @@ class RowBatch:
         return times_of(self.times_ms)
 
 
-def _joined(
-    keys: Sequence[pa.Array], positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64],
-    times: npt.NDArray[np.int64], end: int, topics: pa.DictionaryArray | None,
-) -> RowBatch:  # fmt: skip
-    """Return the batch of rows that have at most one key for each path."""
-    rows, parts = len(positions), list[pa.Array]()
-    for number, column in enumerate(keys):
-        for earlier in keys[:number]:
-            same = pc.equal(column, earlier)
-            if pc.any(same).as_py():
-                column = pc.if_else(same.fill_null(False), pa.scalar(None, KEY_TYPE), column)
-        parts.append(column)
-    keyless = 0
-    if all(column.null_count for column in parts):
-        has_key = np.logical_or.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in parts])
-        if keyless := rows - int(has_key.sum()):
-            mask = pa.array(has_key)
-            parts = [column.filter(mask) for column in parts]
-            positions, sizes, times = positions[has_key], sizes[has_key], times[has_key]
-            topics = None if topics is None else topics.filter(mask)
-    return RowBatch(end, rows, tuple(parts), positions, sizes, times, keyless, topics=topics)
-
-
 def batch_of_columns(
     columns: Sequence[Sequence[Any] | pa.Array], mapping: RowMapping, positions: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64], end: int,
     may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool] = lambda rows: False,
 ) -> RowBatch | None:  # fmt: skip
     """Return the batch of rows by their columns, as `RowMapping.names`; None: rows must be read by themselves."""
-    count = len(mapping.keys)
-    keys = [key_column(column, may_be_minus_zero) for column in columns[:count]]
+    count, rows, keys = len(mapping.keys), len(positions), list[pa.Array]()
     times_ms = mapping.times_ms(columns[count])
     topics = None if mapping.topic is None else mapping.topics_of(columns[count + 1])
-    if times_ms is None or any(column is None for column in keys) or (mapping.topic is not None and topics is None):
+    if times_ms is None or (mapping.topic is not None and topics is None):
         return None
-    return _joined([column for column in keys if column is not None], positions, sizes, times_ms, end, topics)
+    for values in columns[:count]:
+        if (column := key_column(values, may_be_minus_zero)) is None:
+            return None
+        for earlier in keys:
+            # a row has no key twice
+            same = pc.equal(column, earlier)
+            if pc.any(same).as_py():
+                column = pc.if_else(same.fill_null(False), pa.scalar(None, KEY_TYPE), column)
+        keys.append(column)
+    keyless = 0
+    if all(column.null_count for column in keys):
+        has_key = np.logical_or.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in keys])
+        if keyless := rows - int(has_key.sum()):
+            mask = pa.array(has_key)
+            keys = [column.filter(mask) for column in keys]
+            positions, sizes, times_ms = positions[has_key], sizes[has_key], times_ms[has_key]
+            topics = None if topics is None else topics.filter(mask)
+    return RowBatch(end, rows, tuple(keys), positions, sizes, times_ms, keyless, topics=topics)
 
 
 class SingleRows:
