@@ -61,12 +61,9 @@ class AbilityFinding:
 def check_storage(storage: Storage, clock: Clock | None = None) -> None:
     """Raise `StorageMisconfigured` for the first ability that a storage lacks. Log those that are worked round.
 
-    Multipart uploads are left out: an upload of a large file reports itself that the service refuses it. A storage
-    without a server is not asked: its first puts report what it lacks. Passes on other errors. Raises
-    `StorageUnavailable` if the storage does not answer.
+    Multipart uploads are left out: an upload of a large file reports itself that the service refuses it.
+    Passes on other errors. Raises `StorageUnavailable` if the storage does not answer.
     """
-    if not storage.has_server:
-        return
     for finding in probe(storage, clock, uploads=False):
         if isinstance(finding.error, StorageMisconfigured):
             raise finding.error
