@@ -276,6 +276,12 @@ def test_columns_that_go_through_spark_under_another_type(spark, tmp_path):
     assert row.inside.asDict() == {"d": "a", "v": "a"}
 
 
+def test_keys_stay_batches_of_arrow_in_java(spark):
+    """As rows, a million keys fill the gibibyte of memory that Spark has by default, and it hangs."""
+    frame = frame_of_keys(spark, pa.table({"topic": ["t"] * 100, "key": [f"k-{number}" for number in range(100)]}))
+    assert "LocalTableScan" not in frame._jdf.queryExecution().executedPlan().toString() and frame.count() == 100
+
+
 def test_bad_parquet_keys_are_named_with_their_file(spark, tmp_path):
     path = tmp_path / "my keys, 2%20.parquet"
     path.write_bytes(b"PAR1 this is none, and long enough for a footer")

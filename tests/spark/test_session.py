@@ -65,7 +65,8 @@ def test_the_collector_is_the_users_choice_if_they_give_options_of_java(
         monkeypatch.setenv(variable, "-XX:+UseSerialGC")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     open_session(settings=settings)
-    assert any("ParallelGC" in str(value) for value in begun[0].values()) == (not is_users)
+    chosen = "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError"
+    assert (chosen in begun[0].values()) == (not is_users)
 
 
 @pytest.mark.parametrize("count", [1, 7])

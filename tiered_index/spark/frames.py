@@ -84,6 +84,14 @@ def large_batches(spark: SparkSession) -> contextlib.AbstractContextManager[None
     return _configured(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", f"{1 << 17}")
 
 
+def batches_of_arrow(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
+    """Let Spark hold tables as batches of Arrow for the frames that are made in the block.
+
+    By default it makes rows of up to 48 MB of them: a million keys then fill Java's heap of 1 GiB, and Spark hangs.
+    """
+    return _configured(spark, "spark.sql.execution.arrow.localRelationThreshold", "0")
+
+
 def shuffles_deleted(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
     """Let Spark delete the shuffle files of a query at its end, for the frames that are made in the block.
 

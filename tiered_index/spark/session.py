@@ -37,8 +37,8 @@ _SETTINGS = {
     # the commands show their own progress
     "spark.ui.showConsoleProgress": "false",
 }
-# Java's default collector takes a tenth more CPU time for a build
-_COLLECTOR = {"spark.driver.defaultJavaOptions": "-XX:+UseParallelGC"}
+# Java's default collector takes a tenth more CPU time for a build, and Spark hangs if one of its threads had no memory
+_JAVA = {"spark.driver.defaultJavaOptions": "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError"}
 _JAVA_VARIABLES = ("SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
 
@@ -60,8 +60,8 @@ def open_session(
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
-    collector = {} if _has_options_of_java(settings or {}) else _COLLECTOR
-    for name, value in {**_SETTINGS, **collector, **(settings or {})}.items():
+    of_java = {} if _has_options_of_java(settings or {}) else _JAVA
+    for name, value in {**_SETTINGS, **of_java, **(settings or {})}.items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()

@@ -30,7 +30,7 @@ from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile, local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import cleaned_up_on_error, gathered, times_of_day_written
+from tiered_index.spark.frames import batches_of_arrow, cleaned_up_on_error, gathered, times_of_day_written
 from tiered_index.spark.workers import plainly
 from tiered_index.spark.writing.sources import column_of, is_frame, shown_column, shown_kind
 from tiered_index.storage.base import StorageOptions
@@ -160,7 +160,8 @@ def frame_of_keys(spark: SparkSession, keys: pa.Table) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     try:
-        return spark.createDataFrame(keys, from_arrow_schema(keys.schema))
+        with batches_of_arrow(spark):
+            return spark.createDataFrame(keys, from_arrow_schema(keys.schema))
     except (PySparkException, ValueError) as error:
         raise InvalidArgument(f"Spark has no type of a column of the keys: {error}") from error
 
