@@ -20,7 +20,7 @@ from tests.benchmarks.billion.oracle import FOUND, MAX_COUNT
 from tiered_index import IndexConfig, IndexReader
 
 _SINGLE, _FRESH = 1_000, 20
-_CACHE_BYTES = IndexConfig.directory_cache_bytes
+_CACHE_BYTES = IndexConfig(environment=False).directory_cache_bytes
 
 
 def _timed(reader: IndexReader, keys: Iterable[tuple[str, str]]) -> tuple[dict[str, float], list[int]]:
