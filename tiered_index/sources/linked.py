@@ -196,7 +196,12 @@ class FileLinker:
         for path in self.mapping.keys:
             self._put_name(files_key(self._store) + path)
         self._learn_unit()
-        self._go_on(pending, position)
+        try:
+            self._go_on(pending, position)
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"{error}. An earlier run has begun this file, so this one must read it first"
+            ) from error
 
     def _copied(self, listed: SourceFile) -> list[LinkedSegment] | None:
         """Return the segments of a text that a new file has now, and forget them; None: its text is new."""

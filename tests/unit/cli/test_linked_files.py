@@ -878,6 +878,10 @@ def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
         ("a.json", b'[{"order_id": 1}]\n', ("--follow", "--dry-run"), "--dry-run"),
         ("b.csv", b"order_id,at\r1,2024-02-03\r", (), r"`tr '\r' '\n' < FILE > FILE.csv`"),
         ("c.csv", b'"order_id"x,at\n1,2024-02-03\n', (), f"{tmp_path}/c.csv: the header is not CSV: "),
+        ("d.csv", "order_id,customer.id,at\nMüller,1,2\n".encode("latin-1"), (), "`iconv -f LATIN1 -t UTF-8 FILE > "),
+        ("e.log", '{"order_id":"Müller"}\n'.encode("latin-1"), (), "is not UTF-8: write UTF-8, for example with "),
+        ("f.log", b'{"order_id":"' + b"a" * (17 << 20) + b'"}\n', (), "the first line is longer than 16,777,216 bytes"),
+        ("g.log", b'{"order_id":1,}\n', (), "g.log: the first row is bad: not JSON: "),
     ):
         (tmp_path / name).write_bytes(text)
         done = run_here("ingest", tmp_path / name, *KEYS, *where, *more, "--json")

@@ -204,12 +204,23 @@ class TextFile(RowFile):
         return False
 
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
-        present = [False] * len(mapping.names)
+        if len(self.head) >= MAX_ROW_BYTES and b"\n" not in self.head[:-1]:
+            raise InvalidArgument(f"{self.file}: the first line is longer than {MAX_ROW_BYTES:,} bytes")
+        present, problem = [False] * len(mapping.names), ""
         for line in self.split(self.head[self.begin :]):
-            # a bad line is named when it is read
-            with contextlib.suppress(InvalidArgument):
+            try:
                 members = self.members_of(line, mapping)
-                present = [was or member not in (None, "", []) for was, member in zip(present, members, strict=True)]
+            except InvalidArgument as error:
+                # a bad line behind a sound one is named when it is read
+                problem = problem or (f"{error}" if line.strip() else "")
+                continue
+            present = [was or member not in (None, "", []) for was, member in zip(present, members, strict=True)]
+        if problem and not any(present):
+            with contextlib.suppress(UnicodeDecodeError):
+                self.head.decode()
+                raise InvalidArgument(f"{self.file}: the first row is bad: {problem}")
+            command = "iconv -f LATIN1 -t UTF-8 FILE > FILE.utf8"
+            raise InvalidArgument(f"{self.file} is not UTF-8: write UTF-8, for example with `{command}`")
         return [name for name, is_there in zip(mapping.names, present, strict=True) if not is_there]
 
 
@@ -221,7 +232,7 @@ class NdjsonFile(TextFile):
     def fields(self) -> list[str]:
         for line in io.BytesIO(self.head):
             if line.strip():
-                return [*dict.fromkeys([*json_object(line), *self.partition])]
+                return [*dict.fromkeys([*json_object(line, f"{self.file}: "), *self.partition])]
         return []
 
     def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
