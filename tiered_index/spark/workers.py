@@ -57,10 +57,7 @@ def between_tasks() -> Iterator[None]:
 
 _C = TypeVar("_C", bound=type)
 # methods of data sources and table functions that Spark calls
-_CALLED = (
-    *("schema", "reader", "writer", "partitions", "read", "write", "commit"),
-    *("initialOffset", "latestOffset", "eval"),
-)
+_CALLED = ("schema", "reader", "writer", "partitions", "read", "write", "commit", "eval")
 
 
 @contextlib.contextmanager
