@@ -24,7 +24,7 @@ from typing import Any, Self, cast
 import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiered_index.errors import SetupUnavailable
 from tiered_index.server.gate import CONNECTION, SEND_S
@@ -198,9 +198,6 @@ class _HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._unparsed_bytes = 0
-        cycle = self.cycle
-        if cycle is not None and cycle.scope is self.scope and self.scope["http_version"] == "1.0":
-            cycle.__class__ = _CycleOfOldClient
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
@@ -229,22 +226,6 @@ class _HttpConnection(HttpToolsProtocol):
             self._seen, self._since_s = seen, now_s
         elif now_s - self._since_s >= (SEND_S if seen[1] else FIRST_S):
             self.transport.abort()
-
-
-class _CycleOfOldClient(RequestResponseCycle):
-    """Answers a client of HTTP/1.0, which knows no chunks: an answer without a length ends with the connection."""
-
-    _has_no_length = False
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self._has_no_length = all(name.lower() != b"content-length" for name, _ in message["headers"])
-            if self._has_no_length:
-                self.chunked_encoding, self.expected_content_length = False, sys.maxsize
-        elif self._has_no_length and not message.get("more_body", False):
-            # Uvicorn compares them at the end
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
 
 
 def is_local(host: str) -> bool:
