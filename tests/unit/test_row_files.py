@@ -11,6 +11,7 @@ import json
 import lzma
 import math
 import random
+import struct
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -147,6 +148,33 @@ def test_arrow_files_and_streams_are_read_from_any_row(tmp_path, form, compressi
     assert (opened.format, opened.length_bound(400)) == ("arrow", 600)
 
 
+def named_by_footer(data):
+    """Return an Arrow file whose schema at the begin has no length: only the footer says where its messages are."""
+    return data[:8] + struct.pack("<Ii", 4, -14) + data[16:]
+
+
+def test_an_arrow_file_whose_messages_only_the_footer_names_is_read(tmp_path):
+    # as Polars writes them: the schema at the begin has no length, and dictionaries may be behind the batches
+    path = tmp_path / "a.arrow"
+    written = table(1000).append_column("d", pa.array([f"d{n % 7}" for n in range(1000)]).dictionary_encode())
+    with pa.ipc.new_file(path, written.schema) as writer:
+        writer.write_table(written, max_chunksize=300)
+    path.write_bytes(named_by_footer(path.read_bytes()))
+    for start in (0, 299, 300, 999):
+        entries, bad, _ = read(path, ("d", "c.id"), start=start)
+        assert not bad and sorted(entries) == sorted(
+            (n, 0, key) for n in range(start, 1000) for key in (f"d{n % 7}", str(n))
+        )
+    listed = local_file(path)
+    assert open_rows(listed.file, listed.size_bytes, listed.head()).row(777).to_pylist() == (
+        written.slice(777, 1).to_pylist()
+    )
+    for damaged in (path.read_bytes()[:-1], path.read_bytes()[:-10] + b"\xff\xff\xff\x7fARROW1"):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptFile, match="there is no footer"):
+            read(path)
+
+
 @pytest.mark.parametrize("form", ["file", "stream"])
 def test_an_arrow_file_that_is_cut_off_is_damaged(tmp_path, form):
     path = tmp_path / "a.arrow"
@@ -225,6 +253,8 @@ def sound_files(folder):
     for form, compression in (("file", None), ("stream", None), ("file", "zstd")):
         write_arrow(written, 40, form, compression, 15)
         yield written.read_bytes()
+    write_arrow(written, 40, at_once=15)
+    yield named_by_footer(written.read_bytes())
     pq.write_table(table(40), written, row_group_size=15, write_page_checksum=True)
     yield written.read_bytes()
 

@@ -24,8 +24,14 @@ _NO_STREAM = "the body is not an Arrow stream"
 _MESSAGE_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY = 1, 2, 3
 _BATCH_ROWS, _BATCH_BUFFERS, _BATCH_COMPRESSION, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 0, 2, 3, 1, 2
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+# Fields of the flat buffer `Footer`, its end, and the bytes of a `Block`
+_FOOTER_SCHEMA, _FOOTER_DICTIONARIES, _FOOTER_BATCHES = 1, 2, 3
+_FOOTER_END, _BLOCK_BYTES = b"ARROW1", 24
+# A flat buffer `Message` of a schema (format V5) without the schema, which is at a later place of the same buffer
+_SCHEMA_MESSAGE = struct.Struct("<I4xHHHHH2xiIHBx")
+_SCHEMA_TABLE_AT, _SCHEMA_OFFSET_AT = 20, 24
 FILE_MAGIC, STREAM_MAGIC = b"ARROW1\0\0", b"\xff\xff\xff\xff"
-"""The first bytes of a file, and of a stream. A file has a stream behind its first bytes."""
+"""The first bytes of a file, and of a stream. Most files have a stream behind their first bytes."""
 # Most bytes of a message's metadata, and most bytes of a batch with its dictionaries, as they are and decompressed
 _METADATA_BYTES, _FILE_BATCH_BYTES = 16 << 20, 128 << 20
 _BUFFER_BYTES = 16
@@ -87,18 +93,52 @@ class ArrowTable:
             end = handle.seek(0, os.SEEK_END)
             handle.seek(0)
             position = len(FILE_MAGIC) if handle.read(len(FILE_MAGIC)) == FILE_MAGIC else 0
-            self._schema_at = position, self._size(handle, position, end)[0]
-            self.schema = self._schema(handle)
-            position += self._schema_at[1]
-            # a stream may end without the mark of its end
-            while position < end and (of_message := self._size(handle, position, end))[0]:
-                size, kind, rows = of_message
-                if kind == _BATCH:
-                    self._batches.append((position, size, self.rows))
-                    self.rows += rows
-                elif kind == _DICTIONARY:
-                    self._dictionaries.append((position, size, len(self._batches)))
-                position += size
+            handle.seek(position)
+            if position and handle.read(len(STREAM_MAGIC)) != STREAM_MAGIC:
+                # only the footer says where the messages are: Polars writes such files
+                self._open_by_footer(handle, end)
+            else:
+                self._open_stream(handle, position, end)
+
+    def _open_stream(self, handle: IO[bytes], position: int, end: int) -> None:
+        size = self._size(handle, position, end)[0]
+        handle.seek(position)
+        self._set_schema(handle.read(size))
+        position += size
+        # a stream may end without the mark of its end
+        while position < end and (size := self._add(handle, position, end)):
+            position += size
+
+    def _open_by_footer(self, handle: IO[bytes], end: int) -> None:
+        handle.seek(max(0, end - 4 - len(_FOOTER_END)))
+        tail = handle.read()
+        length = struct.unpack_from("<i", tail)[0] if tail.endswith(_FOOTER_END) and len(tail) > 4 else 0
+        if not 0 < length <= min(_METADATA_BYTES, end - len(FILE_MAGIC) - len(tail)):
+            raise self._damaged(f"byte {len(FILE_MAGIC):,} begins no message, and there is no footer")
+        handle.seek(end - len(tail) - length)
+        footer = memoryview(handle.read(length))
+        try:
+            root = _u32(footer, 0)
+            schema = _child(footer, root, _FOOTER_SCHEMA)
+            blocks = [*_blocks(footer, root, _FOOTER_DICTIONARIES), *_blocks(footer, root, _FOOTER_BATCHES)]
+        except (struct.error, IndexError, InvalidArgument) as error:
+            raise self._damaged("its footer can't be read") from error
+        if schema is None:
+            raise self._damaged("its footer has no schema")
+        self._set_schema(_schema_message(footer, schema))
+        for position in blocks:
+            if not 0 < position < end or not self._add(handle, position, end):
+                raise self._damaged(f"byte {position:,} begins no message")
+
+    def _add(self, handle: IO[bytes], position: int, end: int) -> int:
+        """Add the message at a position, and return its size; 0: the stream ends there."""
+        size, kind, rows = self._size(handle, position, end)
+        if kind == _BATCH:
+            self._batches.append((position, size, self.rows))
+            self.rows += rows
+        elif kind == _DICTIONARY:
+            self._dictionaries.append((position, size, len(self._batches)))
+        return size
 
     def _size(self, handle: IO[bytes], position: int, end: int) -> tuple[int, int, int]:
         """Return the size, the kind and the rows of the message at a position; size 0: the stream ends there."""
@@ -132,12 +172,10 @@ class ArrowTable:
     def _damaged(self, problem: str) -> CorruptFile:
         return CorruptFile(str(self._place), f"not an Arrow file that can be read: {problem}")
 
-    def _schema(self, handle: IO[bytes]) -> pa.Schema:
-        position, size = self._schema_at
-        handle.seek(position)
-        self._schema_bytes = handle.read(size)
+    def _set_schema(self, message: bytes) -> None:
+        self._schema_bytes = message
         try:
-            return pa.ipc.read_schema(pa.py_buffer(self._schema_bytes))
+            self.schema = pa.ipc.read_schema(pa.py_buffer(message))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._damaged(str(error)) from error
 
@@ -233,6 +271,23 @@ def _decompressed_bytes(message: pa.ipc.Message) -> int:
             raise InvalidArgument(_NO_STREAM)
         total += length if declared == _AS_IT_IS else declared
     return total
+
+
+def _blocks(footer: memoryview, root: int, number: int) -> list[int]:
+    """Return the positions of the messages that a footer lists in a field."""
+    blocks = _child(footer, root, number)
+    count = 0 if blocks is None else _u32(footer, blocks)
+    return [struct.unpack_from("<q", footer, (blocks or 0) + 4 + _BLOCK_BYTES * each)[0] for each in range(count)]
+
+
+def _schema_message(footer: memoryview, schema: int) -> bytes:
+    """Return the message of the schema that is at a place of a footer."""
+    size = _SCHEMA_MESSAGE.size
+    # offset of the table; its list of fields: bytes of the list and the table, places of version, type and schema
+    begin = _SCHEMA_MESSAGE.pack(_SCHEMA_TABLE_AT, 10, 12, 8, 10, 4, 12, size + schema - _SCHEMA_OFFSET_AT, 4, _SCHEMA)
+    data = begin + footer
+    data += bytes(-len(data) % 8)
+    return STREAM_MAGIC + struct.pack("<i", len(data)) + data
 
 
 # flat buffers: a table begins with its distance from its list of fields; offsets point onwards
