@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
     from tiered_index.sources.linked import FileCounts, FileLinker
     from tiered_index.sources.listing import SourceFile
-    from tiered_index.sources.rows.mapping import RowMapping
+    from tiered_index.sources.rows.batch import RowFile
+    from tiered_index.sources.rows.mapping import Dialect, RowMapping
 
 # seconds between two looks at files (a look that finds rows costs two records of the log); and those for
 # which a copy of a file waits
@@ -118,7 +119,7 @@ class RowIngestion:
             self._check_options(files)
             topic, mapping = self.options.mapping(self.keys)
             if files and not (self.follow and len(files[0].head()) < HEAD_BYTES):
-                _check_fields(files[0], mapping)
+                _check_fields(files, mapping)
             if self.dry_run:
                 return _show_rows(self.session, files, topic, mapping)
             putting = stack.enter_context(self._opened(config))
@@ -165,16 +166,14 @@ class RowIngestion:
 
     def _check_options(self, files: Sequence[SourceFile]) -> None:
         """Raise `InvalidArgument` that names all options which are missing, and the fields of the first file."""
-        from tiered_index.sources.rows.forms import open_rows
-
         missing = {"--topic": self.options.topic is None, "--key": not self.keys}
         if not any(missing.values()):
             return
         there = ""
-        if files:
-            fields = open_rows(files[0].file, files[0].size_bytes, files[0].head()).fields()
+        if (first := _first_rows(files, None)) is not None:
+            fields = first[1].fields()
             missing["--time"] = self.options.time is None and _TIME not in fields
-            there = f"; the first row of {files[0].uri} has {listed_names(fields, 30)}"
+            there = f"; the first row of {first[0].uri} has {listed_names(fields, 30)}"
         names = [option for option, is_missing in missing.items() if is_missing]
         needed = "rows need a topic, the field of a key (such as --key order_id) and that of the time"
         raise InvalidArgument(f"{listed_names(names)} {'is' if len(names) == 1 else 'are'} missing: {needed}{there}")
@@ -261,23 +260,32 @@ def _follow(
             ending.event.wait(poll_s)
 
 
-def _check_fields(file: SourceFile, mapping: RowMapping) -> None:
-    """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
+def _first_rows(files: Sequence[SourceFile], dialect: Dialect | None) -> tuple[SourceFile, RowFile] | None:
+    """Return the first file that has rows, and its rows; None: no file has any. Raises `InvalidArgument`."""
     from tiered_index.sources.rows.forms import open_rows
 
-    rows = open_rows(file.file, file.size_bytes, file.head(), mapping.dialect)
-    if lacking := rows.lacking(mapping):
+    for file in files:
+        rows = open_rows(file.file, file.size_bytes, file.head(), dialect)
+        if rows.length_bound(0):
+            return file, rows
+    return None
+
+
+def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
+    """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
+    first = _first_rows(files, mapping.dialect)
+    if first is not None and (lacking := first[1].lacking(mapping)):
         fields = ", ".join(f"{option}{path}" for option, path in lacking)
-        there = listed_names(rows.fields(), 30)
-        raise InvalidArgument(f"no row at the beginning of {file.uri} has {fields}; the first one has {there}")
+        there = listed_names(first[1].fields(), 30)
+        raise InvalidArgument(f"no row at the beginning of {first[0].uri} has {fields}; the first one has {there}")
 
 
 def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None, mapping: RowMapping) -> int:
     """Write the first rows as they would be indexed."""
-    from tiered_index.sources.rows.forms import open_rows
-
-    uri = files[0].uri
-    rows = open_rows(files[0].file, files[0].size_bytes, files[0].head(), mapping.dialect)
+    first = _first_rows(files, mapping.dialect)
+    if first is None:
+        raise InvalidArgument(f"{files[0].uri}: no file has a row")
+    uri, rows = first[0].uri, first[1]
     entries, bad_rows = list[dict[str, Any]](), list[str]()
     for batch in rows.reading(mapping, 0, rows.length_bound(0)).batches(0):
         bad_rows = [f"{uri}, {bad.where}: {bad.problem}" for bad in batch.bad[:_SHOWN]]

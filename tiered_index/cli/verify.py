@@ -50,6 +50,7 @@ _NAMES = {
     "catalogs": "catalog of segments",
     "tables": "window table",
 }
+_PLURALS = {"catalogs": "catalogs of segments"}
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def _write(out: Output, document: dict[str, Any]) -> int:
 
 def _write_sums(out: Output, document: dict[str, Any], findings: str) -> None:
     checked = Counter(document["checked"])
-    counts = [counted(checked[name], text) for name, text in _NAMES.items() if checked[name]]
+    counts = [counted(checked[name], text, _PLURALS.get(name, "")) for name, text in _NAMES.items() if checked[name]]
     read = human_bytes(checked["bytes"] + checked["object_bytes"])
     out.line(f"{document['status']}: {', '.join(counts) or 'nothing'} checked, {read} read, {findings}")
 

@@ -174,17 +174,21 @@ def reopened(uri: str, config: IndexConfig) -> Iterator[SourceFile]:
 def listed_files(sources: Sequence[str], config: IndexConfig, *, may_lack: bool = False) -> Iterator[list[SourceFile]]:
     """Yield the files of sources, each once, sorted by URI. Their storages are open within the block.
 
-    Raises `InvalidArgument` for a source without a file, unless it `may_lack` files, and for the folder of a table, or
-    a local folder or glob within one; the storage's errors.
+    Raises `InvalidArgument` for a source without a file that has data, unless it `may_lack` files, or is a local file
+    beside sources with data; for the folder of a table, or a local folder or glob within one; the storage's errors.
     """
     with contextlib.ExitStack() as stack:
-        files_by_uri: dict[str, SourceFile] = {}
+        files_by_uri, empty = dict[str, SourceFile](), list[str]()
         for source in sources:
             path = local_path(source)
             files = _local(path, source, may_lack=may_lack) if path is not None else _stored(stack, source, config)
-            if not files and not may_lack:
+            if not files and path is not None and path.is_file():
+                empty.append(source)  # perhaps of a glob that the shell expanded
+            elif not files and not may_lack:
                 raise InvalidArgument(f"{source}: no file that has data; names that begin with . or _ are left out")
             files_by_uri.update((each.uri, each) for each in files)
+        if empty and not files_by_uri and not may_lack:
+            raise InvalidArgument(f"{empty[0]}: no file that has data")
         yield [files_by_uri[uri] for uri in sorted(files_by_uri)]
 
 

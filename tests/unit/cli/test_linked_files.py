@@ -626,6 +626,24 @@ def test_a_key_of_columns_with_the_same_name_is_refused_by_the_name_of_the_file(
     assert done.error["message"].startswith(f"{path} has 2 columns with the name k: ")
 
 
+def test_files_without_a_row_beside_others_change_nothing(tmp_path, where, ingest, rows_of):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for number, data in enumerate((b"", b"\n\n", gzip.compress(b""), lzma.compress(b"\n"), b"\xef\xbb\xbf")):
+        (folder / f"{number}.log").write_bytes(data)
+    only_empty = run_here("ingest", folder, *KEYS, *where, "--dry-run", "--json")
+    assert only_empty.code == 2 and only_empty.error["message"].endswith("1.log: no file has a row")
+    (folder / "9.log").write_bytes(lines(0, 40))
+    shown = run_here("ingest", folder, *KEYS, *where, "--dry-run", "--json").document
+    assert shown["format"] == "ndjson" and shown["entries"][0]["file"].endswith("9.log")
+    # as a shell expands a glob: each file by its name
+    assert ingest(*sorted(folder.iterdir()))["rows"] == 40
+    # the first row decides the form
+    (folder / "4.log").write_bytes(b"\xef\xbb\xbforder_id,customer.id,at,n\n" + f"7,c7,{BEGIN_S},70\n".encode())
+    assert [ingest(folder)["rows"] for _ in range(2)] == [1, 0]
+    assert rows_of("c7") == ([70], []) and rows_of("c3")[0] == expected("c3", 40)
+
+
 def test_a_first_file_that_has_only_a_header_lacks_no_field(tmp_path, where, ingest):
     (tmp_path / "a.csv").write_text("order_id,customer.id,at\n")
     assert ingest(tmp_path / "a.csv")["rows"] == 0

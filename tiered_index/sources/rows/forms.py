@@ -59,7 +59,10 @@ def _other_encoding(head: bytes) -> str | None:
 
 
 def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:
-    """Return the rows of a file by `head`, its first 64 KiB; `dialect` is for CSV. Raises `InvalidArgument`."""
+    """Return the rows of a file by `head`, its first 64 KiB; `dialect` is for CSV. Raises `InvalidArgument`.
+
+    A text that has no row yet, such as a packed empty file, has rows of the bound 0: its first row decides the form.
+    """
     if head.startswith(_PARQUET):
         return ColumnsFile(file, "parquet")
     if head.startswith((FILE_MAGIC, STREAM_MAGIC)):
@@ -77,6 +80,8 @@ def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None 
         command = f"iconv -f {encoding} -t UTF-8 {unpacked} > FILE.utf8"
         raise InvalidArgument(f"{file} is {encoding}: write UTF-8, for example with `{command}`")
     begin = text.removeprefix(BYTE_ORDER_MARK).lstrip()
+    if not begin and len(text) < HEAD_BYTES:
+        return NdjsonFile(file, compression, 0)
     line = begin.partition(b"\n")[0]
     if begin.startswith(b"[") or line.rstrip() == b"{":
         unpacked = "" if compression is None else f"{_UNPACK[compression]} < FILE | "

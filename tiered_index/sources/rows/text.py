@@ -143,7 +143,7 @@ _RATIO, _LEAST_BOUND = 64, 4 * MAX_ROW_BYTES
 
 
 class TextFile(RowFile):
-    """NDJSON or CSV."""
+    """NDJSON or CSV. `size_bytes` are those of the file; 0: its text has no row."""
 
     def __init__(self, file: File, compression: str | None, size_bytes: int) -> None:
         super().__init__(file)
@@ -153,7 +153,7 @@ class TextFile(RowFile):
     kind: str
 
     def length_bound(self, position: int) -> int:
-        if self.compression is None:
+        if self.compression is None or not self.size_bytes:
             return self.size_bytes - position
         return max(_LEAST_BOUND, _RATIO * self.size_bytes)
 
