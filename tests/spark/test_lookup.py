@@ -120,6 +120,11 @@ def test_answers_are_a_readers(spark, index):
     assert result.objects == len(state.files) + len(state.tables) and result.log_number == state.number
     assert 2 * len(state.objects) <= result.requests and result.bytes_read > 0 and result.cost_usd > 0
     result.release()
+    # tasks read the log, too
+    late = spark.createDataFrame([("orders", "key-0", 2**42, None, 1)], KEYS)
+    nothing = look_up(spark, late, storage=index)
+    assert nothing.objects == 0 and nothing.requests > 0 and nothing.bytes_read > 0 and nothing.cost_usd > 0
+    nothing.release()
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import pytest
 
 from tests.storage.conftest import WAYS
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part
-from tiered_index.errors import BudgetExceeded, ObjectNotFound
+from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.context import deadline_at
 from tiered_index.storage.s3.options import S3Options
@@ -138,3 +138,11 @@ def test_a_redirect_is_not_followed_past_the_deadline(s3, scripted, waits):
     with waits.exceeded(LEFT_S, r"reading .*'object'.*while (sending GetObject|asking for the bucket's region)"):
         s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 1
+
+
+def test_without_a_deadline_every_attempt_is_made_and_no_wait_is_long(s3, scripted, waits):
+    scripted.answers(SLOW_DOWN)
+    with pytest.raises(StorageUnavailable, match="SlowDown"):
+        s3.get("object")
+    assert len(scripted.requests) == 8
+    assert waits.waited == [1, 2, 4, 5, 5, 5, 5]

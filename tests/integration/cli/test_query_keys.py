@@ -130,13 +130,16 @@ def test_a_reached_bound_is_reported_and_the_found_entries_are_written(run_here,
             "line 1: begin_ms 1970-01-01T00:00:00.002Z is after end_ms 1970-01-01T00:00:00.001Z",
         ),
         ("k.ndjson", '{"topic": "t", "key": "k\\ud800"}', "line 1: it has half of a surrogate pair"),
+        ("k.ndjson", b'{"topic": "t", "key": "\xed\xa0\xbd"}', "line 1: it has half of a surrogate pair"),
+        ("k.ndjson", b'{"topic": "t", "key": "\xff"}', "line 1: not JSON: 'utf-8' codec"),
+        ("k.ndjson", '{"topic": "t", "key": "a"} {"topic": "t", "key": "b"}', "line 1: not JSON: Extra data"),
         ("k.ndjson", "\n[]", "line 2: not a JSON object, but an array"),
         ("k.parquet", "no", "not a Parquet file that can be read"),
         ("k.txt", "", "a file of keys is .parquet, .ndjson"),
     ],
 )
 def test_a_file_that_is_none_of_keys_is_named_with_its_row(run_here, cluster, tmp_path, name, text, said):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     out = tmp_path / "answers.parquet"
     done = run_here("query", "--keys", tmp_path / name, "--storage", cluster.uris[0], "--out", out, "--json")
     assert (done.code, done.out) == (4 if name == "k.parquet" else 2, "")
