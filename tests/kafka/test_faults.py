@@ -184,11 +184,13 @@ def test_a_cluster_that_does_not_answer_after_some_partitions_are_read_loses_no_
 
 @pytest.mark.parametrize("error", [5, 3])
 def test_a_topic_that_its_brokers_do_not_know_for_a_moment(cluster, index, topic, sent, following, error):
-    looked_s = following.source._looked_s
+    looked_s, notes = following.source._looked_s, []
+    following.source.note = notes.append
     cluster.fail_topic(topic, error)
     # a topic without leaders for now is not gone
     until(lambda: following.source._gone if error == 3 else following.source._looked_s > looked_s)
     assert bool(following.source._gone) == (error == 3)
+    until(lambda: sum(" is gone: it was deleted" in note for note in notes) == (PARTITIONS if error == 3 else 0))
     cluster.fail_topic(topic, 0)
     sent(10 * PARTITIONS, 200)
     check_went_on(index, topic, following, 200)
