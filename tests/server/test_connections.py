@@ -134,8 +134,10 @@ def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch
             assert rest(connection) == b""
 
 
-def test_a_renewed_certificate_is_served_without_a_restart(tmp_path, caplog):
-    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+@pytest.mark.parametrize("has_rsa", [False, True])
+def test_a_renewed_certificate_is_served_without_a_restart(tmp_path, caplog, has_rsa):
+    """Also one of another kind of key."""
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second", has_rsa=has_rsa)
     file = tmp_path / "served.pem"
     file.write_bytes(first.server_file.read_bytes())
     listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
@@ -155,6 +157,27 @@ def test_a_renewed_certificate_is_served_without_a_restart(tmp_path, caplog):
         file.write_bytes(second.server_file.read_bytes())
         until(lambda: is_trusted(second), every_s=0.1)
         assert not is_trusted(first)
+
+
+def test_clients_of_a_ca_that_was_removed_are_refused_without_a_restart(tmp_path):
+    own, first, second = (Authority(tmp_path / name) for name in ("own", "first", "second"))
+    clients = tmp_path / "clients.pem"
+    clients.write_bytes(first.certificate_file.read_bytes())
+    listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(own.server_file, own.server_file, clients))
+
+    def is_admitted(authority):
+        context = ssl.create_default_context(cafile=own.certificate_file)
+        context.load_cert_chain(authority.server_file)
+        try:
+            return httpx.get(f"{listener.url}/livez", verify=context, trust_env=False, timeout=PATIENCE_S).is_success
+        except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
+            return False
+
+    with loop_in_thread() as portal, portal.wrap_async_context_manager(listener):
+        assert is_admitted(first) and not is_admitted(second)
+        clients.write_bytes(second.certificate_file.read_bytes())
+        until(lambda: is_admitted(second), every_s=0.1)
+        assert not is_admitted(first)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /livez HT", ALIVE + b"GET /livez HT"])

@@ -8,16 +8,20 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """`certificate_file` is what clients trust, `server_file` has a server's key and certificates. Both are PEM."""
+    """`certificate_file` is what clients trust, `server_file` has a server's key and certificates. Both are PEM.
 
-    def __init__(self, folder: Path) -> None:
+    The server's key is one of RSA if `has_rsa`.
+    """
+
+    def __init__(self, folder: Path, *, has_rsa: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        own_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        own_key, of_curve = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        server_key = rsa.generate_private_key(65537, 2048) if has_rsa else of_curve
         own_name, server_name = (
             x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("tests of brokers", "127.0.0.1")
         )

@@ -46,8 +46,7 @@ _SENT_BYTES = 512 << 10
 class Tls:
     """PEM files: the certificate, its key, and the CA for client certificates, which are mandatory with a CA.
 
-    `look` reads changed files again, for later connections: a renewed certificate needs no restart. A CA that was
-    removed from its file is trusted until the process ends. Threads: one.
+    `look` reads changed files again, for later connections: a renewed certificate needs no restart. Threads: one.
     """
 
     certificate: Path
@@ -60,7 +59,7 @@ class Tls:
         """Return the context of a server's connections. Raises `SetupUnavailable` if the files can't be used."""
         if self._context is None:
             self._seen = self._states()
-            self._context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._context = self._loaded()
         return self._context
 
     def look(self) -> None:
@@ -69,12 +68,13 @@ class Tls:
             return
         self._seen = states
         try:
-            # a key of another certificate must not reach the context in use
-            self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            self._loaded(self._context)
-            _log.info("the TLS files have changed, and were read again")
+            renewed = self._loaded()
         except SetupUnavailable as error:
             _log.warning("%s; new connections have the former certificate", error)
+        else:
+            # a context would keep the former certificate beside one of another kind of key, and a removed CA
+            self._context.sni_callback = lambda connection, *_: setattr(connection, "context", renewed)
+            _log.info("the TLS files have changed, and were read again")
 
     def _states(self) -> list[tuple[int, int, int] | None]:
         """Return what changes with each file; None: it is missing."""
@@ -87,7 +87,8 @@ class Tls:
             states.append(None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size))
         return states
 
-    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key)
             if self.clients is not None:
