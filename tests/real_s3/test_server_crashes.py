@@ -4,6 +4,8 @@ continue.
 
 from __future__ import annotations
 
+import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from tests.support.plain_files import plain_files
 from tests.support.processes import started
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import ObjectExists, StorageError, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
@@ -27,6 +29,44 @@ pytestmark = pytest.mark.real_s3
 
 # the client notices a refused connection at once; many repeats would only delay the tests
 IMPATIENT = S3Options(max_attempts=2, read_timeout_s=10)
+
+
+def test_acknowledged_writes_survive(cluster: Cluster, uri: str) -> None:
+    """Four writers put small objects, like log records. Every acknowledged one is there, whole, and still unique."""
+    killed, many = threading.Event(), threading.Event()
+
+    def write(writer: int) -> list[str]:
+        acknowledged: list[str] = []
+        with open_storage(uri, options=IMPATIENT) as storage:
+            for n in itertools.count():
+                name = f"log/{writer}-{n:06d}"
+                try:
+                    storage.put_if_absent(name, name.encode() * 20)
+                except StorageError:
+                    assert killed.wait(30), f"{name} failed while the server was running"
+                    return acknowledged
+                acknowledged.append(name)
+                if n == 100:
+                    many.set()
+        raise AssertionError("an endless count ended")
+
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, writer) for writer in range(4)]
+        assert many.wait(TIMEOUT_S)  # at any moment, each writer has requests on the wire
+        killed.set()
+        cluster.kill()
+        acknowledged = [name for writer in writers for name in writer.result(TIMEOUT_S)]
+    assert len(acknowledged) > 100
+    cluster.start()
+    with open_storage(uri) as storage, ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda name: storage.get(name) == name.encode() * 20, acknowledged))
+        with pytest.raises(ObjectExists):
+            storage.put_if_absent(acknowledged[0], b"second")
+        assert storage.get(acknowledged[0]) == acknowledged[0].encode() * 20
+        listed = {info.name for info in storage.list("log/")}
+        assert listed >= set(acknowledged)
+        # one object of each writer may be stored although its response was lost
+        assert len(listed) <= len(acknowledged) + 4
 
 
 HELD: dict[str, tuple[str, str, bool]] = {
