@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fencing.races import LogRaceScenarios
 from tests.fencing.scenarios import FencingScenarios, records
 from tests.real_s3.commands import TIMEOUT_S, finished, ingest_command, settings
 from tests.real_s3.conftest import Server
@@ -29,10 +28,6 @@ FENCED_EXIT = 5
 
 class TestFencing(FencingScenarios):
     """The scenarios of every storage."""
-
-
-class TestLogRace(LogRaceScenarios):
-    """The races of every storage."""
 
 
 @pytest.fixture(scope="module")

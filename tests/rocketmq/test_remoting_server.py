@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import ssl
 import struct
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.rocketmq import golden_frames
 from tests.rocketmq.remoting_client import Client, run
 from tests.support.authority import Authority
 from tiered_index.errors import ConfigError
@@ -262,6 +264,24 @@ async def test_an_invalid_frame_ends_only_its_connection():
                 assert await client.ended(), kind
             assert (await other.ask(AT_ONCE, body=b"x" * 3000)).code == 0
             await until(lambda: server.connections == 1)
+
+
+@run
+async def test_random_bytes_and_mutated_requests_never_end_the_server():
+    chance = random.Random(19)
+    golden = [golden_frames.frames()[name]["frame"] for name in golden_frames.requests()]
+    async with serving(idle_s=30) as server:
+        for n in range(150):
+            data = bytearray(chance.choice(golden) if n % 3 else chance.randbytes(chance.randrange(200)))
+            for _ in range(chance.randrange(5)):
+                if data:
+                    data[chance.randrange(len(data))] = chance.randrange(256)
+            async with Client.open(server) as client:
+                await client.raw(bytes(data))
+                client.writer.write_eof()
+                assert await client.reader.read() is not None
+        async with Client.open(server) as client:
+            assert (await client.ask(AT_ONCE)).code == 0
 
 
 # bounds

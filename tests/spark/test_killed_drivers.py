@@ -85,12 +85,12 @@ def test_the_old_state_or_the_new_one(
         by = {"merge": "local", "pending": "spark"}[kind]
         put_files(f"file://{origin}", tmp_path / "root", *WRITTEN, items=1_000, max_late_s=10**10, compaction=by)
     for number in itertools.count():
-        folder, left, told = tmp_path / f"{number}", [number if number else 1_000], list[str]()
+        folder, left, published = tmp_path / f"{number}", [number if number else 1_000], list[str]()
         if origin.exists():
             shutil.copytree(origin, folder)
 
-        def address(uri: str, options: Any, left: Any = left, told: Any = told) -> Address:
-            return Address(uri, options, left=left, records=told, driver=os.getpid())
+        def address(uri: str, options: Any, left: Any = left, published: Any = published) -> Address:
+            return Address(uri, options, left=left, records=published, driver=os.getpid())
 
         with monkeypatch.context() as patched:
             for module in ("build", "merge"):
@@ -101,8 +101,8 @@ def test_the_old_state_or_the_new_one(
             else:
                 with pytest.raises(Killed):
                     run(spark, kind, source, folder)
-        check_state(folder, kind, len(told), records)
-        if kind == "build" and len(told) == records:
+        check_state(folder, kind, len(published), records)
+        if kind == "build" and len(published) == records:
             with pytest.raises(InvalidArgument, match="has a table already"):
                 run(spark, kind, source, folder)
         else:
