@@ -332,9 +332,9 @@ def test_after_an_interrupt_a_further_call_says_what_to_do(open_index, offsets, 
         faulty.fail("put", error=error)
     with pytest.raises(error):
         CALLS[call](index)
-    for further in (lambda: put(index, 3), index.flush, lambda: index.query("t", "k"), index.topics):
+    for further in (*CALLS.values(), lambda it: put(it, 3), lambda it: it.query("t", "k"), lambda it: it.topics()):
         with pytest.raises(IndexClosed, match=r"an interrupt ended .*: close the index and open it again"):
-            further()
+            further(index)
     assert any("interrupt" in problem for problem in index.health()["problems"])
     index.close()
     index = open_index()

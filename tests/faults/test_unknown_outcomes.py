@@ -14,6 +14,7 @@ from tests.support.pending import merge_all
 from tests.support.storage_faults import LateRecords
 from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
+from tiered_index.format.names import log_name
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
@@ -80,15 +81,42 @@ def test_a_second_upload_is_deleted_when_the_record_of_the_first_arrives(waiting
     assert [item.offset for item in open_reader().query("t", "k")] == [1]
 
 
-def test_a_file_whose_record_arrived_and_that_was_merged_is_not_published_again(waiting, storage, clock, open_reader):
+@pytest.mark.parametrize("restarts", ["no", "after the merge", "without the storage"])
+def test_a_file_whose_record_arrived_and_that_was_merged_is_not_published_again(
+    waiting, storage, clock, open_index, open_reader, restarts
+):
     service, late = waiting
+    if restarts != "no":
+        service.abandon()
     late.arrive()
+    if restarts == "without the storage":
+        late.fail("*", times=None)
+        service = open_index(storage_backend=late)
     clock.advance(2 * 86_400)
     assert merge_all(storage, clock).sources == 1
+    late.clear()
+    if restarts == "after the merge":
+        service = open_index(storage_backend=late)
     service.run_lifecycle()
     assert not service.log_state.files
     assert open_reader().topics().topics[0].entries == 1
     assert [handle.place for handle in service.files()] == ["storage"]
+
+
+def test_a_file_that_is_merged_between_the_look_at_the_log_and_its_record_is_not_published_again(
+    waiting, storage, clock, open_reader
+):
+    service, late = waiting
+
+    def overtake():
+        late.arrive()
+        clock.advance(2 * 86_400)
+        assert merge_all(storage, clock).sources == 1
+
+    late.meanwhile("get", overtake, name_prefix=log_name(2))
+    service.run_lifecycle()
+    assert not service.log_state.files
+    assert open_reader().topics().topics[0].entries == 1
 
 
 @pytest.mark.parametrize("attempts", [2, 5])

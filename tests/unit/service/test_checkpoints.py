@@ -332,6 +332,22 @@ def restored(storage, clock, last):
     clock.advance(10)
 
 
+def test_a_state_of_another_history_under_the_name_of_this_one_is_not_used(caplog):
+    """A tool that copies a bucket may put bytes under another name."""
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    other = a_log(storage, objects=6).state
+    restored(storage, clock, 4)
+    log = open_log(storage, clock)
+    for number in range(100, 104):
+        publish(log, EPOCH, (an_object(number),))
+    assert log.state.number == other.number
+    clock.advance(10)
+    storage.put(named(log.state), other.encode())
+    assert StorageLog(storage, clock).open(checks=False) == log.state
+    assert "the checkpoint's digest differs from its name" in caplog.text
+
+
 @pytest.mark.parametrize("is_of_this_log", [True, False])
 def test_a_checkpoint_older_than_the_known_records_is_compared_with_the_log(is_of_this_log):
     clock = ManualClock()

@@ -262,6 +262,19 @@ def test_a_writer_that_takes_the_target_over_during_a_round(life, inner):
     assert StorageLog(inner, life.clock).open().epoch == 1
 
 
+def test_nothing_is_sent_to_a_target_that_a_writer_took_over_between_rounds(life, target):
+    fill(life, 1)
+    copy_job = copier(life, target)
+    copy_job.run_once()
+    life.open("another", storage_backend=target).close()
+    fill(life, 1, first=1)
+    before = bytes_of(target)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="written to since it was copied"):
+            copy_job.run_once()
+    assert bytes_of(target) == before
+
+
 def test_another_index_is_not_taken_for_a_copy(life, merging):
     fill(life, 1)
     other = merging()
