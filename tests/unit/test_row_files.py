@@ -24,6 +24,7 @@ from tiered_index.sources.listing import local_file
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.forms import is_growing_text, open_rows
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
+from tiered_index.types import exact_time
 
 BEGIN_S = 1_700_000_000
 
@@ -366,6 +367,35 @@ def test_a_column_of_floats_has_the_times_of_its_floats(values):
 )
 def test_rows_with_a_bad_time_are_read_one_by_one(values):
     assert RowMapping(("k",), "at", "s").times_ms(values) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("29.11.2026", "2026-11-29T00:00:00Z"),
+        ("1.9.2026", "2026-09-01T00:00:00Z"),
+        (" 29.11.2026 14:05", "2026-11-29T14:05:00Z"),
+        ("29.11.2026, 4:05:06", "2026-11-29T04:05:06Z"),
+        ("29.11.2026 14:05:06,789", "2026-11-29T14:05:06.789Z"),
+        ("29/Nov/2026:14:05:06 +0100", "2026-11-29T13:05:06Z"),
+        ("01/Feb/2026:00:00:00", "2026-02-01T00:00:00Z"),
+    ],
+)
+def test_times_of_shops_and_of_servers_have_one_meaning(text, time):
+    mapping = RowMapping(("k",), "at")
+    assert mapping.time_ms(text) == exact_time(time)
+    assert mapping.times_ms([text, text]).tolist() == [exact_time(time)] * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["31.02.2026", "11.29.2026", "29.11.26", "11/29/2026", "29/Now/2026:14:05:06", "29.11.2026 14", "9.11.2026 25:00"],
+)
+def test_a_date_of_several_meanings_or_of_none_is_a_bad_time(text):
+    mapping = RowMapping(("k",), "at")
+    assert mapping.times_ms(["29.11.2026", text]) is None
+    with pytest.raises(InvalidArgument, match="at is neither a number nor an ISO 8601 time, 29"):
+        mapping.time_ms(text)
 
 
 def test_a_float_that_is_no_number_is_a_bad_time():

@@ -51,7 +51,9 @@ class RowOptions:
         "form.",
     )
     time: str | None = _files(
-        None, metavar="PATH", help="Time of a row: ISO 8601, a date, or a number of --time-unit. Default: timestamp."
+        None,
+        metavar="PATH",
+        help="Time of a row: ISO 8601, 29.11.2026 14:05, or a number of --time-unit. Default: timestamp.",
     )
     time_unit: Literal["auto", "s", "ms", "us", "ns"] | None = _files(
         None, "--time-unit", help="Unit of times that are numbers. Default: auto, by the first one."

@@ -35,6 +35,10 @@ TOPIC_FIELD = "field:"
 _DELIMITERS = (",", "\t", ";", "|")
 _NUMBER_TEXT = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
+# times of shops and of nginx that can mean only one day: 29.11.2026 14:05:06, and 29/Nov/2026:14:05:06 +0100
+_DOTTED_TIME = re.compile(r"(\d\d?)\.(\d\d?)\.(\d{4})(?:,? +(\d\d?)(:\d\d(?::\d\d(?:[.,]\d+)?)?))?", re.ASCII)
+_SERVER_TIME = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d:\d\d:\d\d)(?: ([+-]\d{4}))?", re.ASCII)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 # without the marks of a JMESPath
 _FIELD_NAME = re.compile(r"""[^][.(){}|&*@`'"?!<>=,\\\x00-\x1f]+""")
 
@@ -132,9 +136,12 @@ class RowMapping:
             raise InvalidArgument(f"{self.time} is no time: {value!r:.80}")
         if isinstance(value, str) and not _NUMBER.fullmatch(value):
             try:
-                time_ms = exact_time(value)
+                time_ms = exact_time(iso_time(value))
             except ValueError as error:
-                raise InvalidArgument(f"{self.time} is neither a number nor an ISO 8601 time: {value!r:.80}") from error
+                raise InvalidArgument(
+                    f"{self.time} is neither a number nor an ISO 8601 time, 29.11.2026 14:05 or "
+                    f"29/Nov/2026:14:05:06 +0100: {value!r:.80}"
+                ) from error
         else:
             is_integer = isinstance(value, int) or (
                 isinstance(value, str) and value.strip().removeprefix("-").isdecimal()
@@ -168,6 +175,8 @@ class RowMapping:
                 column = plain_text(column)
                 is_number = pc.match_substring_regex(column, _NUMBER_TEXT)
                 if not pc.any(is_number).as_py():
+                    if iso_time(first := column[0].as_py()) != first:
+                        column = pa.array([iso_time(text) for text in column.to_pylist()])
                     times = times_ms(pa.chunked_array([column])).to_numpy()
                 elif pc.all(is_number).as_py():
                     times = self._ms_of_texts(column)
@@ -246,6 +255,18 @@ class RowMapping:
             if units > MAX_KEY_UNITS:
                 raise InvalidArgument(f"a key has {units:,} UTF-16 code units; {MAX_KEY_UNITS:,} are allowed")
         return list(keys)
+
+
+def iso_time(text: str) -> str:
+    """Return a time as ISO 8601 if it is one such as 29.11.2026 14:05 or 29/Nov/2026:14:05:06 +0100, else as it is."""
+    if match := _DOTTED_TIME.fullmatch(text.strip()):
+        day, month, year, hour, rest = match.groups()
+        date = f"{year}-{month:0>2}-{day:0>2}"
+        return date if hour is None else f"{date}T{hour:0>2}{rest}".replace(",", ".")
+    if (match := _SERVER_TIME.fullmatch(text.strip())) and match[2] in _MONTHS:
+        day, month, year, clock, zone = match.groups()
+        return f"{year}-{_MONTHS.index(month) + 1:02}-{day}T{clock}{zone or ''}"
+    return text
 
 
 def path_of(path: str, shown: str) -> Any:
