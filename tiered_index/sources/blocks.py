@@ -56,7 +56,9 @@ class BlockedText:
         self._text_bytes = self._last = 0
         self._unpacker: Any = None
         self._make: Callable[[], Any] = bz2.BZ2Decompressor if compression == "bzip2" else lzma.LZMADecompressor
-        self._stream_begin, self._is_ended = 0, False
+        self._magic = b"BZh" if compression == "bzip2" else _XZ
+        # the first bytes of the stream
+        self._head, self._is_ended = self._magic, False
         raw.seek(begin // 8)
         head = raw.read(len(_XZ)) if begin else b""
         raw.seek(begin // 8)
@@ -80,14 +82,15 @@ class BlockedText:
             if self._unpacker is None:
                 if not (data := data.lstrip(b"\0")):
                     return
-                self._unpacker, self._stream_begin = self._make(), self._text_bytes
+                self._unpacker, self._head = self._make(), b""
+            self._head = (self._head + data[: len(self._magic)])[: len(self._magic)]
             while not self._unpacker.eof:
                 try:
                     text = bytes(self._unpacker.decompress(data, _PIECE_TEXT_BYTES))
                 except (OSError, lzma.LZMAError):
-                    if not self._text_bytes or self._text_bytes > self._stream_begin:
+                    if not self._text_bytes or self._head == self._magic:
                         raise
-                    # what is behind the last stream is ignored, as by the programs
+                    # what is behind the last stream, and is none, is ignored, as by the programs
                     self._is_ended, self._unpacker = True, None
                     return
                 if not text and not data:
@@ -149,7 +152,9 @@ class BlockedText:
         for _, header, data in _XzParts(self._raw).parsed(in_block=True):
             if header:
                 self._check_whole()
-                self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_filters_of(header))
+                if (filters := _filters_of(header)) is None:
+                    raise lzma.LZMAError("it has a block with unknown filters")
+                self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters)
             elif self._unpacker is not None:
                 yield from self._unpacked(data)
         self._check_whole()
@@ -274,7 +279,7 @@ class _XzParts:
         while True:
             data = self._peeked(_PIECE_BYTES)
             at = data.find(_XZ)
-            while at >= 0 and zlib.crc32(data[at + 6 : at + 8]) != int.from_bytes(data[at + 8 : at + 12], "little"):
+            while at >= 0 and not _is_xz_header(data[at : at + _XZ_HEADER_BYTES]):
                 at = data.find(_XZ, at + 1)
             if at >= 0:
                 yield self._taken, b"", self._take(at + _XZ_HEADER_BYTES)
@@ -302,6 +307,11 @@ class _XzParts:
         data = self._peeked(size)
         self._held, self._taken = self._held[size:], self._taken + len(data)
         return data
+
+
+def _is_xz_header(data: bytes) -> bool:
+    """Return whether bytes from the magic number of a stream on are its whole header."""
+    return len(data) == _XZ_HEADER_BYTES and zlib.crc32(data[6:8]) == int.from_bytes(data[8:], "little")
 
 
 def _chunk_bytes(head: bytes) -> int:

@@ -30,7 +30,7 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.chains import FileChains, end_of, has_changed, has_grown, has_text, is_torn, may_grow
-from tiered_index.sources.listing import SourceFile, reopened
+from tiered_index.sources.listing import FileMoved, SourceFile, reopened
 from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
@@ -198,6 +198,9 @@ class FileLinker:
         self._learn_unit()
         try:
             self._go_on(pending, position)
+        except FileMoved:
+            # a follower tries again
+            raise
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"{error}. An earlier run has begun this file, so this one must read it first"

@@ -1,5 +1,6 @@
 """Files that are followed: they grow, are rotated and copied, and a run is killed anywhere, without a lost row."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,10 +16,11 @@ from tests.support.hanging import until
 from tests.unit.cli.test_linked_files import BEGIN_S, Crash, Killed
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
 from tiered_index.follow import PatientPut
 from tiered_index.sources import linked
 from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import listed_files
+from tiered_index.sources.listing import FileMoved, listed_files
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
 
@@ -159,3 +161,32 @@ def wait_for(where, count):
         return done.code == 0 and len(done.document["items"]) == count
 
     until(is_met, every_s=0.1)
+
+
+def test_a_file_of_an_earlier_run_that_moves_while_it_is_opened_is_tried_again(tmp_path, monkeypatch):
+    """A follower begins again: the error is that of any file that moved."""
+    log, there = tmp_path / "logs" / "app.log", linked.reopened
+    log.parent.mkdir()
+    log.write_text('{"k": "a", "at": 1700000000}\n{"k": "b"}\n')
+    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+
+    @contextlib.contextmanager
+    def moving(uri, settings):
+        with there(uri, settings) as listed:
+            log.rename(log.with_name("app.log.1"))
+            yield listed
+
+    def linker_of(index):
+        return FileLinker(index, "t", RowMapping(("k",), "at", "s"), PatientPut(index, 10.0))
+
+    with IndexService(config) as index, listed_files([str(log.parent)], config) as files:
+        with pytest.raises(InvalidArgument, match="no time at at"):
+            linker_of(index).run(files)
+        linker = linker_of(index)
+        with monkeypatch.context() as patched, pytest.raises(FileMoved):
+            patched.setattr(linked, "reopened", moving)
+            linker.run(files)
+        log.with_name("app.log.1").rename(log)
+        linker.begin_again()
+        with pytest.raises(InvalidArgument, match=r"no time at at.* An earlier run has begun this file"):
+            linker.run(files)

@@ -6,7 +6,6 @@ some blocks. One thread.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import csv
 import gzip
@@ -110,16 +109,10 @@ def decompressed(file: File, compression: str | None, *, noting: bool = False) -
     `noting`: it is read as a whole. So its next pieces are read ahead, and it has `points` if it may have some.
     """
     with file.ahead() if noting else file.open() as raw:
-        if compression == "zstd" or (compression in RESTARTED and noting):
-            yield cast(IO[bytes], packed_text(raw, compression))
-        elif compression == "gzip":
+        if compression == "gzip" and not noting:
             yield cast(IO[bytes], GzipFile(fileobj=raw))
-        elif compression == "bzip2":
-            with bz2.open(raw) as text:
-                yield cast(IO[bytes], text)
-        elif compression == "xz":
-            with lzma.open(raw) as text:
-                yield cast(IO[bytes], text)
+        elif compression in RESTARTED:
+            yield cast(IO[bytes], packed_text(raw, compression))
         else:
             yield raw
 
