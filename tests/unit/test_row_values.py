@@ -31,7 +31,7 @@ TIMES = {
     **{
         f"{unit}, {zone}": (MOMENT.timestamp() * per + 60 * per * (minute + 9 * hour), pa.timestamp(unit, zone))
         for minute, (unit, per) in enumerate({"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}.items())
-        for hour, zone in enumerate((None, "UTC", "Europe/Berlin", "+02:00"))
+        for hour, zone in enumerate((None, "UTC", "Europe/Berlin", "+02:00", "No/Where"))
     },
     "split second": (MOMENT.replace(microsecond=1500), pa.timestamp("us", "UTC")),
     "beyond": (2**52, pa.timestamp("ms")),

@@ -74,7 +74,11 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Return the values of a column as those of Python, and times that it has none for as texts."""
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
-    column = _cast(column, _python_type)
+    try:
+        column = _cast(column, _python_type)
+    except pa.ArrowInvalid:
+        # times of no known zone
+        column = _cast(_cast(column, _without_zone), _python_type)
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError, KeyError):
