@@ -210,6 +210,10 @@ def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_
         (b"\x00\x01,\x02", "is neither NDJSON nor CSV, Parquet or Arrow"),
         (b"plain words\n", "is neither NDJSON nor CSV, Parquet or Arrow"),
         (lzma.compress(b'{"k":1}', lzma.FORMAT_ALONE), "by xz, for example with `xz --format=lzma -dc FILE | xz"),
+        (
+            b"\x28\xb5\x2f\xfd\x07\x58\xae\x38\x35",
+            "needs a dictionary of zstd: pack it without one, for example with `zstd -dc -D DICTIONARY FILE",
+        ),
         ("k,at\n1,2\n".encode("utf-16"), "is UTF-16: write UTF-8, for example with `iconv -f UTF-16 -t UTF-8 FILE >"),
         ('{"k":"\u4e2d"}\n'.encode("utf-16-le"), "`iconv -f UTF-16LE -t UTF-8 FILE > FILE.utf8`"),
         ("k,at\n1,2\n".encode("utf-16-be"), "`iconv -f UTF-16BE -t UTF-8 FILE > FILE.utf8`"),

@@ -125,11 +125,17 @@ class RowIngestion:
             if self.dry_run:
                 return _show_rows(self.session, files, topic, mapping)
             putting = stack.enter_context(self._opened(config))
-            with putting.progress("ingesting", sum(file.size_bytes for file in files)) as progress:
+            # the files of a follower grow
+            size_bytes = None if self.follow else sum(file.size_bytes for file in files)
+            with putting.progress("entries" if self.follow else "ingesting", size_bytes) as progress:
                 linker = FileLinker(
                     putting.index, topic, mapping, putting.patient(), self.skip_bad, archive=self.archive
                 )
-                linker.progress = lambda size: progress.update(size, f"{human_count(linker.counts.entries)} entries")
+                counts = linker.counts
+                if self.follow:
+                    linker.progress = lambda size: progress.update(counts.entries, f"{human_bytes(size)} read")
+                else:
+                    linker.progress = lambda size: progress.update(size, f"{human_count(counts.entries)} entries")
                 if self.follow:
                     _follow(self.session, linker, listed, self.poll_s)
                 else:

@@ -155,6 +155,29 @@ def test_the_command_follows_files_until_a_signal(tmp_path):
     assert sorted(json.loads(record["message"]["body"])["n"] for record in answer) == [0, 1, 2]
 
 
+def test_a_follower_counts_entries_since_its_files_grow(tmp_path, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0)
+    log, where = tmp_path / "app.log", ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects")
+    row = '{"k": "a", "at": 1700000000}\n'
+    log.write_text(row)
+
+    class Growing(FileLinker):
+        """After its first round the file grows, and after its second one there is a signal."""
+
+        def run(self, files):
+            counts = super().run(files)
+            if counts.rows == 10:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                log.write_text(row * 10)
+            return counts
+
+    monkeypatch.setattr(linked, "FileLinker", Growing)
+    options = ("--topic", "t", "--key", "k", "--time", "at", "--follow", "--poll", "0.05")
+    done = run_here("ingest", log, *options, *where)
+    assert done.code == 0 and "entries: 10, 290 B read\n" in done.err and "%" not in done.err
+
+
 def wait_for(where, count):
     def is_met():
         done = run_here("query", "t", "a", *where, "--json")

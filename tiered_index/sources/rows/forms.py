@@ -14,6 +14,8 @@ from tiered_index.sources.rows.text import HEAD_BYTES, CsvFile, NdjsonFile, comp
 # the usual properties, and dictionary sizes of whole 64 KiB; it has no magic number
 _LZMA = b"\x5d\0\0"
 _PARQUET = b"PAR1"
+# the begin of a frame, and the bits of the byte behind it that state the size of a dictionary's number
+_ZSTD_FRAME, _ZSTD_DICTIONARY = b"\x28\xb5\x2f\xfd", 3
 _UNPACK = {"gzip": "gzip -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "zstd": "zstd -dc"}
 # forms that are not read, by their first bytes
 _OTHERS = {
@@ -71,6 +73,9 @@ def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None 
     if _is_lzma(head):
         command = "xz --format=lzma -dc FILE | xz --block-size=4MiB > FILE.xz"
         raise InvalidArgument(f"{file} is packed by LZMA alone: pack it by xz, for example with `{command}`")
+    if head.startswith(_ZSTD_FRAME) and head[4:5] and head[4] & _ZSTD_DICTIONARY:
+        command = "zstd -dc -D DICTIONARY FILE | zstd > FILE.zst"
+        raise InvalidArgument(f"{file} needs a dictionary of zstd: pack it without one, for example with `{command}`")
     text = head
     if compression is not None:
         with decompressed(file, compression) as handle:
