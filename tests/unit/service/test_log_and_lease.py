@@ -24,7 +24,7 @@ from tiered_index.errors import (
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import log_name
 from tiered_index.format.slots import SlotMap
-from tiered_index.retention import Expired
+from tiered_index.retention import Expired, Horizon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import (
     ArchivedSegment,
@@ -79,6 +79,26 @@ records = st.builds(LogRecord, *members)
 @given(records)
 def test_a_record_comes_back_as_it_was(record):
     assert LogRecord.decode(record.encode(), "x") == record
+
+
+DIGEST = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("version", "fields"),
+    [
+        (1, {}),
+        (2, {"expired": Expired((Horizon(1000),))}),
+        *((4, {name: DIGEST}) for name in ("previous", "root", "copied")),
+    ],
+    ids=repr,
+)
+def test_a_record_states_a_version_whose_programs_know_all_of_it(version, fields):
+    """Earlier programs refuse it. They would pass over members that they do not know."""
+    data = LogRecord(7, "publish", 3, "a", 5, **fields).encode()
+    assert data.startswith(b'{"version":%d,' % version)
+    with pytest.raises(UnsupportedVersion):
+        decode_document(data, "x", newest=version - 1)
 
 
 def test_the_greatest_number_of_each_stream_counts():

@@ -88,9 +88,6 @@ def test_topic_ids_that_clash(merging):
         assert sum(stored.count for stored in shards) == life.messages
 
 
-"""Topics whose Java hash is the same."""
-
-
 def publish_without_topics(life, patch):
     real = Metadata.encode
     with patch.context() as patched:
