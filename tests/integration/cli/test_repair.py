@@ -308,3 +308,11 @@ def test_a_source_of_another_name_is_told(run_here, place):
     notes = run_here(*where).document["notes"]
     assert any("archived segments of 'b'" in note and "--store-name" in note for note in notes), notes
     assert not any("--store-name" in note for note in run_here(*where, "--store-name", "b").document["notes"])
+
+
+def test_the_byte_that_differs_from_the_local_copy_is_named(run_here, damaged):
+    first, *_ = damaged.objects()
+    at = first.stat().st_size // 2 + 7
+    flip(first, at)
+    differences = run_here("verify", "--deep", "--root", damaged.root, "--json").document["findings"]
+    assert [finding["offset"] for finding in differences if finding["part"] == "copy"] == [at]

@@ -418,29 +418,3 @@ def test_changes_of_an_earlier_version_need_their_own_whole_checkpoint():
     for other in (None, logs[1].state, state):
         with pytest.raises(CorruptFile, match="base is another state"):
             LogState.decode(data, "changes", other)
-
-
-@pytest.mark.parametrize("lost", ["nothing", "whole", "changes", "both"])
-@pytest.mark.parametrize("how", ["gone", "damaged"])
-def test_a_log_with_changes_of_an_earlier_version_is_read_and_continued(lost, how):
-    storage = MemoryStorage()
-    log = a_log(storage, objects=60, at_once=20)
-    base = log.state
-    state = publish(log, EPOCH, (an_object(1000),), remove=[an_object(0).name])
-    storage.delete_many([info.name for info in storage.list("checkpoint/")])
-    names = {"whole": named(base), "changes": f"{named(state)}.{named(base).removeprefix('checkpoint/')}"}
-    storage.put(names["whole"], earlier_checkpoint(base))
-    storage.put(names["changes"], earlier_checkpoint(state, base))
-    assert opened(storage) == (state, {"list": 2, "get": 2})
-    for kind, name in names.items():
-        if lost in (kind, "both"):
-            storage.delete_many([name])
-            if how == "damaged":
-                storage.put(name, b"damaged")
-    assert opened(storage)[0] == state
-    next_one = open_log(storage)
-    for n in range(12):
-        publish(next_one, EPOCH, (an_object(2000 + n),))
-        assert opened(storage)[0] == next_one.state
-    assert opened(storage)[1] == {"list": 2, "get": 1}
-    assert not {info.name for info in storage.list("checkpoint/")} & {*names.values()}

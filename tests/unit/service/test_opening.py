@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.pending import merge_all
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
@@ -203,3 +204,24 @@ def test_of_two_states_of_a_file_the_later_one_stays(open_index, faulty, tmp_pat
     index.run_lifecycle()
     assert [item.offset for item in index.query("t", "k")] == [1]
     assert len(index.log_state.objects) == 1
+
+
+def test_local_copies_of_files_that_are_merged_after_the_opening_are_deleted(
+    open_index, faulty, storage, clock, tmp_path
+):
+    """A file that waits for its upload stays."""
+    index = open_index("root", storage_backend=faulty)
+    for offset in range(3):
+        index.put("t", 0, "k", offset, 1, T - 36_000_000 + offset * 1000)
+        upload(index)
+    index.put("t", 0, "k", 3, 1, T)
+    compact_only(index, faulty)
+    index.close()
+    index = open_index("root", storage_backend=faulty)
+    assert merge_all(storage, clock).sources == 3
+    clock.advance(60)
+    index.run_lifecycle()
+    (path,) = (tmp_path / "root" / "uploaded").iterdir()
+    local = sorted((handle.file_id, handle.place) for handle in index.files() if handle.place != "storage")
+    assert local == [(path.stem, "uploaded")]
+    assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
