@@ -153,6 +153,8 @@ def test_errors_are_the_librarys(asking, index, tmp_path):
     with on_a_port(index, tokens=path) as client:
         with IndexClient(str(client.base_url)) as nobody, pytest.raises(ConfigError, match="give a token"):
             nobody.topics()
+        with IndexClient(str(client.base_url), token="x") as revoked, pytest.raises(ConfigError, match="not valid"):
+            revoked.topics()
         with IndexClient(str(client.base_url), token=token) as some:
             assert [topic.topic for topic in some.topics().topics] == ["payments"]
             with pytest.raises(ConfigError, match="not for topic"):

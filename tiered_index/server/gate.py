@@ -159,6 +159,8 @@ class Gate:
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         caller = tokens.find(token.strip()) if kind.lower() == "bearer" else None
         if caller is None:
+            if kind.lower() == "bearer" and token.strip():
+                raise Refused(401, "the token is not valid: it was revoked, or is of another service")
             raise Refused(401, "give a token: Authorization: Bearer TOKEN")
         return caller
 

@@ -362,6 +362,9 @@ def test_requests_that_no_erasure_can_have():
     for fields in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
         with pytest.raises(InvalidArgument):
             EraseRequest(**fields)
+    for keys in (3, b"k", [3]):
+        with pytest.raises(InvalidArgument, match="must be text"):
+            EraseRequest.of("t", keys, None, None)
 
 
 def test_what_is_published_while_the_certificate_is_made_is_not_pending(native):

@@ -118,6 +118,28 @@ def test_a_writer_deletes_nothing_that_an_open_export_may_read(open_index):
     assert counted(index.export()) == expected(range(5))
 
 
+def test_an_export_that_was_closed_or_read_does_not_look_empty(open_index, storage):
+    index = open_index("root", local_keep_s=0)
+    put(index, range(30))
+    upload(index, rounds=2)
+    left = index.export()
+    left.close()
+    whole = index.export()
+    assert pa.table(whole).num_rows == 60
+    # a loop over a whole export ends again, as that over any iterator
+    assert list(whole) == []
+    failed = index.export()
+    storage.delete_many(sorted(index.log_state.objects))
+    with pytest.raises(CorruptFile):
+        list(failed)
+    for export in (left, failed):
+        with pytest.raises(InvalidArgument, match="begin another export"):
+            list(export)
+    for export in (left, whole, failed):
+        with pytest.raises(InvalidArgument, match="begin another export"):
+            pa.table(export)
+
+
 def test_an_unreadable_object_fails_the_export(open_index, storage):
     index = open_index("root", local_keep_s=0)
     put(index, range(30))

@@ -136,6 +136,11 @@ def test_topics_keys_and_sources_are_valid_unicode(index, odd):
     assert index.put("t", 0, "k", 1, 1, 1, source="s", source_position=1) == 1
 
 
+@pytest.mark.parametrize("keys", [b"k", bytearray(b"k"), memoryview(b"k")])
+def test_bytes_are_no_list_of_keys(refusing, keys):
+    refused("keys must be text or an iterable of text, not ", refusing.put, **(GOOD | {"keys": keys}))
+
+
 def test_keys_count_once_each_and_may_be_any_iterable(index):
     assert index.put(**(GOOD | {"keys": ["a", "b", "a"]})) == 2
     assert index.put(**(GOOD | {"keys": (k for k in "cd")})) == 2
@@ -153,6 +158,8 @@ def test_source_and_position_come_together(refusing, pair):
     source, position = pair
     refused("source", refusing.put, **GOOD, source=source, source_position=position)
     refused("source", refusing.put_batch, batch(1), source, position)
+    if None in pair:
+        refused("together", refusing.put, **GOOD, source=source, source_position=position)
     unchanged(refusing)
 
 

@@ -97,7 +97,10 @@ class EraseRequest:
         cls, topic: str, keys: str | Sequence[str] | None, queue_id: int | None, before_ms: int | None
     ) -> EraseRequest:
         """Return the request of a call. `keys` None: all keys. Raises `InvalidArgument` for an empty list."""
-        key_list = (keys,) if isinstance(keys, str) else tuple(keys or ())
+        try:
+            key_list = (keys,) if isinstance(keys, str) else tuple(keys or ())
+        except TypeError as error:
+            raise InvalidArgument(f"keys must be text or a sequence of texts, not {keys!r:.80}") from error
         if keys is not None and not key_list:
             raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
         return cls(topic, key_list, queue_id, before_ms)

@@ -96,7 +96,8 @@ class Export(Iterator[pa.RecordBatch]):
       storage, and are left out.
 
     A batch raises `CorruptFile` or `StorageUnavailable` if a file can't be read, and `IndexClosed` if the index was
-    closed meanwhile: an export is whole or fails. DuckDB, Polars and pyarrow can read it through `__arrow_c_stream__`.
+    closed meanwhile: an export is whole or fails. An export is read once: after an error or `close`, and for a second
+    Arrow stream, it raises `InvalidArgument`. DuckDB, Polars and pyarrow can read it through `__arrow_c_stream__`.
     """
 
     def __init__(
@@ -136,14 +137,18 @@ class Export(Iterator[pa.RecordBatch]):
         self.entries = self.checksum = 0
         self.known_topics: set[str] = set()
         self._batches = self._all()
+        self._is_closed = self._is_whole = False
         # an export that is garbage-collected must not keep a writer from deleting files
         weakref.finalize(self, held.close)
 
     def __next__(self) -> pa.RecordBatch:
         try:
             self._check_open()
+            if not self._is_whole:
+                self._check_readable()
             batch = next(self._batches)
         except BaseException as error:  # also for the end of the iteration and for an interrupt
+            self._is_whole = isinstance(error, StopIteration)
             self.close()
             if not isinstance(error, MissingObject):
                 raise
@@ -158,6 +163,7 @@ class Export(Iterator[pa.RecordBatch]):
 
     def close(self) -> None:
         """Release the files. Idempotent."""
+        self._is_closed = True
         self._batches.close()
         self._held.close()
 
@@ -168,8 +174,14 @@ class Export(Iterator[pa.RecordBatch]):
         self.close()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return the batches as an Arrow stream."""
+        """Return the batches as an Arrow stream. Raises `InvalidArgument` for an export that was read or closed."""
+        self._check_readable()
         return pa.RecordBatchReader.from_batches(self.schema, self).__arrow_c_stream__(requested_schema)
+
+    def _check_readable(self) -> None:
+        # the end of an iteration would look like a whole export
+        if self._is_closed:
+            raise InvalidArgument("the export was read to its end or closed: begin another export")
 
     def _chosen(self, handles: Sequence[Handle]) -> Iterator[_File]:
         """Yield the files that have the entries, each entry once. Raises the error of a file that can't be read."""

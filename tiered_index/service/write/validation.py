@@ -139,6 +139,9 @@ def check_keys(keys: str | Iterable[str]) -> list[str]:
     """Return the distinct keys of one message, in order. Raises `InvalidArgument`."""
     if isinstance(keys, str):
         return [check_key(keys)]
+    if isinstance(keys, bytes | bytearray | memoryview):
+        # an iterable of integers
+        raise InvalidArgument(f"keys must be text or an iterable of text, not {keys!r:.80}")
     try:
         return list(dict.fromkeys(check_key(key) for key in keys))
     except TypeError as error:
@@ -157,7 +160,7 @@ def check_position(source: object, position: object) -> tuple[str | None, int | 
     """Return a valid (source, position) pair: both or neither. Raises `InvalidArgument`."""
     if source is None and position is None:
         return None, None
-    if not isinstance(source, str) or not source:
+    if not isinstance(source, str) or not source or position is None:
         raise InvalidArgument("give source (a non-empty text) and source_position together")
     return check_text("source", source), check_number("source_position", position)
 
