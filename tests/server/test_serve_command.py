@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -227,6 +228,36 @@ def test_a_signal_right_after_the_service_is_ready_ends_it_in_good_order(storage
         run(["serve", "--storage", storage, "--port", "0", "--json"])
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"status": "stopped"}
+
+
+def test_a_renewed_certificate_is_served_at_both_ports(storage, tmp_path, monkeypatch):
+    former, renewed = Authority(tmp_path / "former"), Authority(tmp_path / "renewed")
+    file, note, ports = tmp_path / "served.pem", Output.note, []
+    file.write_bytes(former.server_file.read_bytes())
+
+    def is_served(port):
+        known = ssl.create_default_context(cafile=renewed.certificate_file)
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain:
+            try:
+                known.wrap_socket(plain, server_hostname="127.0.0.1").close()
+            except ssl.SSLCertVerificationError:
+                return False
+        return True
+
+    def renew(out, text):
+        note(out, text)
+        if text.startswith("serving "):
+            ports.extend(int(port) for port in re.findall(r":(\d+)\b", text))
+            assert not any(map(is_served, ports))
+            file.write_bytes(renewed.server_file.read_bytes())
+            until(lambda: all(map(is_served, ports)), every_s=0.1)
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Output, "note", renew)
+    options = ("--storage", storage, "--port", "0", "--rocketmq-port", "0", "--tls-cert", file, "--tls-key", file)
+    with pytest.raises(SystemExit) as ended:
+        run(["serve", *map(str, options)])
+    assert (ended.value.code, len(ports)) == (0, 2)
 
 
 def test_a_listener_that_fails_ends_the_service(storage, monkeypatch, capsys):
