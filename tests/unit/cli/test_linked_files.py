@@ -652,6 +652,24 @@ def test_a_first_file_that_has_only_a_header_lacks_no_field(tmp_path, where, ing
     assert "has --key customer.id; " in done.error["message"]
 
 
+@pytest.mark.parametrize("kind", ["ndjson", "parquet"])
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("customer", "--key customer is an object, which is no key: name a field of it, such as --key customer.id"),
+        ("parts", "--key parts is a list of objects, which is no key: name a field of it, such as --key parts[].sku"),
+    ],
+)
+def test_a_key_that_is_an_object_is_refused_with_a_field_of_it(tmp_path, where, kind, field, problem):
+    rows, path = [row(n) | {"parts": [{"sku": f"s{n}"}]} for n in range(5)], tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    done = run_here("ingest", path, *KEYS, "--key", field, *where, "--json")
+    assert done.code == 2 and problem in done.error["message"]
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_lists_and_other_jmespaths_are_read_from_columns(tmp_path, where, rows_of, kind):
     """As from NDJSON: elements of lists, functions, and a time in a structure of a list."""

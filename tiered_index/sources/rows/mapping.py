@@ -269,6 +269,15 @@ def iso_time(text: str) -> str:
     return text
 
 
+def no_key(file: object, path: str, fields: Sequence[str], *, is_list: bool) -> InvalidArgument:
+    """Return the error that a key's field in a file is an object of `fields`, or a list of such objects."""
+    what, mark = ("a list of objects", "[]") if is_list else ("an object", "")
+    name = next(filter(str.isidentifier, fields), "id")
+    return InvalidArgument(
+        f"{file}: --key {path} is {what}, which is no key: name a field of it, such as --key {path}{mark}.{name}"
+    )
+
+
 def path_of(path: str, shown: str) -> Any:
     """Return a compiled JMESPath; a name that is none, such as that of a column with blanks, is the field itself.
 

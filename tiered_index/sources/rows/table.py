@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.json_paths import fields_of, searched
 from tiered_index.sources.arrow import ArrowTable
+from tiered_index.sources.columns import has_items
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.rows.batch import BadRow, File, RowBatch, RowFile, RowReading, SingleRows, batch_of_columns
-from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, path_of
+from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, no_key, path_of
 from tiered_index.sources.values import python_rows, python_values
 
 TABLES: dict[str, Callable[[File], ParquetTable | ArrowTable]] = {"parquet": ParquetTable, "arrow": ArrowTable}
@@ -62,6 +63,15 @@ class ColumnsFile(RowFile):
         return table
 
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
+        for path in mapping.keys:
+            if (way := self._way(path, mapping)) is not None and not way.is_expression:
+                kind = self.schema.field(way.names[0]).type
+                for name in way.names[1:]:
+                    kind = kind.field(name).type
+                if is_list := has_items(kind):
+                    kind = kind.value_type
+                if pa.types.is_struct(kind):
+                    raise no_key(self.file, path, [field.name for field in kind], is_list=is_list)
         return [name for name in mapping.names if self._way(name[1], mapping) is None]
 
     def _way(self, path: str, mapping: RowMapping) -> Way | None:

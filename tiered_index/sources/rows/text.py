@@ -42,7 +42,7 @@ from tiered_index.sources.rows.batch import (
     SingleRows,
     batch_of_columns,
 )
-from tiered_index.sources.rows.mapping import Dialect, RowMapping
+from tiered_index.sources.rows.mapping import Dialect, RowMapping, no_key
 
 BLOCK_BYTES = 2 << 20
 SUM_BYTES = 256 << 10
@@ -199,7 +199,7 @@ class TextFile(RowFile):
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
         if len(self.head) >= MAX_ROW_BYTES and b"\n" not in self.head[:-1]:
             raise InvalidArgument(f"{self.file}: the first line is longer than {MAX_ROW_BYTES:,} bytes")
-        present, problem = [False] * len(mapping.names), ""
+        present, problem, objects = [False] * len(mapping.names), "", dict[str, Any]()
         for line in self.split(self.head[self.begin :]):
             try:
                 members = self.members_of(line, mapping)
@@ -207,7 +207,16 @@ class TextFile(RowFile):
                 # a bad line behind a sound one is named when it is read
                 problem = problem or (f"{error}" if line.strip() else "")
                 continue
+            for number, (path, member) in enumerate(zip(mapping.keys, members, strict=False)):
+                first = member[0] if isinstance(member, list) and member else member
+                if isinstance(first, dict):
+                    objects.setdefault(path, member)
+                    members[number] = None
             present = [was or member not in (None, "", []) for was, member in zip(present, members, strict=True)]
+        for path, was in zip(mapping.keys, present, strict=False):
+            if not was and path in objects:
+                is_list = isinstance(objects[path], list)
+                raise no_key(self.file, path, [*(objects[path][0] if is_list else objects[path])], is_list=is_list)
         if problem and not any(present):
             with contextlib.suppress(UnicodeDecodeError):
                 self.head.decode()
