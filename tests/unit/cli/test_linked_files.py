@@ -670,6 +670,15 @@ def test_a_key_that_is_an_object_is_refused_with_a_field_of_it(tmp_path, where, 
     assert done.code == 2 and problem in done.error["message"]
 
 
+def test_a_key_that_is_a_map_is_refused(tmp_path, where):
+    path = tmp_path / "a.parquet"
+    marks = pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))
+    pq.write_table(pa.table({"k": ["x"], "at": [BEGIN_S], "marks": marks}), path)
+    fields = ("--topic", "t", "--key", "k", "--key", "marks", "--time", "at")
+    done = run_here("ingest", path, *fields, *where, "--json")
+    assert done.code == 2 and "--key marks is a map, which is no key" in done.error["message"]
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_lists_and_other_jmespaths_are_read_from_columns(tmp_path, where, rows_of, kind):
     """As from NDJSON: elements of lists, functions, and a time in a structure of a list."""

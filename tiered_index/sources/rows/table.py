@@ -70,6 +70,8 @@ class ColumnsFile(RowFile):
                     kind = kind.field(name).type
                 if is_list := has_items(kind):
                     kind = kind.value_type
+                if pa.types.is_map(kind):
+                    raise InvalidArgument(f"{self.file}: --key {path} is a map, which is no key: write it as columns")
                 if pa.types.is_struct(kind):
                     raise no_key(self.file, path, [field.name for field in kind], is_list=is_list)
         return [name for name in mapping.names if self._way(name[1], mapping) is None]
