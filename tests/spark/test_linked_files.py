@@ -333,6 +333,38 @@ def test_a_written_dataframe_of_parquet_rows_is_the_same_as_ingest(spark, storag
         assert len(segments_of(storage)) == 5
 
 
+def test_keys_that_are_times_have_the_zone_of_their_file(spark, storage, tmp_path, ingested):
+    """Spark gives all times the zone UTC, and its own files store times of 96 bits without a zone."""
+    register(spark)
+    folder = tmp_path / "times"
+    folder.mkdir()
+    for number, zone in enumerate(("Europe/Berlin", "UTC", None, "+02:00")):
+        at = pa.array([(BEGIN_S + number) * 10**6], pa.timestamp("us", zone))
+        later = pa.array([(BEGIN_S + number + 100) * 10**6], at.type)
+        customer = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1], later)], names=["id"])
+        table = pa.table({"order_id": at, "customer": customer, "at": [BEGIN_S]})
+        pq.write_table(table, folder / f"{number}.parquet", use_deprecated_int96_timestamps=zone is None)
+    frame = spark.read.parquet(*(str(folder / f"{number}.parquet") for number in (0, 1, 3)))
+    of_spark = spark.read.parquet(str(folder / "2.parquet"))
+    for rows_of_files in (frame, of_spark):
+        selected = rows_of_files.select("order_id", "customer", "at", "_metadata")
+        write(selected, storage, folder / "*.parquet" if rows_of_files is frame else folder / "2.parquet")
+    texts = [
+        "2023-11-14 23:13:20+01:00",
+        "2023-11-14 22:13:21+00:00",
+        "2023-11-14 22:13:22",
+        "2023-11-15 00:13:23+02:00",
+    ]
+    for uri in (storage, ingested(folder)):
+        with IndexReader.open(uri) as reader, FileRows(reader) as source:
+            for number, text in enumerate(texts):
+                (fetched,) = reader.messages("orders", text, source=source)
+                shown = json.loads(fetched.message.text)
+                assert (fetched.message.file[-9], shown["order_id"]) == (str(number), text)
+                (again,) = reader.messages("orders", shown["customer"]["id"][0], source=source)
+                assert again.message.text == fetched.message.text
+
+
 @pytest.mark.long
 def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, storage, tmp_path):
     register(spark)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
@@ -29,10 +29,11 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources.chains import as_it_is
+from tiered_index.sources.columns import has_items
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, listed_files
-from tiered_index.sources.rows.batch import RowBatch
-from tiered_index.sources.rows.table import rows_of_columns, way_of
+from tiered_index.sources.rows.batch import RowBatch, RowFile
+from tiered_index.sources.rows.table import ColumnsFile, Way, rows_of_columns, way_of
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import (
     Written,
@@ -98,6 +99,10 @@ class RowWriter(DataSourceArrowWriter):
         self._reserved = plan.reserved
         new = {_place(segment.uri): segment.to_json() for _, _, segment in plan.new}
         self._segments: dict[str, Any | None] = {_place(listed.uri): new.get(_place(listed.uri)) for listed in files}
+        # Spark gives all times the zone UTC, and a key is the text of the time in the file
+        self._kinds: dict[str, dict[str, pa.DataType]] = {
+            _place(segment.uri): _kinds_of_keys(rows, self._ways[: len(mapping.keys)]) for _, rows, segment in plan.new
+        }
 
     @told_to_driver
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
@@ -112,6 +117,7 @@ class RowWriter(DataSourceArrowWriter):
                 for place, table, positions in self._by_file(batch):
                     if (segment := segments.get(place)) is None:
                         continue
+                    table = _with_times_of(table, self._kinds[place])
                     rows: RowBatch = rows_of_columns(table, self._ways, mapping, positions)
                     if rows.bad:
                         raise InvalidArgument(f"{segment.uri}, {rows.bad[0].where}: {rows.bad[0].problem}")
@@ -178,6 +184,34 @@ class RowWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the uploads that are certainly not published. Driver."""
         abort_writes(self._job, messages)
+
+
+def _kinds_of_keys(rows: RowFile, ways: Sequence[Way]) -> dict[str, pa.DataType]:
+    """Return the types of a file's columns that have keys."""
+    assert isinstance(rows, ColumnsFile)
+    names = {name for way in ways for name in way.names[: None if way.is_expression else 1]}
+    return {name: rows.schema.field(name).type for name in names & {*rows.schema.names}}
+
+
+def _with_times_of(table: pa.Table, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+    """Return rows whose times have the zones that they have in types of their file, by column."""
+    for name, kind in kinds.items():
+        at = table.schema.get_field_index(name)
+        if (wanted := _with_zones_of(table.column(at).type, kind)) != table.column(at).type:
+            table = table.set_column(at, name, table.column(at).cast(wanted, safe=False))
+    return table
+
+
+def _with_zones_of(kind: pa.DataType, stored: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(stored):
+        return stored
+    if pa.types.is_struct(kind) and pa.types.is_struct(stored):
+        kinds = {member.name: member.type for member in stored}
+        members = ((member, kinds.get(member.name, member.type)) for member in kind)
+        return pa.struct([member.with_type(_with_zones_of(member.type, of_file)) for member, of_file in members])
+    if pa.types.is_list(kind) and has_items(stored):
+        return pa.list_(kind.value_field.with_type(_with_zones_of(kind.value_type, stored.value_type)))
+    return kind
 
 
 def _rows_of(options: DataSourceOptions) -> RowsOfFiles:
