@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -114,6 +115,10 @@ class Retention(Struct, frozen=True, kw_only=True):
             if "" in ages_s:
                 raise ConfigError(f"{table} must not name an empty topic")
             ages |= {f"{table}.{pattern}": age_s for pattern, age_s in ages_s.items()}
+        numbers = {**ages, "max_bytes": self.max_bytes, "grace_s": self.grace_s}
+        for name, number in numbers.items():
+            if number is not None and (isinstance(number, bool) or not isinstance(number, Real)):
+                raise ConfigError(f"{name} must be a number, not {number!r:.80}: ages are in seconds")
         for name, age_s in ages.items():
             if age_s is not None and not (math.isfinite(age_s) and 1 <= age_s <= _LONGEST_S):
                 raise ConfigError(f"{name} must be at least 1 second, not {age_s!r}")

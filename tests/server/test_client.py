@@ -146,6 +146,10 @@ def test_an_answer_is_complete_only_up_to_where_the_source_was_read(tmp_path):
 def test_errors_are_the_librarys(asking, index, tmp_path):
     with pytest.raises(InvalidCursor):
         asking.query("orders", "order-4711", cursor="x")
+    for call in (asking.query, asking.messages):
+        for place, about in ((("orders", 4711), "a key must be text, not int"), ((7, "k"), "topic must be text")):
+            with pytest.raises(InvalidArgument, match=about):
+                call(*place)
     with pytest.raises(InvalidArgument, match="no verification has the id"):
         asking.verification("x")
     path = tmp_path / "tokens.json"

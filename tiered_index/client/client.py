@@ -30,7 +30,7 @@ from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailab
 from tiered_index.service.read.budget import Limits
 from tiered_index.service.read.lookup_columns import check_lookups
 from tiered_index.service.read.messages import MessagesResult
-from tiered_index.service.read.rows import once
+from tiered_index.service.read.rows import check_key, check_topic, once
 from tiered_index.types import IndexItem, Lookup, QueryResult, TopicsResult
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
 
         Raises as `IndexReader.query`, and `ConfigError` if the token does not allow it.
         """
-        return await self._call(answers.result_of, "/v1/query", {"topic": topic, "key": key, **options})
+        place = {"topic": check_topic(topic), "key": check_key(key)}
+        return await self._call(answers.result_of, "/v1/query", {**place, **options})
 
     async def query_all(self, topic: str, key: str, **options: Unpack[Options]) -> AsyncIterator[QueryResult]:
         """Yield all answers of a lookup page by page (1,000 entries), no entry twice. Errors: see `query`."""
@@ -192,7 +193,8 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
 
     async def messages(self, topic: str, key: str, **options: Unpack[Options]) -> MessagesResult:
         """Look up a key and fetch its messages. `to_dict()` of each `message` is its document. Raises as `query`."""
-        return await self._call(answers.messages_of, "/v1/messages", {"topic": topic, "key": key, **options})
+        place = {"topic": check_topic(topic), "key": check_key(key)}
+        return await self._call(answers.messages_of, "/v1/messages", {**place, **options})
 
     async def message(self, msg_id: str, topic: str | None = None, **options: Unpack[Options]) -> MessagesResult:
         """Return one message: by the id of its place, or with `topic` by its unique key.

@@ -201,6 +201,22 @@ def test_a_rule_that_can_not_be_right(wrong):
         IndexConfig(storage="memory://x", retention=wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("age_s", "7d", "age_s"),
+        ("topics", {"a": "7d"}, "topics.a"),
+        ("segments_age_s", True, "segments_age_s"),
+        ("max_bytes", "100GiB", "max_bytes"),
+        ("grace_s", "1d", "grace_s"),
+    ],
+)
+def test_the_class_takes_seconds_and_bytes_as_numbers(name, value, wanted):
+    with pytest.raises(ConfigError, match=f"^{wanted} must be a number, not "):
+        Retention(**{name: value})
+    assert Retention(age_s=np.int64(7)).age_s == 7
+
+
 def test_an_age_without_a_unit_is_named_in_every_source(tmp_path, monkeypatch):
     file = tmp_path / "index.toml"
     for text, problem in {
