@@ -170,3 +170,14 @@ def test_recognise_refuses(make):
     struct.pack_into(">I", future, len(data) - 4, zlib.crc32(future[-TAIL_SIZE:-4]))
     with pytest.raises(UnsupportedVersion, match="format version 9"):
         recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")
+
+
+def test_a_full_unsealed_file_that_has_the_end_magic_of_a_compacted_one_is_told_from_it(make):
+    layout = Layout(NATIVE, NATIVE.schema, 10, 40)
+    compacted, entries = make.file(layout, 39)
+    table = UnsealedTable(layout, make.begin_ms)
+    table.load(entries, 0)
+    unsealed = unsealed_image(table, entries)
+    assert unsealed[:4] == compacted[:4]
+    for data, state in ((unsealed, "unsealed"), (compacted, "compacted")):
+        assert recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), "f").state == state

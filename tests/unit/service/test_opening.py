@@ -206,8 +206,9 @@ def test_of_two_states_of_a_file_the_later_one_stays(open_index, faulty, tmp_pat
     assert len(index.log_state.objects) == 1
 
 
+@pytest.mark.parametrize("outage", [False, True])
 def test_local_copies_of_files_that_are_merged_after_the_opening_are_deleted(
-    open_index, faulty, storage, clock, tmp_path
+    open_index, faulty, storage, clock, tmp_path, outage
 ):
     """A file that waits for its upload stays."""
     index = open_index("root", storage_backend=faulty)
@@ -217,7 +218,10 @@ def test_local_copies_of_files_that_are_merged_after_the_opening_are_deleted(
     index.put("t", 0, "k", 3, 1, T)
     compact_only(index, faulty)
     index.close()
+    if outage:
+        faulty.fail("*", times=None)
     index = open_index("root", storage_backend=faulty)
+    faulty.clear()
     assert merge_all(storage, clock).sources == 3
     clock.advance(60)
     index.run_lifecycle()

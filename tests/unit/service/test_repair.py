@@ -286,6 +286,16 @@ def both_forms(life):
     return compacted, *sorted(unsealed)
 
 
+def test_of_a_damaged_object_and_its_damaged_local_copy_none_is_deleted(life):
+    first, *_ = life.state.objects.values()
+    path = life.folder / "root" / "uploaded" / f"{first.file_id}.index"
+    life.index.close()
+    flip_object(life.storage, first.name, first.trailer_position // 2)
+    flip_file(path, first.trailer_position // 3)
+    assert mend(life, "root") == []
+    assert path.exists() and first.name in life.state.objects
+
+
 def test_a_damaged_compacted_file_is_dropped_and_compacted_again(life, both_forms):
     compacted, _, journal = both_forms
     (done,) = mend(life, "root")
