@@ -165,6 +165,37 @@ def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
         assert pages.totals()["lost"] == [gone.to_dict()] and "except" in pages.conclusion
 
 
+def all_pages(*answers, limits=()):
+    """Return the pages of a command that gets these answers, and the limits of each lookup."""
+    left, given = list(answers), []
+
+    def look_up(max_requests, max_bytes, **_):
+        given.append((max_requests, max_bytes))
+        return left.pop(0)
+
+    nothing = QueryResult(items=(), status="partial")
+    pages = Pages(lambda: (None, look_up), nothing, None, CommandBudget(LookupLimits(*limits)), every=True)
+    assert len([*pages]) == len(answers)
+    return pages, given
+
+
+def test_pages_together_are_partial_and_name_the_files_that_any_of_them_lacks():
+    lacking = [
+        QueryResult(items=(), status="partial", cursor=cursor, failed=(report(number, "failed"),))
+        for number, cursor in enumerate("ab")
+    ]
+    pages, _ = all_pages(*lacking, answer(None))
+    assert (pages.status, pages.totals()["status"]) == ("partial", "partial")
+    assert [file["file"] for file in pages.totals()["failed"]] == [report(number).file for number in (0, 1)]
+
+
+def test_the_limits_of_a_command_are_those_of_all_its_pages_together():
+    costs = [Explain(requests=2, bytes=100), Explain(requests=9, bytes=1000)]
+    spent = [QueryResult(items=(), status="truncated", cursor="a", explain=explain) for explain in costs]
+    _, limits = all_pages(*spent, answer(None), limits=(5, 150))
+    assert limits == [(5, 150), (3, 50), (0, 0)]
+
+
 def test_pages_up_to_the_end_grow():
     calls = []
     look_up = GrowingPages(lambda max_count, cursor: calls.append((max_count, cursor)), 1000).next
