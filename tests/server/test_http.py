@@ -90,6 +90,14 @@ def test_a_stream_ends_with_its_status(client, count):
     assert all(metadata is None for _, metadata in batches[:-1])
 
 
+def test_a_batch_names_the_topics_that_no_file_has(client):
+    lookups = [*BATCH["lookups"], {"topic": "nowhere", "key": "k"}]
+    got = client.post("/v1/query:batch", json={"lookups": lookups}).json()
+    assert [answer["unknown_topics"] for answer in got["results"]] == [*([] for _ in BATCH["lookups"]), ["nowhere"]]
+    lines = client.post("/v1/query:batch", json={"lookups": lookups}, headers=NDJSON).text.splitlines()
+    assert [json.loads(line) for line in lines][:-1] == got["results"] and got["status"] == "complete"
+
+
 @pytest.mark.parametrize("form", [{}, NDJSON], ids=["JSON", "lines"])
 def test_a_batch_continues_by_the_cursors_of_its_lookups(client, form):
     lookups = [{"topic": "payments", "key": "order-4711"}, {"topic": "orders", "key": "order-4711", "max_count": 1}]
