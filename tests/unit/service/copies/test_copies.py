@@ -23,6 +23,7 @@ from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.copying import Copier, CopyStopped, difference
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, PendingFile, StreamBatch
@@ -159,6 +160,22 @@ def test_present_objects_are_not_sent_again_unless_they_differ(life, inner):
     assert target.calls("put") - puts == 3 + 1 + 1
     check_target(life, inner)
     assert copier(life, target).run_once().sent == 0
+
+
+def test_an_object_that_is_merged_while_it_is_copied(life, target):
+    fill(life)
+
+    def overtake():
+        life.later()
+        life.merge(DAY_S)
+        life.later()
+        delete_orphans(life.storage, find_orphans(life.storage, life.log()))
+
+    source = FaultStorage(life.storage)
+    source.meanwhile("get_range", overtake)
+    report = copier(life, target, source).run_once()
+    assert report.source_number == life.state.number and len(life.state.tables) == 2
+    assert same(check_target(life, target), life.state)
 
 
 @pytest.mark.parametrize("what", ["lost", "damaged"])
