@@ -417,3 +417,17 @@ def test_a_restored_source_is_not_the_one_that_was_copied(life, target, tmp_path
     copier(life, target).run_once()
     with pytest.raises(InvalidArgument, match="not the storage that was copied"):
         copier(life, target, early)
+
+
+def test_bytes_stay_in_the_copy_for_the_grace(life, target):
+    fill(life, 1)
+    copy_job = copier(life, target)
+    copy_job.run_once()
+    merge_first_day(life)
+    removed = copy_job.run_once().removed
+    life.clock.advance(2 * DAY_S)
+    assert (len(removed), copy_job.sweep(3 * DAY_S).objects) == (2, ())
+    assert {info.name for info in target.list("data/")} >= set(removed)
+    life.clock.advance(2 * DAY_S)
+    assert {info.name for info in copy_job.sweep(3 * DAY_S).objects} == set(removed)
+    check_target(life, target)
