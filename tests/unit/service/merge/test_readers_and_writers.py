@@ -1,5 +1,6 @@
 """Merges and sweeps run beside readers, writers and other merges. Nobody misses an entry, or sees one twice."""
 
+import os
 import shutil
 import tracemalloc
 
@@ -269,3 +270,18 @@ def test_a_position_that_only_a_merged_local_copy_has_survives_a_crash(merging):
     life.index = life.open()
     assert life.index.durable_position("s") == position
     assert sum(stored.count for stored in life.state.objects.values()) == life.messages
+
+
+def test_a_sweep_of_orphans_deletes_the_half_made_work_of_a_process_that_was_killed(tmp_path):
+    """No listing shows it."""
+    path = tmp_path / "storage"
+    storage = LocalStorage(path)
+    log = StorageLog(storage, SystemClock())
+    log.create(GENESIS)
+    left = path / ".%work" / ".tmp-1-killed"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    assert len(storage.purge(0)) == 1
+    delete_orphans(storage, find_orphans(storage, log))
+    assert storage.purge(0) == ()
+    storage.close()
