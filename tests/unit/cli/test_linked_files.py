@@ -385,6 +385,27 @@ def test_the_topic_of_a_row_may_be_one_of_its_fields(tmp_path, where, rows_of):
     assert rows_of("c3", "7") == ([], []) != rows_of("c3", "order")
 
 
+@pytest.mark.parametrize("form", ["ndjson", "parquet"])
+def test_a_row_has_no_key_twice_and_one_without_a_key_leaves_the_topics_of_others(tmp_path, where, rows_of, form):
+    keys_by_topic = [("t0", "x", "x"), ("t1", None, None), ("t1", "y", None), ("t0", "x", "y")]
+    documents = [
+        {"kind": topic, "a": a, "b": b, "at": BEGIN_S + n, "n": n} for n, (topic, a, b) in enumerate(keys_by_topic)
+    ]
+    path = tmp_path / f"a.{form}"
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(documents), path)
+    else:
+        path.write_text("".join(f"{json.dumps(document)}\n" for document in documents))
+    fields = "--topic", "field:kind", "--key", "a", "--key", "b", "--time", "at"
+    done = run_here("ingest", path, *fields, *where, "--json")
+    counts = {name: done.document[name] for name in ("rows", "entries", "keyless")}
+    assert counts == {"rows": 4, "entries": 4, "keyless": 1}, done.err
+    numbers = {(topic, key): rows_of(key, topic) for topic in ("t0", "t1") for key in "xy"}
+    assert numbers == {
+        ("t0", "x"): ([0, 3], []), ("t0", "y"): ([3], []), ("t1", "x"): ([], []), ("t1", "y"): ([2], [])
+    }  # fmt: skip
+
+
 def test_a_row_without_a_topic_is_bad_and_a_field_of_many_values_is_no_topic(tmp_path, where):
     documents = events(0, 4)
     documents[2]["of"] = {"kind": None}
