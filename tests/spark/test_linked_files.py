@@ -365,6 +365,20 @@ def test_keys_that_are_times_have_the_zone_of_their_file(spark, storage, tmp_pat
                 assert again.message.text == fetched.message.text
 
 
+def test_keys_from_the_folders_of_a_partition_are_as_the_folders_name_them(spark, storage, tmp_path):
+    """Spark takes them for numbers and times."""
+    register(spark)
+    folder = tmp_path / "of-days"
+    (part := folder / "shop=007" / "hour=2026-01-02 03%3A00%3A00").mkdir(parents=True)
+    pq.write_table(pa.table({"at": [BEGIN_S], "n": [1]}), part / "0.parquet")
+    frame = spark.read.parquet(str(folder)).select("shop", "hour", "at", "_metadata")
+    write(frame, storage, folder, keys="shop, hour")
+    with IndexReader.open(storage) as reader, FileRows(reader) as source:
+        for key in ("007", "2026-01-02 03:00:00"):
+            (fetched,) = reader.messages("orders", key, source=source)
+            assert json.loads(fetched.message.text)["n"] == 1
+
+
 @pytest.mark.long
 def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, storage, tmp_path):
     register(spark)

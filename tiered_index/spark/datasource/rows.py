@@ -33,6 +33,7 @@ from tiered_index.sources.columns import has_items
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, listed_files
 from tiered_index.sources.rows.batch import RowBatch, RowFile
+from tiered_index.sources.rows.mapping import KEY_TYPE
 from tiered_index.sources.rows.table import ColumnsFile, Way, rows_of_columns, way_of
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import (
@@ -99,6 +100,8 @@ class RowWriter(DataSourceArrowWriter):
         self._reserved = plan.reserved
         new = {_place(segment.uri): segment.to_json() for _, _, segment in plan.new}
         self._segments: dict[str, Any | None] = {_place(listed.uri): new.get(_place(listed.uri)) for listed in files}
+        # Spark reads numbers from the names of folders, where 007 is another key than 7
+        self._partitions = {_place(segment.uri): rows.partition for _, rows, segment in plan.new}
         # Spark gives all times the zone UTC, and a key is the text of the time in the file
         self._kinds: dict[str, dict[str, pa.DataType]] = {
             _place(segment.uri): _kinds_of_keys(rows, self._ways[: len(mapping.keys)]) for _, rows, segment in plan.new
@@ -117,7 +120,7 @@ class RowWriter(DataSourceArrowWriter):
                 for place, table, positions in self._by_file(batch):
                     if (segment := segments.get(place)) is None:
                         continue
-                    table = _with_times_of(table, self._kinds[place])
+                    table = _with_times_of(_with_texts_of(table, self._partitions[place]), self._kinds[place])
                     rows: RowBatch = rows_of_columns(table, self._ways, mapping, positions)
                     if rows.bad:
                         raise InvalidArgument(f"{segment.uri}, {rows.bad[0].where}: {rows.bad[0].problem}")
@@ -191,6 +194,14 @@ def _kinds_of_keys(rows: RowFile, ways: Sequence[Way]) -> dict[str, pa.DataType]
     assert isinstance(rows, ColumnsFile)
     names = {name for way in ways for name in way.names[: None if way.is_expression else 1]}
     return {name: rows.schema.field(name).type for name in names & {*rows.schema.names}}
+
+
+def _with_texts_of(table: pa.Table, partition: Mapping[str, str]) -> pa.Table:
+    """Return rows with the values of a partition as the folders name them."""
+    for name, value in partition.items():
+        if (at := table.schema.get_field_index(name)) >= 0:
+            table = table.set_column(at, name, pa.repeat(pa.scalar(value, KEY_TYPE), len(table)))
+    return table
 
 
 def _with_times_of(table: pa.Table, kinds: Mapping[str, pa.DataType]) -> pa.Table:
