@@ -167,16 +167,16 @@ def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
 
 def all_pages(*answers, limits=()):
     """Return the pages of a command that gets these answers, and the limits of each lookup."""
-    left, given = list(answers), []
+    left, bounds = list(answers), []
 
     def look_up(max_requests, max_bytes, **_):
-        given.append((max_requests, max_bytes))
+        bounds.append((max_requests, max_bytes))
         return left.pop(0)
 
     nothing = QueryResult(items=(), status="partial")
     pages = Pages(lambda: (None, look_up), nothing, None, CommandBudget(LookupLimits(*limits)), every=True)
     assert len([*pages]) == len(answers)
-    return pages, given
+    return pages, bounds
 
 
 def test_pages_together_are_partial_and_name_the_files_that_any_of_them_lacks():
