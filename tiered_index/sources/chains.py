@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, ObjectNotFound
 from tiered_index.format.names import points_store, rows_store
@@ -72,6 +74,10 @@ class FileChains:
             for place, chain in self.by_place.items()
             if (left := [other for other in chain if other.start != segment.start] if segment in chain else chain)
         }
+
+    def drop(self, chain: list[LinkedSegment]) -> None:
+        """Remove the segments of a text, which another file has now."""
+        self.by_place = {place: other for place, other in self.by_place.items() if other is not chain}
 
     def new_from(self, listed: SourceFile, chain: list[LinkedSegment]) -> int | None:
         """Return the position from which on a known file is new: behind its segments, if it has only grown.
@@ -141,6 +147,11 @@ def end_of(chain: Sequence[LinkedSegment]) -> int:
     return chain[-1].position + chain[-1].length
 
 
+def of_file(segment: LinkedSegment, listed: SourceFile) -> LinkedSegment:
+    """Return a segment as one of another file, which has its text. What the file has beside it stays new."""
+    return structs.replace(segment, uri=listed.uri, etag=listed.etag(listed.head()[: segment.size_bytes]))
+
+
 def has_grown(listed: SourceFile, segment: LinkedSegment, head: bytes) -> bool:
     """Return whether a file is the text of a segment, perhaps with more behind it, by its size and first bytes."""
     if not may_grow(segment) or listed.size_bytes < segment.size_bytes:
@@ -151,10 +162,11 @@ def has_grown(listed: SourceFile, segment: LinkedSegment, head: bytes) -> bool:
 
 def has_text(listed: SourceFile, chain: Sequence[LinkedSegment], head: bytes) -> bool:
     """Return whether a file has the text of segments, perhaps with more behind it, by its first and last bytes."""
-    last = chain[-1]
-    if not has_grown(listed, last, head) or listed.size_bytes < end_of(chain):
+    if not has_grown(listed, chain[-1], head) or listed.size_bytes < end_of(chain):
         return False
-    if last.blocks is None:
+    # the last segment may not be whole yet
+    last = next((segment for segment in reversed(chain) if segment.blocks is not None), None)
+    if last is None or last.blocks is None:
         return True
     size_bytes, sums = last.blocks
     begin = (len(sums) - 1) * size_bytes

@@ -29,7 +29,7 @@ from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
-from tiered_index.sources.chains import FileChains, end_of, has_changed, has_grown, has_text, is_torn, may_grow
+from tiered_index.sources.chains import FileChains, end_of, has_changed, has_grown, has_text, is_torn, may_grow, of_file
 from tiered_index.sources.listing import FileMoved, SourceFile, reopened
 from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
@@ -51,6 +51,9 @@ _ONE_PIECE_BYTES = 16 << 20
 # most topics of files whose topic is a field: each is a position
 _MOST_TOPICS = 1000
 
+
+# fields of a segment that say what its text has
+_OF_TEXT = ("rows", "times", "blocks", "lines")
 
 _Outcome = tuple[LinkedSegment | None, int | None]
 """A finished segment, and the position of the file at which a further one begins. None: it has no row; there is none.
@@ -131,7 +134,7 @@ class FileLinker:
         the index and of the storages.
         """
         if not self._is_begun:
-            self._go_on_from_log()
+            self._go_on_from_log(files)
             self._is_begun = True
         waiting = deque[tuple[SourceFile, int]]()
         places, new = set[str](), list[SourceFile]()
@@ -157,9 +160,8 @@ class FileLinker:
         replaced = {chain[-1].uri for place, chain in chains.items() if place not in places}
         for listed in new:
             if (chain := self._copied(listed)) is not None:
-                etag, size = listed.etag(listed.head()), listed.size_bytes
-                moved += [structs.replace(segment, uri=listed.uri, etag=etag, size_bytes=size) for segment in chain]
-                if (end := end_of(chain)) < size:
+                moved += [of_file(segment, listed) for segment in chain]
+                if (end := end_of(chain)) < listed.size_bytes:
                     waiting.append((listed, end))
                 else:
                     self.counts.known += 1
@@ -183,7 +185,7 @@ class FileLinker:
                 self._go_on(self._record(segments, self._all(self._read(*reserved) for reserved in chunk)))
         return self.counts
 
-    def _go_on_from_log(self) -> None:
+    def _go_on_from_log(self, files: Sequence[SourceFile]) -> None:
         """Learn the segments of the log, and read those that an earlier run has not finished."""
         position, self._waiting = self.position, []
         segments = self.index.segment_archive.segments()
@@ -197,7 +199,7 @@ class FileLinker:
             self._put_name(files_key(self._store) + path)
         self._learn_unit()
         try:
-            self._go_on(pending, position)
+            self._go_on(self._moved(pending, files), position)
         except FileMoved:
             # a follower tries again
             raise
@@ -205,6 +207,27 @@ class FileLinker:
             raise InvalidArgument(
                 f"{error}. An earlier run has begun this file, so this one must read it first"
             ) from error
+
+    def _moved(self, pending: Sequence[LinkedSegment], files: Sequence[SourceFile]) -> list[LinkedSegment]:
+        """Return segments that are not read, with the files that have their texts now, which the log then names.
+
+        Their files were renamed, or were copied and truncated, since the run that has begun them.
+        """
+        moved = dict[tuple[str, int], LinkedSegment]()
+        starts = {segment.start for segment in pending}
+        for chain in list(self._chains.by_place.values()):
+            if starts.isdisjoint(segment.start for segment in chain) or not may_grow(chain[0]) or self._is_there(chain):
+                continue
+            texts = (listed for listed in files if listed.uri.startswith("file:"))
+            listed = next((listed for listed in texts if has_text(listed, chain, listed.head())), None)
+            if listed is not None:
+                self._chains.drop(chain)
+                moved |= {segment.place: of_file(segment, listed) for segment in chain}
+        if moved:
+            self.index.link([], list(moved.values()))
+            for segment in moved.values():
+                self._chains.note(segment)
+        return [moved.get(segment.place, segment) for segment in pending]
 
     def _copied(self, listed: SourceFile) -> list[LinkedSegment] | None:
         """Return the segments of a text that a new file has now, and forget them; None: its text is new."""
@@ -219,8 +242,7 @@ class FileLinker:
                 self._chains.lost.remove(chain)
                 return chain
             if not self._is_there(chain):
-                by_place = self._chains.by_place
-                self._chains.by_place = {place: other for place, other in by_place.items() if other is not chain}
+                self._chains.drop(chain)
                 return chain
         return None
 
@@ -381,7 +403,13 @@ class FileLinker:
         # its rows before the offset are indexed
         self.counts.changed.append(segment.uri)
         length = min(offset - segment.start, segment.length)
-        return (structs.replace(segment, length=length, is_open=False) if length else None), None
+        finished: LinkedSegment | None = structs.replace(segment, is_open=False)
+        if length < segment.length:
+            # what was noted of the whole text is not so of its begin
+            finished = structs.replace(finished, length=length, **dict.fromkeys(_OF_TEXT)) if length else None
+        # before later rows move the position: it would say that the text behind the offset is indexed, too
+        self._record([segment], [(finished, None)])
+        return segment, None
 
     def _record(self, before: Sequence[LinkedSegment], after: Sequence[_Outcome]) -> list[LinkedSegment]:
         """Replace segments in the log by finished ones. Return the further ones, which the same record adds."""
