@@ -80,9 +80,6 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 named = {name for name, _ in message["headers"]}
-                if scope["http_version"] == "1.0" and status == 200 and b"content-length" not in named:
-                    status = 0
-                    raise Refused(505, "this answer is a stream in chunks: ask for it by HTTP/1.1")
                 more = [pair for pair in _PROTECTED if pair[0] not in named]
                 message["headers"] = [*message["headers"], *more, (b"x-request-id", request_id.encode())]
             if connection is not None and (connection.flow.write_paused or connection.transport.is_closing()):

@@ -403,12 +403,12 @@ class FileLinker:
         # its rows before the offset are indexed
         self.counts.changed.append(segment.uri)
         length = min(offset - segment.start, segment.length)
-        finished: LinkedSegment | None = structs.replace(segment, is_open=False)
+        finished = structs.replace(segment, is_open=False)
         if length < segment.length:
             # what was noted of the whole text is not so of its begin
-            finished = structs.replace(finished, length=length, **dict.fromkeys(_OF_TEXT)) if length else None
+            finished = structs.replace(finished, length=max(length, 1), **dict.fromkeys(_OF_TEXT))
         # before later rows move the position: it would say that the text behind the offset is indexed, too
-        self._record([segment], [(finished, None)])
+        self._record([segment], [(finished if length else None, None)])
         return segment, None
 
     def _record(self, before: Sequence[LinkedSegment], after: Sequence[_Outcome]) -> list[LinkedSegment]:
@@ -446,7 +446,10 @@ class FileLinker:
                 self._send_points(segment, reading, batch.end + shift)
             self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
         self._send_points(segment, reading, reading.end + shift)
-        self._put_at(_no_entries(), segment.end)
+        # the position must not pass what the file may get within the segment, before a record has made that shorter
+        may_get_more = reading.is_whole and reading.end + shift < segment.end and segment.is_open and may_grow(segment)
+        if not may_get_more:
+            self._put_at(_no_entries(), segment.end)
         self.counts.read_files += 1
         self.counts.read_bytes = begun_bytes + listed.size_bytes
         self.progress(self.counts.read_bytes)
@@ -461,18 +464,21 @@ class FileLinker:
         if not segment.is_open:
             return segment, None
         length, further = reading.end - segment.position, None if reading.is_whole else reading.end
-        if not length:
-            return None, further
-        is_counted = offset <= segment.start
-        finished = structs.replace(
-            segment,
-            length=length,
-            rows=count if is_counted else None,
-            times=times if is_counted else None,
-            blocks=reading.blocks,
-            is_open=False,
-            lines=reading.lines,
-        )
+        finished: LinkedSegment | None = None
+        if length:
+            is_counted = offset <= segment.start
+            finished = structs.replace(
+                segment,
+                length=length,
+                rows=count if is_counted else None,
+                times=times if is_counted else None,
+                blocks=reading.blocks,
+                is_open=False,
+                lines=reading.lines,
+            )
+        if may_get_more:
+            self._record([segment], [(finished, None)])
+            return segment, None
         return finished, further
 
     def _send_points(self, segment: LinkedSegment, reading: RowReading, end: int) -> None:
