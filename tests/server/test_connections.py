@@ -65,13 +65,6 @@ def test_a_request_with_two_hosts_is_refused(connection):
         assert answer(connection).startswith(b"HTTP/1.1 " + status)
 
 
-def test_a_stream_for_http_1_0_is_refused_because_that_knows_no_chunks(connection):
-    head = b" HTTP/1.0\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
-    connection.sendall(b"GET /v1/query?topic=orders&key=order-4711&all=true" + head)
-    head, _, body = rest(connection).partition(b"\r\n\r\n")
-    assert b" 505 " in head and "HTTP/1.1" in json.loads(body)["detail"]
-
-
 @pytest.mark.parametrize(
     "begin",
     [

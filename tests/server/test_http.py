@@ -294,7 +294,7 @@ def called(app, path, pieces=(), noted=lambda _: None):
             noted(message.get("body", b""))
 
     headers = {"host": "127.0.0.1", "content-type": wire.JSON, "transfer-encoding": "chunked"}
-    scope = {"type": "http", "http_version": "1.1", "method": method, "path": path, "query_string": b""}
+    scope = {"type": "http", "method": method, "path": path, "query_string": b""}
     scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
     asyncio.run(app(scope, receive, send))
     return statuses[0]
