@@ -166,6 +166,19 @@ def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_pa
     assert (numbers, len(problems)) == ([20], 2)
 
 
+def test_a_file_that_another_one_has_replaced_is_told(tmp_path, ingest, rows_of):
+    log, new = tmp_path / "app.log", tmp_path / "new"
+    log.write_bytes(lines(0, 80))
+    ingest(log)
+    new.write_bytes(lines(80, 160))
+    new.rename(log)
+    again = ingest(log)
+    assert (again["rows"], again["changed"]) == (80, [log.as_uri()])
+    assert ingest(log)["changed"] == []
+    numbers, problems = rows_of("5")
+    assert numbers == [85, 125] and len(problems) == 2 and "has changed since it was indexed" in problems[0]
+
+
 def test_a_lost_catalog_of_files_is_named_and_its_offsets_are_never_used_again(tmp_path, where, ingest, rows_of):
     """The files are indexed again behind them; entries from before name the lost catalog."""
     (tmp_path / "a.log").write_bytes(lines(0, 50))
