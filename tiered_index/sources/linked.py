@@ -422,8 +422,9 @@ class FileLinker:
                 finished.append(other)
                 self._chains.note(other)
             if position is not None:
-                # the text is longer than its bound
-                further.append(structs.replace(segment, start=self._chains.end, position=position))
+                # the text is longer than its bound, and perhaps the next line, too
+                length = 2 * segment.length
+                further.append(structs.replace(segment, start=self._chains.end, position=position, length=length))
                 self._chains.end = further[-1].end
         if self._points_sent:
             self.index.name_columns(self._points_sent)
