@@ -1,7 +1,6 @@
 """Connections whose clients break the protocol, or behave badly within it."""
 
 import contextlib
-import json
 import resource
 import socket
 import ssl
