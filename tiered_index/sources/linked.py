@@ -479,6 +479,7 @@ class FileLinker:
             )
         if may_get_more:
             self._record([segment], [(finished, None)])
+            self._put_at(_no_entries(), segment.end)
             return segment, None
         return finished, further
 
