@@ -22,7 +22,7 @@ segment-read-from-its-start: a run that was killed puts rows again that are dura
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
 segments-not-continued: what an earlier run has not finished is left out
   in FileLinker._go_on_from_log
-  - self._go_on(pending, position)
+  - self._go_on(self._moved(pending, files), position)
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
 further-segment-lost: a packed text that is longer than its bound ends there
   in FileLinker._read
