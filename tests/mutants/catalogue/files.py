@@ -24,6 +24,17 @@ segments-not-continued: what an earlier run has not finished is left out
   in FileLinker._go_on_from_log
   - self._go_on(self._moved(pending, files), position)
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
+position-before-shorter-text: the position passes text that a killed run did not see, before the log knows it
+  in FileLinker._read
+  - if not may_get_more:
+  + if True:
+  tests/unit/cli/test_followed_files.py::test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed
+gone-text-named-late: a text that is gone counts as read once later rows are put
+  in FileLinker._read_again
+  - self._record([segment], [(finished if length else None, None)])
+    return segment, None
+  + return (finished if length else None), None
+  tests/unit/cli/test_followed_files.py::test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back
 further-segment-lost: a packed text that is longer than its bound ends there
   in FileLinker._read
   - None if reading.is_whole else reading.end

@@ -217,3 +217,89 @@ def test_a_file_of_an_earlier_run_that_moves_while_it_is_opened_is_tried_again(t
         linker.begin_again()
         with pytest.raises(InvalidArgument, match=r"no time at at.* An earlier run has begun this file"):
             linker.run(files)
+
+
+def lives_of(folder, config, monkeypatch):
+    """Return a function that indexes a folder by a new writer; `at_put` and `at_link` are called before calls."""
+    monkeypatch.setattr(linked, "_AT_ONCE", 1)
+
+    def live(at_put=lambda number: None, at_link=lambda number: None):
+        index, puts, links = IndexService(config), itertools.count(), itertools.count()
+        linker = FileLinker(index, "t", RowMapping(("k",), "at", "s"), PatientPut(index, 10.0))
+        put, link = linker.patient, index.link
+
+        def put_until(*arguments):
+            at_put(next(puts))
+            put(*arguments)
+
+        def link_until(*arguments):
+            at_link(next(links))
+            return link(*arguments)
+
+        linker.patient, index.link = put_until, link_until
+        try:
+            with listed_files([str(folder)], config) as files:
+                linker.run(files)
+        except Crash:
+            index.flush()
+            index.abandon()
+        else:
+            index.close()
+
+    return live
+
+
+def rows_of(numbers):
+    return "".join(f"{json.dumps({'k': 'a', 'at': BEGIN_S + n, 'n': n})}\n" for n in numbers)
+
+
+def indexed_rows(config):
+    with IndexReader.open(config=config) as reader, FileRows(reader) as of_files:
+        answers = list(reader.messages("t", "a", source=of_files, max_count=1000))
+    return sorted(json.loads(answer.message.text)["n"] for answer in answers)
+
+
+def crash(number):
+    raise Crash
+
+
+def test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back(tmp_path, monkeypatch):
+    folder, away = tmp_path / "logs", tmp_path / "away.log"
+    folder.mkdir()
+    (folder / "a.log").write_text(rows_of(range(5)))
+    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+    live = lives_of(folder, config, monkeypatch)
+    monkeypatch.setattr(linked, "_AT_ONCE", 2)
+    (folder / "b.log").write_text(rows_of(range(5, 8)))
+    # killed with both files begun, and again with the rows of the second one put
+    live(at_put=lambda number: number >= 1 and crash(number))
+    (folder / "a.log").rename(away)
+    puts = []
+    live(at_put=puts.append, at_link=lambda number: len(puts) > 1 and crash(number))
+    assert len(puts) > 1
+    away.rename(folder / "c.log")
+    live()
+    live()
+    assert indexed_rows(config) == list(range(8))
+
+
+def test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed(tmp_path, monkeypatch):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = folder / "a.log"
+    log.write_text(rows_of(range(30)))
+    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+    live = lives_of(folder, config, monkeypatch)
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
+
+    def grow(number):
+        if number == 2:
+            with log.open("a") as more:
+                more.write(rows_of(range(30, 40)))
+
+    # it grows while it is read, so a further segment reserves more than it has
+    live(at_put=grow, at_link=lambda number: number >= 2 and crash(number))
+    with log.open("a") as more:
+        more.write(rows_of(range(40, 60)))
+    live()
+    assert indexed_rows(config) == list(range(60))
