@@ -12,6 +12,7 @@ import pytest
 
 from tiered_index import IndexService
 from tiered_index.message_sources import MessageSources
+from tiered_index.server import tokens as token_files
 from tiered_index.server.app import OPERATIONS, HttpService
 from tiered_index.server.listening import HttpListener, loop_in_thread, own_names
 from tiered_index.server.operations import described
@@ -147,3 +148,9 @@ def client(index: IndexService) -> Iterator[httpx.Client]:
     """A client of a service beside the writer."""
     with serving(index) as client:
         yield client
+
+
+@pytest.fixture
+def tokens_looked_at(monkeypatch):
+    """A changed file of tokens is seen at once."""
+    monkeypatch.setattr(token_files, "_LOOK_INTERVAL_S", 0.0)

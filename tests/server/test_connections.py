@@ -58,6 +58,12 @@ def rest(connection: socket.socket) -> bytes:
     return got
 
 
+@pytest.fixture
+def little_sent(monkeypatch):
+    """The kernel takes little of an answer, so that a client's pace is felt."""
+    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
+
+
 def test_a_request_with_two_hosts_is_refused(connection):
     for host, status in ((b"host: 127.0.0.1\r\n", b"400"), (b"X-Host: a\r\nX-Host: b\r\n", b"200")):
         connection.sendall(b"GET /v1/topics" + HOST + host + b"\r\n")
@@ -249,6 +255,7 @@ def asking_slowly(client, path, head=HOST):
 
 
 @pytest.mark.parametrize("path", [b"&all=true", b"&max_count=1000"], ids=["stream", "page"])
+@pytest.mark.usefixtures("little_sent")
 def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, path):
     for module in (gate, listening):
         monkeypatch.setattr(module, "SEND_S", 0.2)
@@ -256,7 +263,6 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, path):
     monkeypatch.setattr(
         HttpToolsProtocol, "connection_lost", lambda self, error: (lost.append(self.client), lose(self, error))
     )
-    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
     with on_a_port(many) as client, asking_slowly(client, path) as asking:
         counted = 'http_request_seconds_count{method="GET",route="/v1/query"'
         until(lambda: counted in client.get("/metrics").text)
@@ -267,9 +273,9 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, path):
         assert lines and b'"status"' not in got
 
 
-def test_a_stream_under_way_at_the_end_of_the_service_is_cut_without_a_traceback(many, monkeypatch, caplog):
+@pytest.mark.usefixtures("little_sent")
+def test_a_stream_under_way_at_the_end_of_the_service_is_cut_without_a_traceback(many, caplog):
     """The client takes nothing for longer than the service gives requests under way."""
-    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
     with service_of(many) as service, loop_in_thread() as portal, socket.socket() as asking:
         listener = HttpListener(service.app, "127.0.0.1", 0, drain_s=1)
         with portal.wrap_async_context_manager(listener):
@@ -285,10 +291,10 @@ def test_a_stream_under_way_at_the_end_of_the_service_is_cut_without_a_traceback
     assert "was ended: the service stops" in caplog.text
 
 
+@pytest.mark.usefixtures("little_sent")
 def test_a_client_that_takes_its_stream_slowly_gets_it_whole(many, monkeypatch):
     """The time bounds each piece, not the stream."""
     monkeypatch.setattr(gate, "SEND_S", 0.5)
-    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
     head = HOST + b"Connection: close\r\n"
     with on_a_port(many) as client, asking_slowly(client, b"&all=true", head) as asking:
         got, began_s = bytearray(), time.monotonic()

@@ -23,7 +23,6 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.follow import FOLLOWED
 from tiered_index.server import bounds, calls, wire
-from tiered_index.server import tokens as token_files
 from tiered_index.server.served import Audit, Caps
 from tiered_index.server.tokens import Caller, Tokens, add_token
 from tiered_index.storage.base import Call
@@ -190,10 +189,10 @@ def test_a_token_file_that_would_change_its_owner_stays_as_it_is(tmp_path, monke
     assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_token_that_is_taken_out_ends_and_none_ends_by_a_damaged_file(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("tokens_looked_at")
+def test_a_token_that_is_taken_out_ends_and_none_ends_by_a_damaged_file(tmp_path):
     path = tmp_path / "tokens.json"
     first, second = add_token(path, "first", "read", None), add_token(path, "second", "read", None)
-    monkeypatch.setattr(token_files, "_LOOK_INTERVAL_S", 0.0)
     known = Tokens(path)
     rows = json.loads(path.read_text())
     assert known.find(first).name == "first"
@@ -479,8 +478,8 @@ def test_an_audit_log_that_hangs_delays_no_other_request(index, tmp_path, path_a
             goes_on.set()
 
 
-def test_probes_get_no_path(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(token_files, "_LOOK_INTERVAL_S", 0.0)
+@pytest.mark.usefixtures("tokens_looked_at")
+def test_probes_get_no_path(index, tmp_path):
     path = tmp_path / "a folder" / "tokens.json"
     path.parent.mkdir()
     token = add_token(path, "first", "read", None)

@@ -18,7 +18,6 @@ from tiered_index.cli.session import Session
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
 from tiered_index.server import served
-from tiered_index.server import tokens as token_files
 from tiered_index.server.listening import HttpListener
 from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
@@ -98,8 +97,8 @@ def test_a_fault_that_stops_a_writer_is_a_reason(tmp_path, befall, reason):
             assert len(client.get("/v1/query", params=KNOWN).json()["items"]) == 2
 
 
+@pytest.mark.usefixtures("tokens_looked_at")
 def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(token_files, "_LOOK_INTERVAL_S", 0.0)
     monkeypatch.setattr(served, "_LOOK_KEEPS_S", 0.0)
     file = tmp_path / "tokens.json"
     token = {"authorization": f"Bearer {add_token(file, 'ops', 'read', None)}"}

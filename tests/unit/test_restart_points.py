@@ -72,6 +72,12 @@ def read_all(text, size=200_000):
     return b"".join(iter(lambda: text.read(size), b""))
 
 
+@pytest.fixture
+def early_points(monkeypatch):
+    """Short texts have points of blocks."""
+    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
+
+
 @pytest.mark.parametrize(
     ("pack", "most_gap"),
     [
@@ -153,9 +159,9 @@ bzip2 = functools.partial(bz2.compress, compresslevel=1)
         pytest.param("xz", blocks_of_xz(90_000, lzma.CHECK_NONE, FILTERS), b"", 0.4 * MIB, id="filters of xz"),
     ],
 )
+@pytest.mark.usefixtures("early_points")
 def test_blocks_of_bzip2_and_xz_are_points_without_a_window(monkeypatch, name, pack, between, most_gap):
     """What is behind the last stream is ignored, as by the programs."""
-    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
     monkeypatch.setattr(blocks, "_PIECE_BYTES", 7001)
     whole = sample()[:700_000] + between + sample()[700_000:1_400_000]
     packed = pack(whole)
@@ -171,8 +177,8 @@ def test_blocks_of_bzip2_and_xz_are_points_without_a_window(monkeypatch, name, p
 
 
 @pytest.mark.parametrize(("name", "pack"), [("bzip2", bzip2), ("xz", blocks_of_xz(90_000))])
-def test_damage_of_blocks_is_an_error(monkeypatch, name, pack):
-    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
+@pytest.mark.usefixtures("early_points")
+def test_damage_of_blocks_is_an_error(name, pack):
     packed = pack(sample()[:700_000])
     text = blocked(packed, name)
     assert len(read_all(text)) == 700_000
@@ -224,8 +230,8 @@ def test_rows_behind_zeros_between_streams_come_back(tmp_path, where, pack):
         assert message["message"]["body"] == json.loads(text.splitlines()[number])
 
 
-def test_a_block_of_xz_whose_filters_are_unknown_is_read_from_the_begin_only(monkeypatch):
-    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
+@pytest.mark.usefixtures("early_points")
+def test_a_block_of_xz_whose_filters_are_unknown_is_read_from_the_begin_only():
     whole, filters = sample()[:700_000], [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 1}]
     packed = blocks_of_xz(90_000)(whole) + lzma.compress(whole, filters=filters)
     text = blocked(packed, "xz")
@@ -234,9 +240,9 @@ def test_a_block_of_xz_whose_filters_are_unknown_is_read_from_the_begin_only(mon
         read_all(RestartedText(io.BytesIO(packed), text.points[-1], 100_000, "xz"))
 
 
+@pytest.mark.usefixtures("early_points")
 def test_a_magic_number_within_a_block_of_bzip2_is_no_begin_of_a_block(monkeypatch):
     """Bits of a block that look like the begin or the end of one are followed by no text of their own."""
-    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
     whole, split = sample()[:700_000], blocks._parts_of_bzip2
     packed = bzip2(whole)
     bits = [bit for _, bit, _ in split(iter([packed]), [(blocks._BLOCK, False)]) if bit is not None]
@@ -390,8 +396,8 @@ def test_a_changed_file_is_named_by_what_its_points_lead_to(tmp_path, where):
 
 
 @pytest.mark.parametrize("pack", [bzip2, blocks_of_xz(90_000)], ids=["bzip2", "xz"])
+@pytest.mark.usefixtures("early_points")
 def test_a_row_of_blocks_costs_the_text_behind_the_point_before_it(tmp_path, monkeypatch, where, pack):
-    monkeypatch.setattr(blocks, "_EARLY_BYTES", 0)
     (tmp_path / "0.log").write_bytes(pack(sample()))
     fields = "--topic", "t", "--key", "n", "--time", "at"
     assert run_here("ingest", tmp_path / "0.log", *fields, *where, "--wait").code == 0

@@ -219,9 +219,8 @@ def test_a_file_of_an_earlier_run_that_moves_while_it_is_opened_is_tried_again(t
             linker.run(files)
 
 
-def lives_of(folder, config, monkeypatch):
+def lives_of(folder, config):
     """Return a function that indexes a folder by a new writer; `at_put` and `at_link` are called before calls."""
-    monkeypatch.setattr(linked, "_AT_ONCE", 1)
 
     def live(at_put=lambda number: None, at_link=lambda number: None):
         index, puts, links = IndexService(config), itertools.count(), itertools.count()
@@ -263,13 +262,12 @@ def crash(number):
     raise Crash
 
 
-def test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back(tmp_path, monkeypatch):
+def test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back(tmp_path):
     folder, away = tmp_path / "logs", tmp_path / "away.log"
     folder.mkdir()
     (folder / "a.log").write_text(rows_of(range(5)))
     config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
-    live = lives_of(folder, config, monkeypatch)
-    monkeypatch.setattr(linked, "_AT_ONCE", 2)
+    live = lives_of(folder, config)
     (folder / "b.log").write_text(rows_of(range(5, 8)))
     # killed with both files begun, and again with the rows of the second one put
     live(at_put=lambda number: number >= 1 and crash(number))
@@ -289,7 +287,7 @@ def test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed(tmp_
     log = folder / "a.log"
     log.write_text(rows_of(range(30)))
     config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
-    live = lives_of(folder, config, monkeypatch)
+    live = lives_of(folder, config)
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
 
     def grow(number):
