@@ -152,6 +152,7 @@ class SingleRows:
         self.places += [(position, size, time_ms)] * len(keys)
 
     def batch(self, end: int, mapping: RowMapping) -> RowBatch:
+        """Return the rows so far as a batch that ends at position `end`."""
         columns = np.array(self.places, np.int64).reshape(-1, 3)
         arrays = columns[:, 0], columns[:, 1], columns[:, 2]
         topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
