@@ -417,7 +417,10 @@ def test_a_row_of_blocks_costs_the_text_behind_the_point_before_it(tmp_path, mon
         assert 0 < sum(read) < 1.5 * MIB
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [("xz", functools.partial(lzma.compress, preset=0)), ("zst", lambda text: frames(text, len(text)))])
+@pytest.mark.parametrize(
+    ("suffix", "pack"),
+    [("xz", functools.partial(lzma.compress, preset=0)), ("zst", lambda text: frames(text, len(text)))],
+)
 def test_a_large_file_in_one_piece_is_named_with_the_command_that_packs_it_in_many(
     tmp_path, monkeypatch, where, suffix, pack
 ):
