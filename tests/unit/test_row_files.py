@@ -240,6 +240,14 @@ def test_a_header_may_begin_with_the_letters_of_another_form(tmp_path, name):
     assert is_growing_text(path.read_bytes())
 
 
+def test_a_dictionary_of_xz_that_takes_much_memory_is_refused(tmp_path):
+    large = {"id": lzma.FILTER_LZMA2, "dict_size": 256 << 20, "mode": lzma.MODE_FAST, "mf": lzma.MF_HC3}
+    path = tmp_path / "a.log.xz"
+    path.write_bytes(lzma.compress(LINES, filters=[large]))
+    with pytest.raises(CorruptFile, match="its dictionary has more than 128 MiB: pack it again by `xz -9`"):
+        read(path)
+
+
 LINES = "".join(f"{json.dumps({'k': f'k{n}', 'at': BEGIN_S + n, 'c': {'id': n / 4}})}\n" for n in range(40)).encode()
 CELL_LINES = ("k,at,note\n" + "".join(f'k{n},{BEGIN_S + n},"a\nb"\n' for n in range(40))).encode()
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tiered_index import FileRows, IndexReader
+from tiered_index.sources.values import rows_as_json
 
 MOMENT = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 NUMBERS = {
@@ -122,3 +123,13 @@ def test_a_value_that_is_copied_from_a_row_finds_the_row(tmp_path, form, is_arch
             printed = leaves(row)
             assert len(set(printed)) == len(printed) == len(arrays) + 3, "the values of a row must differ"
         assert {key: texts(key) for key in printed} == {key: [shown] for key in printed}
+
+
+def test_members_of_a_struct_with_one_name_are_shown_each():
+    pair = pa.StructArray.from_arrays(
+        [[1, 2], ["x", "y"]], fields=[pa.field("a", pa.int64()), pa.field("a", pa.string())]
+    )
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pair)
+    table = pa.table({"pair": pair, "chunks": pa.chunked_array([lists.slice(0, 1), lists.slice(1, 1)])})
+    rows = [json.loads(row) for row in rows_as_json(table)]
+    assert rows[1] == {"pair": {"a": 2, "a_1": "y"}, "chunks": [{"a": 2, "a_1": "y"}]}

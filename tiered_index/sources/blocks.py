@@ -29,6 +29,8 @@ _XZ_HEADER_BYTES = 12
 _CHECK_BYTES = {4: 8, 1: 4, 10: 32, 0: 0}
 _LZMA2, _DELTA = 0x21, 3
 _MOST_HEADER_BYTES = 1024
+# `xz -9` has 64 MiB
+_MOST_DICTIONARY_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class BlockedText:
         self.points: list[RestartPoint] = []
         self._text_bytes = self._last = 0
         self._unpacker: Any = None
-        self._make: Callable[[], Any] = bz2.BZ2Decompressor if compression == "bzip2" else lzma.LZMADecompressor
+        self._make: Callable[[], Any] = bz2.BZ2Decompressor if compression == "bzip2" else _xz_unpacker
         self._magic = b"BZh" if compression == "bzip2" else _XZ
         # the first bytes of the stream
         self._head, self._is_ended = self._magic, False
@@ -87,7 +89,12 @@ class BlockedText:
             while not self._unpacker.eof:
                 try:
                     text = bytes(self._unpacker.decompress(data, _PIECE_TEXT_BYTES))
-                except (OSError, lzma.LZMAError):
+                except (OSError, lzma.LZMAError) as error:
+                    if "emory" in str(error):
+                        most = f"{_MOST_DICTIONARY_BYTES >> 20} MiB"
+                        raise lzma.LZMAError(
+                            f"its dictionary has more than {most}: pack it again by `xz -9`"
+                        ) from error
                     if not self._text_bytes or self._head == self._magic:
                         raise
                     # what is behind the last stream, and is none, is ignored, as by the programs
@@ -160,6 +167,11 @@ class BlockedText:
         self._check_whole()
 
 
+def _xz_unpacker() -> lzma.LZMADecompressor:
+    # beside its dictionary it needs little
+    return lzma.LZMADecompressor(memlimit=_MOST_DICTIONARY_BYTES + (8 << 20))
+
+
 def _forms(magic: int) -> Iterator[tuple[int, bytes, int, int, int, int]]:
     """Yield a magic number behind 0 to 7 bits: its whole bytes, and a mask and a value for the bytes around them."""
     yield 0, magic.to_bytes(6), 0, 0, 0, 0
@@ -228,6 +240,8 @@ def _filters_of(header: bytes) -> list[dict[str, int]] | None:
             if name == _LZMA2 and size == 1 and properties[0] <= 40:
                 bits = properties[0]
                 dictionary = 2**32 - 1 if bits == 40 else (2 | bits & 1) << bits // 2 + 11
+                if dictionary > _MOST_DICTIONARY_BYTES:
+                    return None
                 filters.append({"id": lzma.FILTER_LZMA2, "dict_size": dictionary})
             elif name == _DELTA and size == 1:
                 filters.append({"id": lzma.FILTER_DELTA, "dist": properties[0] + 1})

@@ -74,6 +74,7 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Return the values of a column as those of Python, and times that it has none for as texts."""
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
+    column = _with_distinct_members(column)
     try:
         column = _cast(column, _python_type)
     except pa.ArrowInvalid:
@@ -113,21 +114,43 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return [*distinct]
 
 
+def _with_distinct_members(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return a column whose structs have no two members of one name, which Python's dictionaries can't have."""
+    kind = _replaced(column.type, lambda leaf: leaf, of_members=_distinct)
+    if kind == _replaced(column.type, lambda leaf: leaf):
+        return column
+    column = _cast(column, lambda leaf: leaf)
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+    return column.view(kind)
+
+
 def _cast(column: Any, leaf: Callable[[pa.DataType], pa.DataType]) -> Any:
     kind = _replaced(column.type, leaf)
     return column if kind == column.type else column.cast(kind)
 
 
-def _replaced(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a type without dictionaries, whose innermost types are those that `leaf` returns for them."""
+def _replaced(
+    kind: pa.DataType,
+    leaf: Callable[[pa.DataType], pa.DataType],
+    of_members: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> pa.DataType:
+    """Return a type without dictionaries, whose innermost types are those that `leaf` returns for them.
+
+    `of_members` returns the names of a struct's members for those that it has.
+    """
     if pa.types.is_dictionary(kind):
-        return _replaced(kind.value_type, leaf)
+        return _replaced(kind.value_type, leaf, of_members)
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_replaced(field.type, leaf)) for field in kind])
+        names = of_members([field.name for field in kind])
+        members = zip(kind, names, strict=True)
+        return pa.struct(
+            [field.with_name(name).with_type(_replaced(field.type, leaf, of_members)) for field, name in members]
+        )
     if pa.types.is_map(kind):
-        return pa.map_(_replaced(kind.key_type, leaf), _replaced(kind.item_type, leaf))
+        return pa.map_(_replaced(kind.key_type, leaf, of_members), _replaced(kind.item_type, leaf, of_members))
     if has_items(kind):
-        item = kind.value_field.with_type(_replaced(kind.value_type, leaf))
+        item = kind.value_field.with_type(_replaced(kind.value_type, leaf, of_members))
         if pa.types.is_fixed_size_list(kind):
             return pa.list_(item, kind.list_size)
         return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
