@@ -31,6 +31,7 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.read.segments import MissingCatalog
 from tiered_index.service.reader import IndexReader
+from tiered_index.sources.chains import as_it_is, has_grown
 from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
@@ -319,7 +320,11 @@ class FileRows:
         first, end = at // size_bytes, (at + size - 1) // size_bytes + 1
         begin, behind = first * size_bytes, min(end * size_bytes, segment.length)
         if segment.is_open or not sums:
-            # not all of it has been read: there are no checksums yet
+            # not all of it was read, so there are no checksums: its first bytes tell it from another text
+            now = as_it_is(file)
+            search.requests += isinstance(file, StoredFile)
+            if not (now.is_same(segment.size_bytes, segment.etag) or has_grown(now, segment, now.head())):
+                raise _Changed
             first = end
             begin, behind = at, at + size
         # one ranged read of a text that is not packed

@@ -301,3 +301,22 @@ def test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed(tmp_
         more.write(rows_of(range(40, 60)))
     live()
     assert indexed_rows(config) == list(range(60))
+
+
+def test_rows_without_checksums_are_never_those_of_another_text(tmp_path, monkeypatch):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "a.log").write_text(rows_of(range(10, 50)))
+    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
+    live = lives_of(folder, config)
+    # killed with some rows put, and its file replaced by one with the same key in each line
+    live(at_put=lambda number: number >= 3 and crash(number))
+    (folder / "a.log").write_text(rows_of(range(20, 40)))
+    live()
+    with IndexReader.open(config=config) as reader, FileRows(reader) as of_files:
+        answers = list(reader.messages("t", "a", source=of_files, max_count=1000))
+    for answer in answers:
+        at = answer.item.timestamp_ms // 1000 - BEGIN_S
+        assert answer.message is None or json.loads(answer.message.text)["n"] == at
+    assert any("has changed" in (answer.problem or "") for answer in answers if answer.message is None)
