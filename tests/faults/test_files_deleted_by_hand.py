@@ -16,7 +16,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.life import lifecycle
 from tiered_index.service.root import Root
-from tiered_index.service.root.files import FileList, ListedFile
+from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -106,6 +106,18 @@ def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int)
         index.run_lifecycle()
         assert index.health()["problems"] == []
     assert run("verify", *life.place).code == run("recover", *life.place).code == 0
+
+
+def test_a_journal_without_its_file_is_missed_also_without_the_list(life: Life) -> None:
+    """A root of an earlier version has no list."""
+    file_id = life.fill("unsealed")[0]
+    (life.root / "unsealed" / f"{file_id}.index").unlink()
+    (life.root / LIST).unlink()
+    with life.reader() as reader:
+        with pytest.raises(CorruptFile, match=file_id):
+            reader.query("t", "k", max_count=100)
+        partial = reader.query("t", "k", max_count=100, allow_partial=True)
+    assert (partial.status, len(partial), [report.file for report in partial.failed]) == ("partial", 20, [file_id])
 
 
 def test_a_compacted_file_that_is_deleted_under_its_writer_is_published(life: Life) -> None:

@@ -68,6 +68,57 @@ def test_files_that_move_at_any_listing_are_found(
     assert moved
 
 
+def test_a_file_that_grows_and_moves_within_one_look_is_found(open_index, open_reader, storage, tmp_path, monkeypatch):
+    """The next file, which is compacted first, says that the view of the file before lacks an entry."""
+    root, faulty = tmp_path / "root", FaultStorage(storage)
+    service = open_index(storage_backend=faulty)
+    faulty.fail("put", times=None, name_prefix="data/")
+    service.put("t", 0, "k", 0, 1, NOW_MS)
+    service.flush()
+    early = copy_of(root)
+    service.put("t", 0, "k", 1, 1, NOW_MS + 1000)
+    service.seal()
+    (file_id,) = {path.stem for path in (root / "unsealed").glob("*.journal") if path.stat().st_size}
+    grown = copy_of(root)
+    service.put("t", 0, "k", 2, 1, NOW_MS + 2000)
+    service.seal()
+    with pytest.raises(StorageUnavailable):
+        service.run_lifecycle()
+    late = copy_of(root)
+    service.close()
+    own = {name: data for name, data in grown.items() if file_id in name}
+    both = {name: data for name, data in late.items() if file_id not in name}
+    put_back(root, early)
+    names = Disk.names
+
+    def moving(disk, place):
+        if place.name == "compacted":
+            put_back(root, own | both)
+        listed = names(disk, place)
+        if place.name == "uploaded":
+            put_back(root, late)
+        return listed
+
+    reader = open_reader("root")
+    monkeypatch.setattr(Disk, "names", moving)
+    result = reader.query("t", "k")
+    assert (result.status, [item.offset for item in result]) == ("complete", [2, 1, 0])
+
+
+def copy_of(root):
+    """Return the bytes of the files of a root, by their path."""
+    return {str(path.relative_to(root)): path.read_bytes() for state in FOLDERS for path in (root / state).iterdir()}
+
+
+def put_back(root, files):
+    """Let a root have these files only."""
+    for state in FOLDERS:
+        for path in (root / state).iterdir():
+            path.unlink()
+    for name, data in files.items():
+        (root / name).write_bytes(data)
+
+
 def test_a_change_within_one_step_of_the_folders_times_is_seen(open_index, open_reader, tmp_path):
     """Two changes can have the same time on a coarse clock."""
     service = open_index(local_keep_s=0)

@@ -51,6 +51,25 @@ def test_the_checkpoints_of_the_newest_have_changes(tmp_path: Path) -> None:
     assert known == LogState().replayed([(LogRecord.decode(storage.get(name), name), name) for name in names])
 
 
+def test_changes_whose_base_is_deleted_cost_requests_only(tmp_path: Path) -> None:
+    with zipfile.ZipFile(FOLDER / "10df0670.zip") as packed:
+        packed.extractall(tmp_path)
+    storage, clock = LocalStorage(tmp_path / "index"), SystemClock()
+    whole = StorageLog(storage, clock).open()
+    name = max(info.name for info in storage.list("checkpoint/"))
+    storage.delete_many([base_of(name)])
+    assert StorageLog(storage, clock).open() == whole
+    # the next writers replace it
+    for _ in range(10):
+        log = StorageLog(storage, clock)
+        log.open()
+        log.claim_epoch()
+        log.write_checkpoint()
+    left = [info.name for info in storage.list("checkpoint/")]
+    assert name not in left and not any(map(base_of, left))
+    assert StorageLog(storage, clock).open() == log.state
+
+
 def offsets(index: IndexReader | IndexService, topic: str, key: str) -> list[int]:
     answer = index.query(topic, key, max_count=1000)
     assert answer.status == "complete"

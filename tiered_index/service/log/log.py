@@ -154,8 +154,6 @@ class Checkpoints:
         listings_left = _LISTINGS - 1
         while newest := next((listed for listed in reversed(self.listed) if listed.name not in tried), None):
             try:
-                if (whole := base_of(newest.name)) and whole not in {other.name for other in self.listed}:
-                    raise CorruptFile(newest.name, "its base checkpoint is missing")
                 state = self.state_of(newest.name)
                 CorruptFile.unless_equal(
                     newest.name, "the number differs from the checkpoint name", newest.number, state.number
@@ -253,11 +251,7 @@ class Checkpoints:
         Checkpoints of another history are kept, because they prove it.
         """
         newest, over = self._known[-_KEPT:], self._known[:-_KEPT]
-        # checkpoints of earlier versions to which the kept ones have the changes
-        bases = {base_of(checkpoint.name) for checkpoint in self.listed if checkpoint.number >= newest[0]}
-        old = [
-            checkpoint for checkpoint in self.listed if checkpoint.number < newest[0] and checkpoint.name not in bases
-        ]
+        old = [checkpoint for checkpoint in self.listed if checkpoint.number < newest[0]]
         at_once = 1 if self._is_large else _SWEPT_AT_ONCE
         if len(newest) < _KEPT or len({checkpoint.number for checkpoint in old}.union(over)) < at_once:
             return
@@ -267,7 +261,7 @@ class Checkpoints:
         for number in range(self._swept, newest[0]):
             if digest := state.digest_at(number):
                 names.add(checkpoint_name(number, digest))
-        self.storage.delete_many(sorted(names - bases))
+        self.storage.delete_many(sorted(names))
         self.listed = [checkpoint for checkpoint in self.listed if checkpoint.name not in names]
         self._known, self._swept = newest, newest[0]
 
