@@ -1,6 +1,7 @@
 """A reader of a writer's root follows an unsealed file while it grows: chains of what it read, and what came since."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -155,3 +156,45 @@ def test_a_reader_verifies_each_entry_once(growing, monkeypatch):
             for key in ("k0", f"k{100 * flush}", "absent"):
                 assert len(reader.query("t", key)) == (key != "absent")
             assert sum(verified) == 100 * NATIVE.schema.entry.itemsize
+
+
+def test_a_look_that_is_used_again_misses_no_change_of_the_root(growing):
+    index, root = growing
+
+    def settle():
+        # then the times of the folders tell each later change, and lookups share a look
+        time.sleep(2.1)
+        assert offsets() == offsets()
+
+    def offsets():
+        return sorted(item.offset for item in reader.query("t", "k", max_count=100))
+
+    def put(offset):
+        index.put("t", 0, "k", offset, 1, T_MS)
+        index.flush()
+
+    with IndexReader.open(root=root, environment=False) as reader:
+        put(1)
+        settle()
+        put(2)
+        assert offsets() == [1, 2]  # the journal is longer
+        upload(index)
+        assert offsets() == [1, 2]  # the file has moved
+        put(3)
+        assert offsets() == [1, 2, 3]  # another file began
+        settle()
+        upload(index, rounds=2)
+        assert not [*(root / "unsealed").glob("*.index"), *(root / "compacted").glob("*.index")]
+        assert offsets() == [1, 2, 3]  # a file has left the root, or is in its last folder
+        put(4)
+        settle()
+        (root / "aside").mkdir()
+        with pytest.raises(CorruptFile, match="interrupted"):
+            reader.query("t", "k")
+        (root / "aside").rmdir()
+        settle()
+        (journal,) = (root / "unsealed").glob(f"*{JOURNAL_SUFFIX}")
+        for path in (journal, journal.with_suffix(".index")):
+            path.unlink()
+        with pytest.raises(CorruptFile, match="no longer has it"):
+            reader.query("t", "k")

@@ -47,7 +47,7 @@ from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
 from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.parts import ReaderParts, begun, source_number
 from tiered_index.service.read.polled import Polled, unread
-from tiered_index.service.read.root_view import RootView, UnsealedView
+from tiered_index.service.read.root_view import RootLook, RootView, UnsealedView
 from tiered_index.service.read.scan import FileReader, LookupFiles
 from tiered_index.service.read.window_table import apply_changes
 from tiered_index.service.root import Marker, Root, allow_many_files
@@ -108,6 +108,7 @@ class IndexView(Polled):
         self._kept_log: KeptLog | None = None
         self._recalled: LogState | None = None  # out of it
         self._changes: object = None
+        self._looked: RootLook | None = None
         self.catalog = Catalog()
         self.searches = FileReader(config.query_threads, config.prices)
         # the next try to open it is without the bounds of the lookup that begins it
@@ -425,17 +426,19 @@ class IndexView(Polled):
     def _look(self, root_view: RootView) -> _Local:
         """Look at the root, then read the log if the folders have changed since it was last read."""
         # In this order, because a file that leaves the root in between is in at least one of them.
-        handles, reads = root_view.look()
-        local = {handle.file_id: handle for handle in handles}
-        changes = root_view.changes()
+        look = root_view.look()
+        local, reads = {handle.file_id: handle for handle in look.handles}, look.reads
         unread: TieredIndexError | None = self._error
-        if (changes is None or changes != self._changes) and unread is None:
-            try:
-                self._try(self.read_on)
-                unread = self._error
-            except BudgetExceeded as error:
-                unread = error  # only for this lookup
-            self._changes = changes if unread is None else None
+        if (look is not self._looked or self._changes is None) and unread is None:
+            changes = root_view.changes()
+            if changes is None or changes != self._changes:
+                try:
+                    self._try(self.read_on)
+                    unread = self._error
+                except BudgetExceeded as error:
+                    unread = error  # only for this lookup
+                self._changes = changes if unread is None else None
+        self._looked = look
         # after the look: the log that is kept now names each file that left the root before
         if isinstance(unread, StorageError) and self._recall(self.genesis.index_id, show=True):
             return _Local(local, reads, not_asked=unread)

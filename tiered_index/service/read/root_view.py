@@ -1,6 +1,7 @@
 """A root as another process sees it: its flushed entries, read without the writer's lock.
 
-Folders are listed in the order in which files move through them, so each file is seen at least once. A file that has
+A look is made anew only if a folder, the list of files or a journal has changed. Folders are listed in the order in
+which files move through them, so each file is seen at least once. A file that has
 moved before it is opened is opened in its next folder. One that has left the last folder is in the storage: the log,
 read after the look, names it. So one look is enough beside any writer. Unsealed entries count if the journal confirms
 them and their CRC32 matches. A search follows chains that the reader makes of them. Threads: any.
@@ -124,6 +125,13 @@ def state_of(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _state_if_there(path: Path) -> tuple[int, int, int] | None:
+    try:
+        return state_of(path.stat())
+    except FileNotFoundError:
+        return None
+
+
 def has_whole_unsealed(root: Root, file_id: str) -> bool:
     """Return whether a sealed file has its unsealed form, whose entries all verify: it can be compacted again.
 
@@ -173,11 +181,16 @@ class RootView:
 
     def __init__(self, root: Root, *, checks_list: bool = True) -> None:
         self._root = root
+        self._folders = [root.path, *map(root.folder, STATES)]
+        self._list_path = root.path / LIST
         self._files = FileList(root) if checks_list else None
         self._opened: dict[tuple[str, str], CompactedFile] = {}
         self._unsealed: dict[str, UnsealedView] = {}
         # the newest compacted file of the last look, and how much of topics its metadata say
         self._newest: tuple[CompactedFile, dict[str, int]] | None = None
+        # the journals of the last look, and the look with the state before it; None: it must be made anew
+        self._journals: list[Path] = []
+        self._last: tuple[object, RootLook] | None = None
 
     def changes(self) -> tuple[int, ...] | None:
         """Return a value that changes with each file that enters or leaves a folder; None: too recent to be sure."""
@@ -190,32 +203,48 @@ class RootView:
     def give_up(self) -> list[Handle]:
         """Forget the open files and return them; the caller must close their mappings."""
         handles: list[Handle] = [*self._opened.values(), *self._unsealed.values()]
-        self._opened, self._unsealed, self._newest = {}, {}, None
+        self._opened, self._unsealed, self._newest, self._last = {}, {}, None, None
         return handles
 
     def look(self) -> RootLook:
-        """Return a handle for every file with durable entries, in its latest state.
+        """Return a handle for every file with durable entries, in its latest state; the last look if nothing changed.
 
         Unreadable files, and files that are in the root's list but in no folder, have handles that fail.
         """
-        self._root.refuse_links()
-        self.changes()  # raises for a missing folder, which is not an empty one
         try:
-            return self._look()
+            # raises for a missing folder, which is not an empty one
+            state, is_settled = self._state()
+            if self._last is not None and self._last[0] == state:
+                return self._last[1]
+            self._root.refuse_links()
+            look = self._look()
         except OSError as error:
             raise disk_error(error, f"reading {self._root.path}") from error
+        is_whole = not any(isinstance(handle, DamagedFile) for handle in look.handles)
+        self._last = (state, look) if is_settled and is_whole else None
+        return look
+
+    def _state(self) -> tuple[object, bool]:
+        """Return a value that changes with the folders, the list and the last look's journals.
+
+        The second value: whether each later change to a folder changes it. A folder's time can be as coarse as 2 s.
+        """
+        folders = [os.lstat(folder) for folder in self._folders]
+        files = [self._list_path, *self._journals]
+        # a copy sets the time of modification back, and some file systems have no time of change
+        times = [(folder.st_ino, folder.st_mtime_ns, folder.st_ctime_ns) for folder in folders]
+        is_settled = max(max(of_folder[1:]) for of_folder in times) < time.time_ns() - _STEP_NS
+        return (times, files, [*map(_state_if_there, files)]), is_settled
 
     def _look(self) -> RootLook:
         files = _FilesSoFar({}, {}, {}, {}, {})
         handles, unsealed, opened = files.handles, files.unsealed, files.opened
         # read before the folders: a file leaves the list before it is deleted
         listed = self._listed(handles)
-        moved = [
-            file_id
-            for name in self._root.names(UNSEALED)
-            if name.endswith(JOURNAL_SUFFIX) and (file_id := file_id_of(name)) is not None
-            if not self._find_unsealed(files, file_id)
-        ]
+        unsealed_names = [name for name in self._root.names(UNSEALED) if name.endswith(JOURNAL_SUFFIX)]
+        journals = [file_id for name in unsealed_names if (file_id := file_id_of(name)) is not None]
+        self._journals = [*map(self._root.journal_path, journals)]
+        moved = [file_id for file_id in journals if not self._find_unsealed(files, file_id)]
         for state in (COMPACTED, UPLOADED):
             for name in self._root.names(state):
                 if (file_id := file_id_of(name)) is not None and (state, file_id) not in opened:
