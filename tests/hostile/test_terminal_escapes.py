@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import json
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -185,7 +187,8 @@ def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> N
     class Terminal(io.StringIO):
         encoding = "utf-8"
 
-    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0)
+    # each look at the clock is five seconds later
+    monkeypatch.setattr("tiered_index.cli.output.time", SimpleNamespace(monotonic=itertools.count(0, 5).__next__))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "400")
     for terminal in (True, False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.kafka_cluster import Cluster, Producing, kafka_cluster
+from tests.support.kafka_cluster import Cluster, Producing, kafka_cluster, look_often, wait_briefly
 from tiered_index import IndexService
 from tiered_index.storage.memory import MemoryStorage
 
@@ -17,15 +17,13 @@ def _cluster():
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
+    wait_briefly(monkeypatch)
     monkeypatch.setattr("tiered_index.kafka.source._FAILOVER_S", 0.0)
 
 
 @pytest.fixture
 def looking_often(monkeypatch) -> None:
-    """Let sources ask the brokers several times a second what has changed."""
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.2)
+    look_often(monkeypatch)
 
 
 @pytest.fixture

@@ -235,6 +235,12 @@ def answer(client, sent):
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 
 
+@pytest.fixture
+def bodies_within(monkeypatch):
+    """Return a function that sets how many seconds a body may take."""
+    return lambda seconds: monkeypatch.setattr(bounds, "_BODY_S", seconds)
+
+
 @pytest.mark.parametrize(
     ("status", "request_bytes"),
     [
@@ -245,14 +251,14 @@ HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
               b"Content-Length: 999999999\r\n\r\n"),
     ],
 )  # fmt: skip
-def test_requests_are_bounded_in_time_and_by_their_heads(index, monkeypatch, status, request_bytes):
-    monkeypatch.setattr(bounds, "_BODY_S", 0.0)
+def test_requests_are_bounded_in_time_and_by_their_heads(index, bodies_within, status, request_bytes):
+    bodies_within(0.0)
     with on_a_port(index) as client:
         assert answer(client, request_bytes).startswith(b"HTTP/1.1 %d" % status)
 
 
-def test_a_lookup_may_take_longer_than_its_body(index, monkeypatch):
-    monkeypatch.setattr(bounds, "_BODY_S", 0.2)
+def test_a_lookup_may_take_longer_than_its_body(index, bodies_within, monkeypatch):
+    bodies_within(0.2)
     look_up = IndexService.query_many
 
     def slow(*arguments, **limits):
@@ -265,10 +271,10 @@ def test_a_lookup_may_take_longer_than_its_body(index, monkeypatch):
         assert got.json()["status"] == "complete"
 
 
-def test_a_long_body_has_more_time(tmp_path, monkeypatch):
+def test_a_long_body_has_more_time(tmp_path, bodies_within, monkeypatch):
     """What has arrived gives the rest time."""
     line = b'{"topic": "t", "queue_id": 0, "key": "slow", "offset": 1, "size": 1, "timestamp_ms": 1762000000000}\n'
-    monkeypatch.setattr(bounds, "_BODY_S", 1.0)
+    bodies_within(1.0)
     monkeypatch.setattr(bounds, "_LEAST_BYTES_PER_S", 1)
 
     def pieces():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
     return table.set_column(table.schema.get_field_index(name), name, values)
 
 
+@pytest.fixture
+def parts_of_rows(monkeypatch: Any) -> Callable[[int], None]:
+    """Return a function that sets the fewest rows of a part."""
+    return lambda rows: monkeypatch.setattr("tiered_index.spark.writing.files._LEAST_ROWS", rows)
+
+
 def listed(table: pa.Table) -> pa.Table:
     keys = [["a", "b", "a"], [], None, ["c"], ["d", "e"]] * (COUNT // 5)
     return with_column(table, "key", pa.array(keys, pa.list_(pa.string()))).rename_columns(
@@ -104,7 +111,9 @@ def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacks", [None, "", "whole"])
-def test_the_messages_with_a_key_are_counted_without_reading_keys(tmp_path: Path, monkeypatch: Any, lacks: Any) -> None:
+def test_the_messages_with_a_key_are_counted_without_reading_keys(
+    tmp_path: Path, monkeypatch: Any, parts_of_rows: Any, lacks: Any
+) -> None:
     """If statistics do not say that each row of a row group has a key, its keys are read."""
     monkeypatch.setattr("tiered_index.sources.parquet.BATCH_ROWS", 10)
     table = messages(100)
@@ -120,7 +129,7 @@ def test_the_messages_with_a_key_are_counted_without_reading_keys(tmp_path: Path
         return all_rows(self, names, start)
 
     monkeypatch.setattr(ParquetTable, "read", read_rows)
-    monkeypatch.setattr("tiered_index.spark.writing.files._LEAST_ROWS", 50)
+    parts_of_rows(50)
     keyed = [key for batch in read(reader_of(path), "topic", HAS_KEY) for key in batch.column(HAS_KEY).to_pylist()]
     assert (len(keyed), sum(keyed)) == (100, 100 if lacks == "whole" else 98)
     assert ["key" in names for names in wanted] == [False, lacks != "whole"]
@@ -200,8 +209,8 @@ def test_a_file_that_another_one_replaces_while_it_is_read_is_an_error(tmp_path:
         list(rows)
 
 
-def test_parts_have_each_message_once(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tiered_index.spark.writing.files._LEAST_ROWS", 100)
+def test_parts_have_each_message_once(tmp_path: Path, monkeypatch: Any, parts_of_rows: Any) -> None:
+    parts_of_rows(100)
     monkeypatch.setattr("tiered_index.spark.writing.files._PART_BYTES", 137)
     table = messages(COUNT)
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=70)

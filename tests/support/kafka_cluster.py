@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import pytest
 
 from tests.support.child import Child
 
@@ -91,6 +92,17 @@ class Cluster(Child):
 def kafka_cluster(brokers: int = 1) -> Cluster:
     """Start a cluster, which ends with the context."""
     return Cluster(brokers)
+
+
+def wait_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the package wait for brokers a fiftieth of a second at a time."""
+    for module in ("client", "source"):
+        monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
+
+
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sources ask the brokers several times a second what has changed."""
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.2)
 
 
 class Producing:

@@ -12,16 +12,15 @@ from tests.brokers.kafka.broker import Broker, BrokerCluster
 from tests.brokers.kafka.topics import Topics
 from tests.integration.cli.command_lines import run_here
 from tests.support.authority import Authority
-from tests.support.kafka_cluster import Producing
+from tests.support.kafka_cluster import Producing, look_often, wait_briefly
 from tiered_index import IndexService
 from tiered_index.storage.memory import MemoryStorage
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.2)
+    wait_briefly(monkeypatch)
+    look_often(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -156,7 +157,8 @@ def test_the_command_follows_files_until_a_signal(tmp_path):
 
 
 def test_a_follower_counts_entries_since_its_files_grow(tmp_path, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0)
+    # each look at the clock is five seconds later
+    monkeypatch.setattr("tiered_index.cli.output.time", SimpleNamespace(monotonic=itertools.count(0, 5).__next__))
     log, where = tmp_path / "app.log", ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects")
     row = '{"k": "a", "at": 1700000000}\n'
     log.write_text(row)
