@@ -209,17 +209,19 @@ def send_catalog(
     log: StorageLog, segments: Iterable[Segment], epoch: int | None = None
 ) -> tuple[StoredCatalog, Publication]:
     """Send a catalog of sorted segments, at least one. Return it with its publication. Raises as `Publication.send`."""
-    made: list[CatalogDirectory] = []
+    directory: CatalogDirectory | None = None
 
     def fill(stream: Writer) -> None:
+        nonlocal directory
         writer = CatalogWriter(stream.write)
         for segment in segments:
             writer.add(segment)
-        made.append(writer.finish())
+        directory = writer.finish()
 
     publication = Publication.send(log, catalog_name(), fill, epoch)
     sent = publication.sent
-    return StoredCatalog(sent.name, sent.size_bytes, sent.began_ms, made[-1].encode()), publication
+    assert directory is not None
+    return StoredCatalog(sent.name, sent.size_bytes, sent.began_ms, directory.encode()), publication
 
 
 def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:

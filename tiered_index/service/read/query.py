@@ -245,7 +245,7 @@ class QueryEngine:
         handles, needed = self._viewed(run, scan, seen_rows)
         if needed and run.files.logs.expired:
             scan.kept = run.files.logs.kept(scan.batch)
-        self._read(run, scan, needed)
+        run.searches.read(run, scan, needed)
         return handles
 
     def _viewed(
@@ -289,7 +289,7 @@ class QueryEngine:
 
         def search(run: LookupRun) -> Pass[StatsScan]:
             scan = StatsScan(second_min, second_max, dict(run.files.logs.expired).get(run.source, NOTHING_EXPIRED))
-            self._read(run, scan, handles_of(run.files))
+            run.searches.read(run, scan, handles_of(run.files))
             return Pass(run, scan)
 
         passes = _unfailed(search_all(search))
@@ -322,7 +322,7 @@ class QueryEngine:
 
         def search(run: LookupRun) -> Pass[StatsScan]:
             scan = StatsScan(second_min, second_max)
-            self._read(run, scan, handles_of(run.files))
+            run.searches.read(run, scan, handles_of(run.files))
             return Pass(run, scan)
 
         [index_pass] = _unfailed(search_all(search))
@@ -351,12 +351,6 @@ class QueryEngine:
             with self._lock:
                 self.folded += count
         return count
-
-    def _read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
-        """Search the handles. Raises the errors of `LookupRun.resolve`; `scan` has those of files."""
-        run.searches.read(run, scan, handles)
-        if scan.errors:
-            run.resolve(scan)
 
 
 @dataclass(slots=True)

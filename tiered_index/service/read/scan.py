@@ -274,7 +274,6 @@ class FileReader:
 
     def read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
         """Search the handles that need it. `scan` then has a report of each file, and every error."""
-        run.begin(scan)
         ordered = (
             sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         )
@@ -421,10 +420,6 @@ def _look(scan: Scan, handle: Handle) -> Handle | None:
     return None
 
 
-class RemovedObject(StorageUnavailable):
-    """A log record removed an object during the lookup that needs it: the lookup has to start again."""
-
-
 @dataclass(eq=False)
 class LookupRun:
     """One call for one index: its files, its bounds, its cost, and the objects that it did not find.
@@ -446,10 +441,6 @@ class LookupRun:
     searches: FileReader
     source: str | None = None
     number: int = 0
-    # the pass of the present try; its reports are kept if the lookup starts again
-    scan: Scan | None = None
-    # reports of earlier tries
-    outdated: tuple[FileReport, ...] = ()
     files: LookupFiles = field(init=False)
     """The snapshots of the present try."""
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
@@ -459,48 +450,49 @@ class LookupRun:
         mild = BudgetExceeded, FolderDenied
         return not self.allow_partial and any(not isinstance(error, mild) for _, error in scan.errors)
 
-    def run(self, answer: Callable[[LookupRun], T]) -> T:
-        """Return the result of `answer`, repeated if the log has removed an object. Raises the errors of `resolve`.
+    def run(self, search: Callable[[LookupRun], Pass[ScanT]]) -> Pass[ScanT]:
+        """Return the pass of `search`, repeated if the log has removed an object. Raises the errors of `_moved_on`.
 
         It is repeated once at least, and within `_RESTARTS_S` of the first missing object.
         """
         until_s: float | None = None
+        outdated: list[FileReport] = []
         while True:
-            try:
-                with self.take() as self.files:
-                    return answer(self)
-            except RemovedObject as removed:
-                now_s = time.monotonic()
-                if until_s is None:
-                    until_s = now_s + _RESTARTS_S
-                elif now_s >= until_s:
-                    raise StorageUnavailable(
-                        f"{removed}, and did so again and again for {_RESTARTS_S:g} s: try again"
-                    ) from removed
-                if (scan := self.scan) is not None:
-                    given_up = reports_of_pass(scan.notes, scan.viewed, self.prices, self.source)
-                    outdated = [
-                        replace(report, outcome="outdated", matched=0) for report in given_up if report.requests
-                    ]
-                    self.outdated = (*self.outdated, *outdated)
+            with self.take() as self.files:
+                index_pass = search(self)
+                uri = self._moved_on(index_pass.scan)
+            scan = index_pass.scan
+            if uri is None:
+                scan.outdated = outdated
+                return index_pass
+            now_s = time.monotonic()
+            if until_s is None:
+                until_s = now_s + _RESTARTS_S
+            elif now_s >= until_s:
+                raise StorageUnavailable(
+                    f"{uri}: a log record removed an object during a lookup, and did so again and again for "
+                    f"{_RESTARTS_S:g} s: try again"
+                )
+            given_up = reports_of_pass(scan.notes, scan.viewed, self.prices, self.source)
+            outdated += [replace(report, outcome="outdated", matched=0) for report in given_up if report.requests]
 
-    def begin(self, scan: Scan) -> None:
-        """Note the pass of a try. It reports earlier tries."""
-        scan.outdated, self.scan = self.outdated, scan
+    def _moved_on(self, scan: Scan) -> str | None:
+        """Return the URI of a storage whose log has removed a missing object; None: the pass counts.
 
-    def resolve(self, scan: Scan) -> None:
-        """Replace the error of each missing object after reading the log. Raises `CorruptFile`, the log's errors."""
+        The log is read for each object that is missing. If it still has them, their errors become those of lost
+        objects. Raises `CorruptFile` for them if the answer may not be partial, and the log's errors.
+        """
         unknown: dict[str, list[MissingObject]] = {}
         for _, error in scan.errors:
             if isinstance(error, MissingObject) and (error.uri, error.name) not in self._known:
                 unknown.setdefault(error.uri, []).append(error)
-        moved_on = [uri for uri, errors in unknown.items() if self._were_removed(uri, errors)]
-        if moved_on:
-            raise RemovedObject(f"{moved_on[0]}: a log record removed an object during a lookup")
+        if moved_on := [uri for uri, errors in unknown.items() if self._were_removed(uri, errors)]:
+            return moved_on[0]
         for number, (report, error) in enumerate(scan.errors):
             if isinstance(error, MissingObject):
                 meant = self._known[error.uri, error.name]
                 scan.errors[number] = (replace(report, error=str(meant)), meant)
+        return None
 
     def _were_removed(self, uri: str, missing: Sequence[MissingObject]) -> bool:
         """Read new log records. Return whether they removed any of the missing objects, and note the others."""
