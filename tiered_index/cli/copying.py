@@ -65,9 +65,9 @@ def copy(
     earlier one. Writers, merges and readers of the source may run. The copy is an index of its own. A writer can open
     it with a new root; after that, the copy can't be updated.
 
-    If the source removes objects, the next copy removes them from the copy's log. A later copy that brings something
-    new deletes their bytes after --grace. With --follow the command copies again and again, as a timer would: the copy
-    stays up to date as a standby. Exit code 3: a storage does not answer or refuses; with --follow the command tries
+    If the source removes objects, the next copy removes them from the copy's log. A later copy deletes their bytes
+    after --grace. With --follow the command copies again and again, as a timer would: the copy stays up to date as a
+    standby. Exit code 3: a storage does not answer or refuses; with --follow the command tries
     again. Exit code 4: the source is damaged. But the command copies a source whose log lacks only its first records.
     --follow --json prints a line per round, also for errors.
     """
@@ -98,7 +98,9 @@ class _Rounds:
     rooted: IndexConfig | None
     grace_s: int
     last: CopyReport | None = None
-    _swept_s: float = float("-inf")
+    _looked_s: float = float("-inf")
+    # records since the last sweep
+    _has_news: bool = False
 
     def run_once(self, status: str) -> CopyReport:
         """Copy, delete what may be deleted at most once an hour, and print the round. A repetition is cheap.
@@ -115,10 +117,11 @@ class _Rounds:
             # also if the sweep fails: then the copy is up to date
             report = self.last = copier.run_once()
         swept: Orphans | None = None
-        is_news = bool(report.records) or status == "following"
-        if is_news and copier.clock.monotonic_s() - self._swept_s >= _SWEEP_S:
-            self._swept_s = copier.clock.monotonic_s()
-            swept = copier.sweep(self.grace_s)
+        self._has_news = self._has_news or bool(report.records)
+        if (now_s := copier.clock.monotonic_s()) - self._looked_s >= _SWEEP_S:
+            self._looked_s = now_s
+            if self._has_news or copier.may_sweep(self.grace_s):
+                swept, self._has_news = copier.sweep(self.grace_s), False
         if out.as_json or is_first or report.records or (swept and swept.objects):
             _write_round(self.session, copier, report, status, swept)
         return report

@@ -1,5 +1,6 @@
 """`copy` as a command: once, again, into a target that is something else, and as a standby's follower in a process."""
 
+import os
 import re
 import signal
 
@@ -101,7 +102,7 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
     assert offsets(target) == [1]
 
 
-def test_a_run_by_a_timer_deletes_what_the_copy_no_longer_names_if_it_brings_something_new(
+def test_a_run_by_a_timer_sweeps_the_copy_only_if_there_may_be_something_to_delete(
     run_here, put, tmp_path, monkeypatch
 ):
     source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
@@ -119,6 +120,14 @@ def test_a_run_by_a_timer_deletes_what_the_copy_no_longer_names_if_it_brings_som
     assert swept == [7200, 7200] and third["deleted"] == {"objects": 0, "bytes": 0}
     # to find out that nothing is new
     assert sum(sum(of.values()) for of in second["requests"].values()) <= 15
+    # nothing new comes behind a merge
+    assert run_here("merge", "--storage", source).code == 0
+    merged, early = (run_here(*line).document for _ in range(2))
+    for path in (tmp_path / "b" / "log%").rglob("*"):
+        os.utime(path, (path.stat().st_mtime - 7300,) * 2)
+    late, last = (run_here(*line).document for _ in range(2))
+    deleted = [document["deleted"]["objects"] for document in (merged, early, late, last)]
+    assert (len(merged["removed"]), deleted, len(swept)) == (2, [0, 0, 2, 0], 4)
 
 
 @pytest.mark.parametrize(

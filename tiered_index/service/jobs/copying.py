@@ -56,6 +56,8 @@ _TRIES = 10
 # fields of a state that a copy's record does not take over unchanged
 _OWN = ("number", "epoch", "genesis", "objects", "archive", "pending", "catalogs", "hidden", "roots", "digest")
 
+# records of a copy that are looked at for the last removal
+_LOOKED_AT = 100
 # objects that are brought before the next ones are asked for
 _AT_ONCE = 256
 
@@ -219,6 +221,23 @@ class Copier:
     def sweep(self, grace_s: float) -> Orphans:
         """Delete objects from the target that its log removed `grace_s` ago, or that no record has named for a day."""
         return sweep(self.target, self.copied, Retention(grace_s=round(grace_s)), delete=True)
+
+    def may_sweep(self, grace_s: float) -> bool:
+        """Return whether the target has an object that its log removed `grace_s` ago, by a few requests.
+
+        It looks at the last record that removed something, because a sweep deletes what earlier ones removed, too.
+        """
+        state, is_named = self.copied.state, names_object(self.target)
+        # gone, or a rule of the bucket has deleted the record
+        with contextlib.suppress(ObjectNotFound):
+            for number in range(state.number, max(1, state.number - _LOOKED_AT), -1):
+                record = self.copied.record(number)
+                names = (*record.remove, *(hidden.name for hidden in record.hide))
+                if (name := next((name for name in names if not is_named(state, name)), None)) is not None:
+                    self.target.head(name)
+                    removed_ms = self.target.head(log_name(number)).modified_ms
+                    return self.target.now_ms() - removed_ms >= grace_s * 1000
+        return False
 
     # Objects in the target
 

@@ -114,11 +114,14 @@ class LocalStorage(SizedStorage):
             writer.write(data)
 
     def settle(self, name: str) -> None:
-        """Write the object again: a second sync does not repeat one that failed."""
-        size = self.head(name).size_bytes
+        """Write the object again, with its time: a second sync does not repeat one that failed."""
+        before = self.head(name)
         with self.open_writer(name) as writer:
-            for at in range(0, size, PART_BYTES):
-                writer.write(self.get_range(name, at, min(PART_BYTES, size - at)))
+            for at in range(0, before.size_bytes, PART_BYTES):
+                writer.write(self.get_range(name, at, min(PART_BYTES, before.size_bytes - at)))
+        # otherwise what a record has removed would be young again after each start
+        with contextlib.suppress(OSError):
+            os.utime(self._path(name), ns=(before.modified_ms * 1_000_000,) * 2)
 
     def head(self, name: str) -> ObjectInfo:
         """Return the object's size and the file's time of change."""
