@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import socket
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import tiered_index
 from tests.integration.cli.command_lines import run_here
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
@@ -146,6 +148,14 @@ def files_of(life: Life) -> list[Path]:
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     return Life(tmp_path)
+
+
+def test_the_table_has_all_restores_and_one_module_judges_them() -> None:
+    assert {name if name in ROWS else name.partition(",")[0] for name in RESTORES} == {*ROWS}
+    package = Path(tiered_index.__file__).parent
+    makes = re.compile(r"(?<!class )\b(Root|Storage)Behind\(")
+    judges = [path for path in package.rglob("*.py") if makes.search(path.read_text())]
+    assert [path.relative_to(package).as_posix() for path in judges] == ["service/log/identity.py"]
 
 
 @pytest.mark.parametrize(

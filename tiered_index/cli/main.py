@@ -75,6 +75,16 @@ _ON_SPARK = {
 }
 
 
+# commands of development versions
+_GONE = {
+    "rebuild": "ingest archive:URI",
+    "import": "ingest FILE",
+    "dump": "inspect FILE --entries",
+    "compact": "merge` or `tiered-index spark merge",
+    "repair": "verify --deep --repair",
+}
+
+
 class LateCommand(TyperCommand):
     """A command that is loaded when it runs, shows its help or is completed; its callback returns the function."""
 
@@ -172,6 +182,9 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         # typer's own checks have technical messages
         if (errors := getattr(error.__context__, "errors", None)) is not None:
             error.message = "; ".join(map(_in_our_words, errors()))
+        for command, now in _GONE.items():
+            if error.message.startswith(f"No such command '{command}'."):
+                error.message = f"No such command '{command}'. Use `tiered-index {now}`."
         if "--json" in words:
             Output(as_json=True).error(error.__class__.__name__, error.format_message(), exit_code=USAGE)
         else:

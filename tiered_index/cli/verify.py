@@ -291,7 +291,7 @@ class Mending:
             more = ", the writer's root with --root" if self._config.root is None else ""
             out.remark(
                 f"no good copy was found of what is not repaired: pass a copy of the index with --from{more}, or give "
-                f"it up by `tiered-index recover --lost NAME`"
+                f"it up by `tiered-index recover --lost NAME` (with --dry-run it says how many entries are lost)"
             )
         if repairs and not yes:
             out.remark("nothing was changed: pass --yes to apply")

@@ -23,6 +23,8 @@ LINES = [
     ("query", ""),
     ("query t k --nope", ""),
     ("nope", ""),
+    ("rebuild --storage {uri}", "Use `tiered-index ingest archive:URI`"),
+    ("spark compact", "Use `tiered-index merge` or `tiered-index spark merge`"),
     # values
     ("query t k --root {root} --max 0", "--max must be at least 1, not 0"),
     ("query t k --root {root} --timeout 0", "--timeout must be a positive number of seconds, not 0.0"),
