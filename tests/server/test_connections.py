@@ -90,6 +90,22 @@ def test_a_head_trailer_or_chunk_size_without_an_end_is_refused(connection, begi
             sent_bytes += len(piece)
 
 
+@pytest.mark.parametrize("sent", [b"GET /livez" + HOST + b"X:\r\n" * 1000, ALIVE * 1000], ids=["headers", "requests"])
+def test_many_headers_or_requests_at_once_are_refused(connection, sent):
+    """Each needs some thirty times its bytes, and some microseconds of the time of all clients."""
+    connection.sendall(sent)
+    got = rest(connection)
+    assert b" 400 Bad Request" in got and got.count(b" 200 OK") <= 1
+
+
+def test_a_refused_body_is_read_to_its_end(connection):
+    """Otherwise the client may not get the answer."""
+    head = b"POST /v1/files" + HOST + b"Content-Length: %d\r\n\r\n" % (4 << 20)
+    connection.sendall(head + b"x" * (4 << 20) + ALIVE)
+    assert b" 405 " in answer(connection)
+    assert b" 200 OK" in answer(connection)
+
+
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_a_body_without_a_length_moves_no_position(tmp_path, version):
     head = b"POST /v1/entries?source=shop&position=1 HTTP/" + version + b"\r\nHost: localhost\r\n"

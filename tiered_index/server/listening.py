@@ -35,8 +35,14 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # Most connections that wait to be accepted
 _BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
-# Most bytes of a head, of chunk sizes and of trailers: the parser has no bound, and copies a long header at each piece
-_MOST_HEAD_BYTES = 512 << 10
+# Most bytes of a head, of chunk sizes and of trailers, headers, and requests that wait: the parser has no bounds
+_MOST_HEAD_BYTES, _MOST_HEADERS, _MOST_WAITING = 128 << 10, 256, 16
+_TOO_MUCH = (
+    f"A head has at most {_MOST_HEAD_BYTES >> 10} KiB and {_MOST_HEADERS} headers, and at most {_MOST_WAITING} "
+    "requests wait for the answer to another one."
+)
+# Bytes that are parsed before the next look at these bounds
+_PARSED_BYTES = 8 << 10
 _OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 # Size of the kernel's send buffer of a connection: most answers fit
 _SENT_BYTES = 512 << 10
@@ -183,7 +189,7 @@ class _HttpConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self._seen: tuple[object, int] = (None, 0)
         self._since_s = time.monotonic()
-        # received since the last whole head, piece of a body or end of a message
+        # received since the last whole head or piece of a body
         self._unparsed_bytes = 0
         self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_busy)
 
@@ -191,22 +197,23 @@ class _HttpConnection(HttpToolsProtocol):
         # Java's client offers HTTP/2 in its first request, and the parser would skip the body
         if self.cycle is None and (end := data.find(b"\r\n\r\n")) >= 0:
             data = _OFFER.sub(b"", data[:end]) + data[end:]
-        self._unparsed_bytes += len(data)
-        super().data_received(data)
-        if self._unparsed_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The head of a request has at most {_MOST_HEAD_BYTES >> 10} KiB.")
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self._unparsed_bytes = 0
+        for at in range(0, len(data), _PARSED_BYTES):
+            heads = self.cycle, len(self.pipeline)
+            self._unparsed_bytes += min(len(data) - at, _PARSED_BYTES)
+            super().data_received(data[at : at + _PARSED_BYTES])
+            if self.transport.is_closing():
+                return
+            if heads != (self.cycle, len(self.pipeline)):
+                self._unparsed_bytes = 0
+            is_long = self._unparsed_bytes > _MOST_HEAD_BYTES or len(self.headers or ()) > _MOST_HEADERS
+            if is_long or len(self.pipeline) > _MOST_WAITING:
+                self.send_400_response(_TOO_MUCH)
+                return
 
     def on_body(self, body: bytes) -> None:
+        # also of a body that nobody reads: its request was refused
         self._unparsed_bytes = 0
         super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._unparsed_bytes = 0
-        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
