@@ -14,6 +14,7 @@ import shutil
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, by_key, cut_log, missing, names, rounds, scan
+from tests.rocketmq.messages import NOW_MS
 from tests.support import damage
 from tests.support.disk_faults import FaultDisk
 from tests.support.store_writer import StoreWriter
@@ -507,3 +508,69 @@ def test_a_root_of_nobody_may_have_an_empty_folder_of_followers(tmp_path):
         Followed(tmp_path)
     (tmp_path / "root" / "followers" / "x.json").unlink()
     Followed(tmp_path).index.close()
+
+
+# the root is lost, too
+
+
+def lose_root(followed: Followed) -> None:
+    """Lose the follower's host; a new root continues from the storage."""
+    followed.index.close()  # ends the lease, and uploads nothing
+    shutil.rmtree(followed.folder / "root")
+    followed.index = followed.open_index()
+
+
+def upload(followed: Followed) -> None:
+    followed.index.flush()
+    followed.index.seal()
+    followed.index.run_lifecycle()
+
+
+def test_a_new_root_reads_messages_after_a_cut_that_the_lost_root_reported(followed):
+    """The storage still has the position from before the cut, beyond the end of the log."""
+    offsets = followed.write(300)
+    list(rounds(followed.dispatcher()))
+    upload(followed)
+    rewrite(followed, offsets[250], 20)
+    dispatcher = followed.dispatcher(skip_missing=True)
+    (loss,) = dispatcher.run_once().losses
+    followed.index.record_ranges([loss.recorded(dispatcher.store.source, NOW_MS)])  # as `Follower` does
+    assert losses_of(dispatcher) == []
+    for _ in range(2):
+        lose_root(followed)
+        again = followed.dispatcher()
+        followed.write(5)
+        assert losses_of(again) == []
+        assert again.position == followed.writer.next_offset
+        assert missing(followed) == set()
+        upload(followed)
+
+
+def test_a_new_root_whose_position_is_after_the_end_of_the_log_says_so(followed):
+    """A store from a backup, or a slave that has not caught up: its lag was 0 bytes."""
+    offsets = followed.write(300)
+    list(rounds(followed.dispatcher()))
+    end = followed.writer.next_offset
+    upload(followed)
+    lose_root(followed)
+    cut_log(followed.path, offsets[295])
+    for _ in range(2):
+        with pytest.raises(RewrittenOffsets, match="--skip-missing") as caught:
+            followed.dispatcher().run_once()
+        assert (caught.value.end, caught.value.messages) == (end, None)
+    followed.writer = followed.open_writer()
+    followed.write(2)
+    again = followed.dispatcher(skip_missing=True)
+    assert [loss[0] for loss in losses_of(again)] == ["rewritten"]
+    assert again.position == followed.writer.next_offset < end
+    assert missing(followed) == set()
+
+
+def test_a_new_root_continues_at_the_end_of_the_log(followed):
+    followed.write(300, body=b"\0" * 6_000)  # zeros hide the end of the log
+    list(rounds(followed.dispatcher()))
+    upload(followed)
+    lose_root(followed)
+    dispatcher = followed.dispatcher()
+    assert losses_of(dispatcher) == []
+    assert dispatcher.position == followed.writer.next_offset

@@ -12,6 +12,7 @@ broker's files are only read. A round may find:
 | damage               | `CorruptFile`; with `skip_corrupt` on to the next readable message |
 | a segment deleted before it was read | `MissingOffsets`; with `skip_missing` on to the next segment |
 | another or a shorter log than before | `RewrittenOffsets`; with `skip_missing` back to the last same message |
+| a log that ends before the position, in a new root | the same; back to the log's begin |
 
 An error is raised only after an earlier round has put everything before it. One thread uses a dispatcher.
 """
@@ -54,6 +55,7 @@ from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.rocketmq.log.segments import End, Segment
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
+from tiered_index.service.log.records import LostRange
 from tiered_index.storage.disk import Disk
 from tiered_index.types import inclusive
 
@@ -70,11 +72,21 @@ _REWRITTEN = "the log was cut or rewritten after it was read"
 
 
 class RewrittenOffsets(CorruptFile):
-    """Commit log offsets [`begin`, `end`) were changed or cut off after they were read."""
+    """Commit log offsets [`begin`, `end`) were changed or cut off after they were read.
+
+    `messages` is None in a new root, which only knows that the log ends before `end`.
+    """
 
     def __init__(self, folder: str, begin: int, end: int, messages: int | None) -> None:
-        count = "" if messages is None else f", {messages:,} messages in the index"
-        super().__init__(folder, f"{_REWRITTEN}: commit log offsets {inclusive(begin, end)}{count}")
+        if messages is None:
+            problem = (
+                f"the log ends before offset {end:,}, up to which it was read: a slave that does not have all messages "
+                f"yet, or a log that was cut; `ingest --skip-missing` reads it again from its begin"
+            )
+        else:
+            offsets = f"commit log offsets {inclusive(begin, end)}, {messages:,} messages in the index"
+            problem = f"{_REWRITTEN}: {offsets}; `ingest --skip-missing` reads the log again from there"
+        super().__init__(folder, problem)
         self.begin, self.end, self.messages = begin, end, messages
 
 
@@ -165,6 +177,8 @@ class Dispatcher:
         elif self.fingerprints.continue_at is not None:
             # the durable position may belong to the log before it was rewritten, or be before `continue_at`
             self.position = min(self.fingerprints.continue_at, durable)
+        elif not self.fingerprints.ranges and (cut := self._recorded_cut(durable)) is not None:
+            self.position = self.fingerprints.continue_at = cut
         self.fingerprints.cut(self.position or 0)
         self.resumed_from = self.position
         selection, before = str(self._reader.selection), self.fingerprints.selection
@@ -238,11 +252,22 @@ class Dispatcher:
         loss = Loss("missing", position, end, count, self.trouble, begin_ms=begin_ms, is_least=count is not None)
         return replace(last, losses=(*last.losses, loss))
 
+    def _recorded_rewritten(self) -> list[LostRange]:
+        """Return the ranges of the log that were found rewritten, by the storage's log."""
+        ranges = [lost.range for lost in self._index.log_state.lost.values() if lost.range is not None]
+        return [lost for lost in ranges if (lost.source, lost.kind) == (self.store.source, "rewritten")]
+
+    def _recorded_cut(self, durable: int) -> int | None:
+        """Return where a root without a memory of the log continues if `durable` is of the log before a cut.
+
+        The storage keeps the greatest position, and not the one to which a lost root had gone back.
+        """
+        begins = [lost.begin for lost in self._recorded_rewritten() if lost.begin < durable <= lost.end]
+        return min(begins, default=None)
+
     def _rewritten_end(self) -> int:
         """Return the end of the last range of the log that was found rewritten; 0: there is none."""
-        ranges = [lost.range for lost in self._index.log_state.lost.values() if lost.range is not None]
-        ends = [lost.end for lost in ranges if (lost.source, lost.kind) == (self.store.source, "rewritten")]
-        return max(ends, default=0)
+        return max((lost.end for lost in self._recorded_rewritten()), default=0)
 
     def _end(
         self, state: End | None = None, *, caught_up: bool, torn: TornTail | None = None, losses: tuple[Loss, ...] = ()
@@ -430,7 +455,17 @@ class Dispatcher:
             return ()
         newest = self.fingerprints.ranges[-1:]
         changed = any(fingerprint.compare_last(segments) is Verdict.CHANGED for fingerprint in newest)
-        return (self._rewritten(),) if changed else ()
+        return (self._rewritten(),) if changed or (not newest and self._ends_before(self.position)) else ()
+
+    def _ends_before(self, position: int) -> bool:
+        """Return whether the log's last message ends before a position, which another root has read."""
+        end = self.store.log_end()
+        if end is None or end.offset >= position:
+            return False
+        try:  # the estimate may be before messages with zeros
+            return all(batch.end < position for batch in self._reader.batches(end.offset))
+        except CorruptFile:
+            return False
 
     def _begin_of_log(self, segments: tuple[Segment, ...]) -> int:
         """Return the first offset of the log. Raises `StorageUnavailable` without a segment: brokers always keep 1."""
@@ -461,7 +496,8 @@ class Dispatcher:
         count = self.fingerprints.messages_behind(begin) if self.fingerprints.ranges else None
         lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
         if not self._skip_missing:
-            self._record_rewritten(lost.begin, lost.end, count)
+            if self.fingerprints.ranges:  # otherwise nothing shows where the log changed
+                self._record_rewritten(lost.begin, lost.end, count)
             raise lost
         after = replace(self.fingerprints, continue_at=begin)
         self._note_rewritten(after, same, lost.end)
