@@ -17,8 +17,9 @@ from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker, kafka, record_of
+from tiered_index.kafka.client import KafkaBroker, LogRange, kafka, record_of
 from tiered_index.kafka.names import Name
+from tiered_index.kafka.partitions import Partition
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.message_sources import MessageSources
 
@@ -243,3 +244,29 @@ def test_a_topic_that_the_login_may_not_read_is_named_as_refused(index, cluster,
         source_of(index, servers, topic)
     cluster.fail_topic(topic, 0)
     assert ingest(index, servers, topic).messages == 1
+
+
+def test_records_written_while_the_ends_are_asked_for_are_no_open_transaction():
+    """A note said so after a broker had been killed, although the topic had no transaction."""
+    partition = Partition(Name("cluster", "orders", 0), position=125, read=125)
+    partition.look_at(LogRange(0, 125, 125), now_ms=1_000)
+    partition.look_at(LogRange(0, 125, 138), now_ms=6_000)
+    assert not partition.is_seen_again
+    partition.look_at(LogRange(0, 125, 138), now_ms=11_000)
+    assert partition.is_seen_again and "offset, 125, since 1970-01-01T00:00:06Z" in (partition.held or "")
+
+
+def test_a_client_that_stays_silent_is_not_used_again(servers, producing, topic, monkeypatch):
+    """After its broker was killed, the archive stopped for ever: "the broker did not answer within 30 seconds"."""
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    is_closed = []
+    silent = SimpleNamespace(
+        assign=lambda _: None, consume=lambda *_: [], unassign=lambda: None, close=lambda: is_closed.append(True)
+    )
+    with contextlib.closing(KafkaBroker({"bootstrap.servers": servers})) as broker:
+        broker._idle[False].append(silent)
+        with monkeypatch.context() as patched, pytest.raises(StorageUnavailable, match="did not answer"):
+            patched.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.0)
+            list(broker.records((topic, 0), 0, 1))
+        assert is_closed
+        assert [record.key for record in broker.records((topic, 0), 0, 1)] == [b"k"]

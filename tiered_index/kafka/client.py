@@ -24,6 +24,7 @@ from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,
     SetupUnavailable,
+    StorageError,
     StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
@@ -635,7 +636,7 @@ class KafkaBroker:
         """Yield messages of the client, some at a time, as `records` yields records: see `RecordLists`."""
         where, heard_s = "{}/{}".format(*place), time.monotonic()
         many = until - begin > _FEW
-        consumer = self._consumer(many=many)
+        consumer, is_well = self._consumer(many=many), True
         try:
             consumer.assign([kafka.TopicPartition(*place, begin)])
             while begin < until:
@@ -651,9 +652,12 @@ class KafkaBroker:
                     heard_s = time.monotonic()
                 elif time.monotonic() - heard_s > TIMEOUT_S:
                     raise StorageUnavailable(f"{where}: the broker did not answer within {TIMEOUT_S:g} seconds")
+        except StorageError:
+            is_well = False  # a client may stay silent after its broker was killed, while a new one reads
+            raise
         finally:
             consumer.unassign()  # else it reads on
-            if self._closed:
+            if self._closed or not is_well:
                 consumer.close()
             else:
                 self._idle[many].append(consumer)

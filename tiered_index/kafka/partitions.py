@@ -71,7 +71,9 @@ class Partition:
 
     def look_at(self, log: LogRange, now_ms: int) -> None:
         """Note the log as it is now."""
-        self.is_seen_again = self.seen_ms > 0 and log.end == self.log.end
+        # the end before may be of a log without a transaction: records that are written between the questions for `end`
+        # and `high` are not held
+        self.is_seen_again = self.seen_ms > 0 and log.end == self.log.end < self.log.high
         if not self.is_seen_again:
             self.seen_ms = now_ms
         self.log, self.high = log, max(self.high, log.high)
