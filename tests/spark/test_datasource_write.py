@@ -81,7 +81,7 @@ def test_invalid_entries_are_refused_and_named(session, storage):
     with pytest.raises(Exception, match=r"column 'size' has 1 null") as refused:
         wrong.write.format("tiered_index").mode("append").option("slots", 64).save(storage)
     first, *others = str(refused.value).strip().splitlines()
-    assert "tiered_index.errors.InvalidArgument: a row {" in first and "column 'size' has" in first
+    assert first.startswith("tiered_index.errors.InvalidArgument: a row {") and "column 'size' has" in first
     assert len(others) <= 1  # SQLSTATE
     assert total(storage) == sweep(storage) == 0
 

@@ -24,19 +24,26 @@ _ENDED = "Spark's JVM ended"
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
 
-# Spark's words before the text of a task's error, a line or two
+# Spark's words before the text of an error of this package: a line or two for a task's, one for another call's
 _HEADING = re.compile(
-    r"\A(?:\s*(?:\[[A-Z_]+\] )?An exception was thrown from the Python worker(?:: |[^\n]*\n))+(?=tiered_index\.)"
+    r"\A\s*(?:(?:\[[A-Z_]+\] )?An exception was thrown from the Python worker(?:: |[^\n]*\n)|\[[A-Z_]+\] [^\n]*?: )+"
+    r"(?=tiered_index\.)"
 )
+_WITH_HEADINGS = ("AnalysisException", "PythonException", "StreamingQueryException")
 
 
 def show_sentences_first(client: str) -> None:
-    """Let texts of Spark's errors begin with the sentence of a task's error of this package, in this process.
+    """Let texts of Spark's errors begin with the sentence of an error of this package, in this process.
 
-    Spark raises the error of a read's task itself, and puts words before its text. `client` is the name of PySpark's
-    module of errors, ``captured`` (of Java) or ``connect``. Idempotent.
+    Spark raises the errors of data sources and of the table function itself, and puts words before their texts.
+    `client` is the name of PySpark's module of errors, ``captured`` (of Java) or ``connect``. Idempotent.
     """
-    kind: Any = importlib.import_module(f"pyspark.errors.exceptions.{client}").PythonException
+    kinds: Any = importlib.import_module(f"pyspark.errors.exceptions.{client}")
+    for name in _WITH_HEADINGS:
+        _show_sentence_first(getattr(kinds, name))
+
+
+def _show_sentence_first(kind: Any) -> None:
     text_of = kind.__str__
     if text_of.__module__ == __name__:
         return

@@ -57,7 +57,7 @@ def between_tasks() -> Iterator[None]:
 
 _C = TypeVar("_C", bound=type)
 # methods of data sources and table functions that Spark calls
-_CALLED = ("schema", "reader", "writer", "partitions", "read", "write", "commit", "eval")
+_CALLED = ("schema", "reader", "writer", "partitions", "read", "write", "commit", "analyze", "eval")
 
 
 @contextlib.contextmanager
@@ -93,4 +93,6 @@ def told_plainly(kind: _C) -> _C:
     for name in _CALLED:
         if inspect.isfunction(method := vars(kind).get(name)):
             setattr(kind, name, plainly(method))
+        elif isinstance(method, staticmethod):
+            setattr(kind, name, staticmethod(plainly(method.__func__)))
     return kind

@@ -194,7 +194,7 @@ _OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {
 
 @told_plainly
 class CommitLogDataSource(DataSource):
-    """`format("rocketmq_commitlog")` for `spark.read` and `spark.readStream`: messages as rows."""
+    """`format("rocketmq_commitlog")` for `spark.read`: messages as rows."""
 
     @classmethod
     def name(cls) -> str:
