@@ -324,7 +324,8 @@ def merged_and_swept(spark: Any, index: Path) -> None:
 @pytest.mark.parametrize("step", ["objects", "compare"])
 def test_entries_that_are_merged_and_swept_meanwhile_are_not_missing(spark, sound, copy, monkeypatch, step):
     """The objects are gone when they are checked, or sound then and gone during the comparison."""
-    module: Any = sys.modules["tiered_index.spark.audit.audit"]  # the name `spark.audit` is also a function
+    # the names `spark.audit` and `spark.merge` are also functions
+    module: Any = sys.modules[f"tiered_index.spark.{'writing.merge' if step == 'objects' else 'audit.audit'}"]
     described = module.described
 
     def afterwards(session: Any, text: str) -> Any:

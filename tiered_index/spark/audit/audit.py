@@ -8,7 +8,7 @@ difference. An audit changes nothing. One thread drives it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,8 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
 from tiered_index.spark.audit.entries import ALL_TIME, Sides, task_count
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import broadcast
 from tiered_index.spark.metrics import JobMeter, JobMetrics, described
+from tiered_index.spark.writing.merge import run_in_tasks
 from tiered_index.spark.writing.sources import SourceLike, check_source, entries_of
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 _SEGMENTS_AT_ONCE = 10_000
+_CHECK = "objects: check every byte"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,7 @@ def audit(
         def check_objects(state: LogState) -> None:
             nonlocal seen
             seen = state
-            with typed_errors("checking objects"), described(spark, "objects: check every byte"):
-                _check_on(spark, state, opened, meter.address(address), report)
+            _check_on(spark, state, opened, meter.address(address), report)
 
         state = check_storage(opened, {}, report, lambda *_: None, deep=True, threads=1, check_objects=check_objects)
         differences = None
@@ -160,18 +160,16 @@ def _check_on(spark: SparkSession, state: LogState, storage: Storage, address: S
 def _check_work(spark: SparkSession, work: list[Any], address: StorageAddress, report: Report) -> None:
     """Check objects and archived segments in tasks, in the given order, and add their findings."""
     count = task_count(work, spark.sparkContext.defaultParallelism)
-    with broadcast(spark, work) as shared:
+    groups = [work[number::count] for number in range(count)]
+    for part_report in run_in_tasks(spark, address, _CHECK, _checked, groups):
+        report.add_report(part_report)
 
-        def check(numbers: Iterable[int]) -> Iterator[Report]:
-            part_report = Report()
-            with contextlib.closing(address.open()) as storage:
-                for number in numbers:
-                    for place in range(number, len(shared.value), count):
-                        _check_one(shared.value[place], storage, part_report)
-            yield part_report
 
-        for part_report in spark.sparkContext.parallelize(range(count), count).mapPartitions(check).collect():
-            report.add_report(part_report)
+def _checked(storage: Storage, work: Iterable[StoredObject | ArchivedSegment]) -> Report:
+    report = Report()
+    for stored in work:
+        _check_one(stored, storage, report)
+    return report
 
 
 def _check_one(stored: StoredObject | ArchivedSegment, storage: Storage, report: Report) -> None:

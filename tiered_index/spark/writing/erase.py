@@ -84,7 +84,7 @@ def erase(
             groups = [largest[number::at_once] for number in range(min(len(largest), at_once))]
             find = partial(find_hidden, stones=stones, schema=schema)
             step = "find: find the entries to erase"
-            parts = run_in_tasks(spark, meter, address, step, find, groups)
+            parts = run_in_tasks(spark, meter.address(address), step, find, groups)
             return {name: scanned for part in parts for name, scanned in part.items()}
 
         log.open()

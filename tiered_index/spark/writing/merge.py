@@ -90,14 +90,13 @@ def on_executors(spark: SparkSession, meter: JobMeter, address: StorageAddress, 
 
             # archived segments are overwritten
             stage = _MERGE if rewrite.of_entries else _OVERWRITE
-            return run_in_tasks(spark, meter, address, stage, run_one, range(len(rewrite.tasks)))
+            return run_in_tasks(spark, meter.address(address), stage, run_one, range(len(rewrite.tasks)))
 
     return run
 
 
 def run_in_tasks(
     spark: SparkSession,
-    meter: JobMeter,
     address: StorageAddress,
     step: str,
     act: Callable[[Storage, _Part], _Result],
@@ -106,10 +105,9 @@ def run_in_tasks(
     """Run `act` for each part in a task of its own, with the storage at an address, and return the results."""
     if not parts:
         return []
-    counted = meter.address(address)
 
     def run_one(part: _Part) -> _Result:
-        with between_tasks(), counted.open() as storage:
+        with between_tasks(), address.open() as storage:
             return act(storage, part)
 
     with typed_errors(f"a task of step {step.partition(':')[0]!r}"), described(spark, step):
