@@ -22,7 +22,7 @@ from tests.spark.in_process import build_here
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
+from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
@@ -264,6 +264,22 @@ def test_damage_is_reported_by_slot_group(spark, copied):
     assert len(result.failed) == 1
     with pytest.raises(CorruptFile):
         look_up(spark, frame, storage=copied)
+
+
+def test_a_lookup_costs_no_more_than_its_bounds(spark, index):
+    frame = spark.createDataFrame(ROWS, KEYS)
+    whole = look_up(spark, frame, storage=index)
+    for name, spent in (("max_requests", whole.requests), ("max_bytes", whole.bytes_read)):
+        # each task has an equal share
+        assert look_up(spark, frame, storage=index, **{name: whole.tasks * spent}).statuses == whole.statuses
+        little = {name: spent // 2}
+        with pytest.raises(BudgetExceeded, match=name):
+            look_up(spark, frame, storage=index, **little)
+        bounded = look_up(spark, frame, storage=index, allow_partial=True, **little)
+        assert bounded.statuses["partial"]
+        assert (bounded.requests if name == "max_requests" else bounded.bytes_read) <= spent // 2
+        with pytest.raises(InvalidArgument, match=f"{name} must be a whole number"):
+            look_up(spark, frame, storage=index, **{name: -1})
 
 
 def test_an_index_that_is_merged_meanwhile_and_objects_that_are_lost(spark, copied):

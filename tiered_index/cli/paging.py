@@ -41,19 +41,17 @@ class CommandBudget:
     """The remaining limits of a command. Its time runs from the construction."""
 
     def __init__(self, limits: LookupLimits) -> None:
-        self._requests = limits.max_requests
-        self._bytes = limits.max_bytes
+        self._limits = limits
         self._deadline_s = limits.deadline_s()
 
     def left(self) -> Limits:
         """Return the limits of the next lookup, as keyword arguments."""
         left_s = max(_MOMENT_S, self._deadline_s - time.monotonic()) if self._deadline_s is not None else None
-        return {"max_requests": self._requests, "max_bytes": self._bytes, "timeout_s": left_s}
+        return {"max_requests": self._limits.max_requests, "max_bytes": self._limits.max_bytes, "timeout_s": left_s}
 
     def spend(self, explain: Explain) -> None:
         """Subtract the cost of a lookup."""
-        self._requests = max(0, self._requests - explain.requests) if self._requests is not None else None
-        self._bytes = max(0, self._bytes - explain.bytes) if self._bytes is not None else None
+        self._limits = self._limits.less(explain.requests, explain.bytes)
 
     def clock(self) -> contextlib.AbstractContextManager[None]:
         """Return a block that ends at the command's deadline."""

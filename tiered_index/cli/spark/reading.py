@@ -35,6 +35,8 @@ class LookupOptions:
     max_count: int = declare(64, "--max", min=1, help="Limit of entries per key, newest first.")
     allow_partial: bool = declare(False, "--allow-partial", help="Answer from the readable files, and name the others.")
     skip_null: bool = declare(False, "--skip-null", help="Skip rows without topic or key, and count them.")
+    max_requests: int | None = declare(metavar="N", help="Limit of requests to the storage, of all tasks together.")
+    max_bytes: int | None = declare(metavar="BYTES", help="Limit of bytes read, of all tasks together.")
     messages: str | None = declare(
         metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
     )
@@ -97,6 +99,8 @@ def lookup(
             columns=columns,
             allow_partial=options.allow_partial,
             skip_null=options.skip_null,
+            max_requests=options.max_requests,
+            max_bytes=options.max_bytes,
             config=config,
             **more,
         )

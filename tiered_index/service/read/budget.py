@@ -64,10 +64,18 @@ class LookupLimits:
             _least(self.timeout_s, other.timeout_s),
         )
 
+    def less(self, requests: int, size_bytes: int) -> LookupLimits:
+        """Return the bounds that are left after so many requests and bytes, at least 0."""
+        return LookupLimits(_left(self.max_requests, requests), _left(self.max_bytes, size_bytes), self.timeout_s)
+
     def deadline_s(self) -> float | None:
         """Return the end of `timeout_s` from now, by `time.monotonic()`; None: no bound."""
         bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
         return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
+
+
+def _left(most: int | None, spent: int) -> int | None:
+    return None if most is None else max(0, most - spent)
 
 
 def _least(first: N | None, second: N | None) -> N | None:

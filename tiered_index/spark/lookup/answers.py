@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.arrow import array_of
 from tiered_index.format.schema import Column as StoredColumn
 from tiered_index.format.schema import Schema
+from tiered_index.service.read.budget import LookupLimits
 from tiered_index.service.read.lookup_columns import LookupColumns
 from tiered_index.service.read.results import QueryResults
 from tiered_index.service.reader import IndexReader
@@ -72,7 +73,7 @@ def _arrow_type(column: StoredColumn) -> pa.DataType:
 
 @dataclass(frozen=True)
 class TaskLookups:
-    """Looks up the rows of tasks. `names` are those of the rows' columns by field, for messages.
+    """Looks up the rows of tasks. `names` are those of the rows' columns by field, for messages; `limits` are a task's.
 
     `spent` is an accumulator: requests, bytes and cost of the tasks, and a count for each (file,) that was read.
     """
@@ -83,6 +84,7 @@ class TaskLookups:
     max_count: int
     allow_partial: bool
     skip_null: bool
+    limits: LookupLimits
     spent: Any
 
     def columns(self, frame: DataFrame) -> StructType:
@@ -109,12 +111,14 @@ class TaskLookups:
                     opening, prices = reader.storage.total, reader.storage.prices
                     cost_usd = prices.cost_usd(opening.requests_by_kind, opening.bytes_read)
                     self._spend(opening.requests, opening.bytes_read, cost_usd)
+                    left = self.limits.less(opening.requests, opening.bytes_read)
                 start = 0
                 while start < len(batch):
                     part = batch.slice(start, at_once)
-                    made, entries = self._answered(part, reader)
+                    made, results = self._answered(part, reader, left)
                     yield made
-                    start += len(part)
+                    start, entries = start + len(part), len(results.rows)
+                    left = left.less(results.explain.requests, results.explain.bytes)
                     # by the answers so far, since most lookups have fewer than `max_count`
                     at_once = max(_FEWEST, min(_MOST, 2 * at_once, _ENTRIES * len(part) // max(1, entries)))
 
@@ -122,8 +126,10 @@ class TaskLookups:
         spent: dict[Any, Any] = {"requests": requests, "bytes": size_bytes, "cost_usd": cost_usd}
         self.spent.add(Counter(spent | {(file,): 1 for file in files}))
 
-    def _answered(self, rows: pa.RecordBatch, reader: IndexReader) -> tuple[pa.RecordBatch, int]:
-        """Return the answers of rows, and the number of their entries."""
+    def _answered(
+        self, rows: pa.RecordBatch, reader: IndexReader, limits: LookupLimits
+    ) -> tuple[pa.RecordBatch, QueryResults[Any]]:
+        """Return the answers of rows, as columns and as the reader's."""
         lookup = rows.column(LOOKUP)
         topics, keys, begins, ends, _ = lookup.flatten()
         whole = pc.and_(pc.is_valid(topics), pc.is_valid(keys))
@@ -133,7 +139,7 @@ class TaskLookups:
                     needed = "a value is needed in every row (or skip_null)"
                     raise InvalidArgument(f"column {self.names[name]} has nulls; {needed}")
         there = whole.to_numpy(zero_copy_only=False)
-        results = self._looked_up([column.filter(whole) for column in (topics, keys, begins, ends)], reader)
+        results = self._looked_up([column.filter(whole) for column in (topics, keys, begins, ends)], reader, limits)
         spent = results.explain
         read = [report.file for report in spent.files if report.outcome == "read"]
         self._spend(spent.requests, spent.bytes, spent.cost_usd, read)
@@ -159,9 +165,9 @@ class TaskLookups:
         own = [statuses.take(at), failed.take(at), pa.array(position.astype(np.int32), mask=~some), *entries]
         columns = {name: rows.column(name).take(at) for name in rows.schema.names if name != LOOKUP}
         names = ["status", "failed", "position", *(name for name, _ in entry_columns(self.schema))]
-        return pa.RecordBatch.from_arrays([*columns.values(), *own], [*columns, *names]), len(results.rows)
+        return pa.RecordBatch.from_arrays([*columns.values(), *own], [*columns, *names]), results
 
-    def _looked_up(self, fields: Sequence[pa.Array], reader: IndexReader) -> QueryResults[Any]:
+    def _looked_up(self, fields: Sequence[pa.Array], reader: IndexReader, limits: LookupLimits) -> QueryResults[Any]:
         """Return the answers for the columns of `LOOKUP`, which have no null topic or key."""
         topics, keys, begins, ends = fields
         bounds = []
@@ -177,7 +183,7 @@ class TaskLookups:
                 raise InvalidArgument(f"begin_ms {begin} is after end_ms {end}, for key {shown(key)!r}")
         lookups = LookupColumns(names, texts, low, high, [self.max_count] * len(keys), [None] * len(keys))
         try:
-            return reader.query_many(lookups, self.allow_partial)
+            return reader.query_many(lookups, self.allow_partial, **asdict(limits))
         except InvalidArgument as error:
             raise InvalidArgument(f"columns {self.names['topic']} and {self.names['key']}: {error}") from error
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.budget import LookupLimits
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cleaned_up_on_error, large_batches, repartitioned
@@ -86,6 +87,8 @@ def look_up(
     allow_partial: bool = False,
     skip_null: bool = False,
     messages: str | None = None,
+    max_requests: int | None = None,
+    max_bytes: int | None = None,
     config: IndexConfig | None = None,
 ) -> LookupResult:
     """Look up the key of each row of `df` in its topic and time range, as `IndexReader.query` does.
@@ -98,16 +101,20 @@ def look_up(
     names unreadable files, with the reason.
 
     Rows without topic or key are an error, or with `skip_null` left out and counted. `messages` joins the messages,
-    from ``archive`` or the folder of a RocketMQ store. `config` has the settings of the tasks' readers.
+    from ``archive`` or the folder of a RocketMQ store. `max_requests` and `max_bytes` bound the cost of all tasks
+    together: each has an equal share, and has it again if Spark repeats it. `config` has the settings of the tasks'
+    readers.
 
-    Raises `InvalidArgument`, which names the column, `NotAnIndex`, and without `allow_partial` `StorageError` or
-    `CorruptFile` for a file that can't be read.
+    Raises `InvalidArgument`, which names the column, `NotAnIndex`, and without `allow_partial` `BudgetExceeded`, and
+    `StorageError` or `CorruptFile` for a file that can't be read.
     """
     from pyspark import StorageLevel
     from pyspark.accumulators import AddingAccumulatorParam
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     check_classic(spark)
+    # checked before they are divided
+    LookupLimits(max_requests, max_bytes)
     settings = config or IndexConfig()
     address, state, taken = opened_index(storage, settings, max_count=max_count, messages=messages)
     assert state.genesis is not None
@@ -118,8 +125,9 @@ def look_up(
     # a task reads each slot group once, so a cache of them would only take memory; and it stays at its log position
     per_task = {"storage": address.uri, "root": None, "item_type": None, "block_cache_bytes": 0}
     reader = settings.changed(**per_task, refresh_interval_s=3600.0)
-    answers = TaskLookups(reader, layout.schema, keys.names, max_count, allow_partial, skip_null, spent)
     tasks = _TASKS_A_CORE * max(1, spark.sparkContext.defaultParallelism)
+    share = LookupLimits(*(None if most is None else most // tasks for most in (max_requests, max_bytes)))
+    answers = TaskLookups(reader, layout.schema, keys.names, max_count, allow_partial, skip_null, share, spent)
     rows = keys.rows()
     slot = hash_key(F.col(f"{LOOKUP}.topic"), F.col(f"{LOOKUP}.key")) % layout.slots
     rows = rows.withColumn(LOOKUP, F.col(LOOKUP).withField("slot", slot))
