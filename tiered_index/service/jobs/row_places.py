@@ -34,6 +34,9 @@ def has_files(states: Sequence[LogState], names: Callable[[], Iterable[str]], to
 
     `names` returns the names of all positions of the indexes.
     """
+    # each lookup asks this, and most indexes have no segments
+    if not any(state.listed_logs or state.given_up for state in states):
+        return False
     of_topic, of_topics = (
         any(store in state.listed_logs or store in state.given_up for state in states)
         for store in (linked_store(topic, queue_id) for queue_id in FILES_QUEUES)
