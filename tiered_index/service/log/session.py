@@ -167,7 +167,7 @@ def writer_of(storage: Storage, clock: Clock) -> WriterStatus | None:
     """Return the last holder of the index's lease; None: there never was one. Raises `StorageError`.
 
     It costs at least two requests. The storage's time is asked for only if the lease is not young by `clock`, which is
-    this machine's: in S3 it takes boto3, and elsewhere a probe that a reader may not write.
+    this machine's: in Google's and Azure's stores it takes a probe that a reader may not write.
     """
     current = _current(storage)
     if current is None:

@@ -9,9 +9,11 @@ process that was forked after its parent used obstore. Threads: any number; afte
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pkgutil
 import random
+import re
 import sys
 import threading
 import time
@@ -25,7 +27,7 @@ from tiered_index.errors import ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import BULK_DELETES, PROBE_PREFIX, RANGES, Bytes, Writer, check_name
 from tiered_index.storage.buckets import BucketStorage
 from tiered_index.storage.faults import NO_S3
-from tiered_index.storage.obstores import obstore
+from tiered_index.storage.obstores import epoch_ms, obstore
 from tiered_index.storage.retry import RetryLoop
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.place import find_place
@@ -125,7 +127,7 @@ class S3Storage(BucketStorage):
             try:
                 return act(reads)
             except reads.errors as error:
-                region = self._writes.region() if reads.is_elsewhere(error) else None
+                region = _region(reads) if reads.is_elsewhere(error) else None
                 if region in (None, self._place.options.region):
                     raise
             with self._lock:
@@ -198,8 +200,10 @@ class S3Storage(BucketStorage):
 
     def now_ms(self) -> int:
         """Return the service's time in whole seconds, from the date of an answer, or else as `Storage.now_ms`."""
-        told_ms = self._writes.now_ms(self._base)
-        return super().now_ms() if told_ms is None else told_ms
+        headers = self._read("asking for the time", "", lambda reads: reads.bucket_headers(self._base))
+        with contextlib.suppress(TypeError, ValueError):
+            return epoch_ms(pkgutil.resolve_name("email.utils:parsedate_to_datetime")(headers.get("date")))
+        return super().now_ms()
 
     def close(self) -> None:
         """Close the clients' connections. The next call opens others."""
@@ -207,6 +211,15 @@ class S3Storage(BucketStorage):
         if writes is not None and self._pid == os.getpid():
             writes.client.close()
         self._forget()
+
+
+def _region(reads: S3Reads | Boto3Reads) -> str | None:
+    """Return the bucket's region; None: the service does not tell it."""
+    try:
+        region: str = reads.bucket_headers("").get("x-amz-bucket-region", "")
+    except OSError:
+        return None
+    return region if re.fullmatch(r"[a-z0-9-]+", region) else None
 
 
 def _is_mocked() -> bool:

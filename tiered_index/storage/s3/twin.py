@@ -78,6 +78,11 @@ class Boto3Reads(Reads):
         modified = answer.get("LastModified")
         return (answer["ContentLength"], modified and epoch_ms(modified)) if "ContentLength" in answer else None
 
+    def bucket_headers(self, prefix: str) -> Any:
+        """Return the headers of a listing of `prefix`."""
+        answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
+        return answer["ResponseMetadata"]["HTTPHeaders"]
+
     def pages(self, prefix: str, after: str) -> Iterator[list[Listed]]:
         parameters = {"Prefix": prefix} | ({"StartAfter": after} if after else {})
         while True:

@@ -1,4 +1,4 @@
-"""Writes to a bucket through boto3: puts, deletes, and large objects in parts; its region, and the service's time.
+"""Writes to a bucket through boto3: puts, deletes, and large objects in parts.
 
 A `S3Writer` holds one part in memory. The 10,000 parts that S3 allows hold 78 GiB: more than any object of an index. An
 upload that was begun with a checksum algorithm is completed with the checksum of each part. Threads: any number.
@@ -9,17 +9,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tiered_index.errors import ObjectNotFound, StorageError, StorageMisconfigured, StorageUnavailable, TieredIndexError
+from tiered_index.errors import ObjectNotFound, StorageMisconfigured, StorageUnavailable, TieredIndexError
 from tiered_index.storage.base import PAGE, BufferedWriter, Bytes
 from tiered_index.storage.faults import NO_S3
-from tiered_index.storage.obstores import epoch_ms
 from tiered_index.storage.retry import RetryLoop
 from tiered_index.storage.s3.boto import REQUEST_ERRORS, translate
 from tiered_index.storage.s3.options import S3Options
@@ -60,22 +57,6 @@ class Writes:
     def send(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
         """Send a request, repeated as `RetryLoop` says, and return the parsed response."""
         return self._run(doing, name, lambda: getattr(self.client, operation)(Bucket=self._bucket, **parameters))
-
-    def region(self) -> str | None:
-        """Return the bucket's region; None: the service does not tell it."""
-        try:
-            answer = self.send("head_bucket", "asking for the bucket's region")
-        except StorageError as error:
-            answer = getattr(error.__cause__, "response", {})
-        region: str = _headers(answer).get("x-amz-bucket-region", "")
-        return region if re.fullmatch(r"[a-z0-9-]+", region) else None
-
-    def now_ms(self, prefix: str) -> int | None:
-        """Return the service's time in whole seconds, of a listing of `prefix`; None: unknown."""
-        date = _headers(self.send("list_objects_v2", "asking for the time", Prefix=prefix, MaxKeys=1)).get("date")
-        with contextlib.suppress(TypeError, ValueError):
-            return epoch_ms(parsedate_to_datetime(date))
-        return None
 
     def put(self, name: str, key: str, data: Bytes, **condition: str) -> None:
         """Store an object in one request; at most 5 GiB."""
@@ -194,10 +175,6 @@ class Writes:
         if field not in answer:
             raise StorageMisconfigured.lacking(f"{self.uri}: the service leaves out {field} of {what}")
         return answer[field]
-
-
-def _headers(answer: Mapping[str, Any]) -> Any:
-    return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
 
 
 class S3Writer(BufferedWriter):
