@@ -354,8 +354,14 @@ def test_a_proxy_of_the_environment_gets_the_requests_of_both_clients(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", scripted.endpoint_url)
+    with (
+        opened(scripted, endpoint_url="http://s3.internal:9000") as storage,
+        pytest.raises(StorageMisconfigured, match=r"names a proxy.*client=boto3.*NO_PROXY"),
+    ):
+        storage.get_range(NAME, 0, 10)
+    assert scripted.requests == []
     scripted.answers(part(DATA, 0, 10), listing(), Answer(200))
-    with opened(scripted, endpoint_url="http://s3.internal:9000") as storage:
+    with opened(scripted, endpoint_url="http://s3.internal:9000", client="boto3") as storage:
         assert storage.get_range(NAME, 0, 10) == DATA[:10]
         storage.now_ms()
         storage.put("a", b"x")
@@ -377,7 +383,7 @@ def test_a_redirect_through_a_proxy_reaches_no_other_host(
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
     moved = Answer(307, headers={"Location": "http://other.example/x"})
     scripted.script = lambda request: moved if "s3.internal" in request.path else part(DATA, 0, 10)
-    with opened(scripted, endpoint_url="http://s3.internal") as storage:
+    with opened(scripted, endpoint_url="http://s3.internal", client="boto3") as storage:
         for act in (lambda: storage.get_range(NAME, 0, 10), lambda: list(storage.list()), storage.now_ms):
             with pytest.raises(StorageMisconfigured, match="only redirects"):
                 act()
@@ -430,7 +436,7 @@ def test_a_proxy_carries_the_encrypted_requests_of_both_clients(
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.server_address[1]}")
         server.answers(part(DATA, 0, 10), Answer(200))
-        with opened(server) as storage:
+        with opened(server, client="boto3") as storage:
             assert storage.get_range(NAME, 0, 10) == DATA[:10]
             storage.put("a", b"x")
         proxy.shutdown()

@@ -26,6 +26,10 @@ NO_TLS = "the endpoint does not speak TLS: try http://"
 NO_S3 = "this is not an S3 service: correct the endpoint's URL"
 ONLY_REDIRECTS = "the endpoint only redirects: use the address that it names"
 OTHER_CLIENT = "add client=boto3 to the storage's URI: boto3 then reads it, and accepts this"
+PROXIED = (
+    "the environment names a proxy for the endpoint, through which obstore would follow redirects to any host: add "
+    "client=boto3 to the storage's URI (or set s3.client), or the endpoint's host to NO_PROXY"
+)
 _NO_FRAMES = "set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
 _EXPIRED = "the session's credentials have expired: renew them"
 _REGION = "set the bucket's region"

@@ -50,7 +50,8 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
     addressing_style: str | None = None
     # `requester`: this account pays for requests, which a bucket of *requester pays* demands; None: its owner pays.
     request_payer: str | None = None
-    # `boto3`: read by boto3, on servers whose answers obstore refuses, and to trace its methods; None: read by obstore.
+    # `boto3`: read by boto3: through a proxy, on servers whose answers obstore refuses, and to trace its methods.
+    # None: read by obstore.
     client: str | None = None
     # Server-side encryption of every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
     sse: str | None = None

@@ -1,7 +1,7 @@
 """Reads of a bucket through obstore.
 
 obstore follows redirects, and would send the session token to another host: client options let requests reach only the
-endpoint and the sources of credentials. A proxy would reach any host: boto3 then reads (`Place.is_proxied`). obstore
+endpoint and the sources of credentials. A proxy would reach any host: it is refused (`Place.is_proxied`). obstore
 shows no headers, neither the service's time nor a bucket's region: an unsigned HEAD has both. Threads: any number.
 """
 

@@ -2,9 +2,8 @@
 
 The service must have put-if-absent (`If-None-Match: *`), reads that see earlier writes, and listings in order of UTF-8
 bytes. obstore reads. boto3 writes: a process loads it when it first writes (docs/decisions/0085). boto3 also reads if
-the URI says `client=boto3`, and through a proxy of the environment. So it does while moto's mock is active, and in a
-process that was forked after its parent used obstore. Threads: any number; after a fork, open a new storage
-(readers do so themselves).
+the URI says `client=boto3`, while moto's mock is active, and in a process that was forked after its parent used
+obstore. Threads: any number; after a fork, open a new storage (readers do so themselves).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from msgspec.structs import replace
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import BULK_DELETES, PROBE_PREFIX, RANGES, Bytes, Writer, check_name
 from tiered_index.storage.buckets import BucketStorage
-from tiered_index.storage.faults import NO_S3
+from tiered_index.storage.faults import NO_S3, PROXIED
 from tiered_index.storage.obstores import epoch_ms, obstore
 from tiered_index.storage.retry import RetryLoop
 from tiered_index.storage.s3.options import S3Options
@@ -62,8 +61,6 @@ class S3Storage(BucketStorage):
         super().__init__(bucket, prefix, options)
         self._loop = partial(RetryLoop, self.uri, options.max_attempts, options.backoff_s, sleep, uniform)
         self._place = find_place(bucket, self.uri, options)
-        # obstore follows redirects, and a proxy would carry the session's token to any host
-        self._is_boto3s = options.client is not None or self._place.is_proxied
         self._forget()
 
     def _forget(self) -> None:
@@ -91,7 +88,7 @@ class S3Storage(BucketStorage):
     @property
     def _reads(self) -> S3Reads | Boto3Reads:
         """The client that reads."""
-        is_boto3s = self._is_boto3s or _is_mocked() or obstore() is None
+        is_boto3s = self.options.client is not None or _is_mocked() or obstore() is None
         make: Callable[[], S3Reads | Boto3Reads] = self._twin if is_boto3s else self._obstore
         return self._opened(make)
 
@@ -101,6 +98,8 @@ class S3Storage(BucketStorage):
         return self._opened(self._boto3)
 
     def _obstore(self) -> S3Reads:
+        if self._place.is_proxied:
+            raise StorageMisconfigured(f"{self.uri}: {PROXIED}")
         return S3Reads(self._place, self.bucket, self.uri, self._loop)
 
     def _twin(self) -> Boto3Reads:
