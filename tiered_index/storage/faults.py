@@ -20,7 +20,10 @@ from tiered_index.errors import (
 )
 from tiered_index.storage.retry import PassingFault
 
-NO_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role"
+NO_CREDENTIALS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile (log in to one of SSO by `aws sso login`), or "
+    "give the machine a role"
+)
 CERTIFICATE = "set AWS_CA_BUNDLE to the certificate authority of this endpoint"
 NO_TLS = "the endpoint does not speak TLS: try http://"
 NO_S3 = "this is not an S3 service: correct the endpoint's URL"

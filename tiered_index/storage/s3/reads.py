@@ -45,8 +45,8 @@ _SOURCES = ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_EC2_METADATA_SERVICE_ENDP
 # Validity of a session's credentials. obstore renews them five minutes before its end, so after a minute. botocore
 # renews credentials ten minutes before they expire: obstore never uses expired ones.
 CREDENTIALS_HOLD = timedelta(minutes=6)
-# obstore sends no others for reads
-_OF_ROLES = r"performing (PUT|POST) |GET http\S*(latest/meta-data|169\.254\.170\.)"
+# obstore sends no such requests for reads; or boto3's session has no credentials
+_OF_ROLES = r"performing (PUT|POST) |GET http\S*(latest/meta-data|169\.254\.170\.)|External \w+ credential provider"
 _NO_KEYS = r"Missing (Access|Secret)|None from session"
 
 
