@@ -77,6 +77,24 @@ def test_finished_windows_are_merged_an_hour_after_their_end(life):
     life.check()
 
 
+def test_replaced_objects_are_deleted_after_the_grace_also_without_a_retention_rule(life):
+    publish_at(life, 1, 9, 17)
+    replaced = {stored.name for stored in life.state.objects.values()}
+    life.clock.advance(7 * HOUR_S)
+    life.index.run_merge()
+
+    def left_of_them():
+        life.index.run_lifecycle()
+        return replaced & {info.name for info in life.storage.list("data/")}
+
+    life.clock.advance(DAY_S - HOUR_S)
+    assert len(replaced) == 3 and left_of_them() == replaced
+    # a writer looks once a day
+    life.clock.advance(DAY_S + HOUR_S)
+    assert left_of_them() == set()
+    life.check()
+
+
 def test_late_entries_get_a_small_table_until_they_are_many(life):
     publish_at(life, 1, 3, 5)
     life.clock.advance(20 * HOUR_S)
