@@ -234,7 +234,7 @@ class IndexReader(Lookups[ItemT]):
 
     def _read_all(self, polled: Sequence[Polled], until_s: float | None) -> list[BaseException]:
         """Read states again, in parallel, and return their errors."""
-        readings = [(index, index.begin_asked()[0]) for index in polled]
+        readings = [(index, index.begin_requested()[0]) for index in polled]
         late = wait_for(readings, until_s)
         errors: list[BaseException | None] = []
         for index, reading in readings:

@@ -22,8 +22,8 @@ erase-the-neighbour-topic: a merge leaves out entries of other topics from befor
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-topic]
 erased-shown-by-window-tables: a lookup shows erased entries of a window table
   in LookupScan.look
-  - self.kept.get(handle.hash) or
-  + type(handle).__name__ != "WindowTable" and self.kept.get(handle.hash) or
+  - self.unexpired.get(handle.hash) or
+  + type(handle).__name__ != "WindowTable" and self.unexpired.get(handle.hash) or
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-of-a-queue: a lookup shows entries of an erased queue
   in LookupBatch.select
@@ -37,8 +37,8 @@ erased-shown-behind-a-cursor: a further page shows entries of an erased queue
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
 erased-shown-by-lookups: a lookup shows erased entries whose bytes are still there
   in QueryEngine._search
-  - scan.kept = run.files.logs.kept(scan.batch)
-  + scan.kept = {}
+  - scan.unexpired = run.files.logs.unexpired(scan.batch)
+  + scan.unexpired = {}
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-by-exports: merges and exports keep erased entries
   in Expired.keeps

@@ -45,7 +45,7 @@ class Missing:
     @classmethod
     def of(cls, gone: StoredObject | LostObject, copy: CompactedFile | None = None) -> Missing:
         """Describe the entries that are missing with an object. `copy` is its local copy."""
-        lost = (gone if isinstance(gone, LostObject) else LostObject.of(gone)).told()
+        lost = (gone if isinstance(gone, LostObject) else LostObject.of(gone)).lost_file()
         missing = cls(gone.name, lost.file, lost.begin_ms, lost.end_ms, lost.entries)
         if copy is None or copy.local is None:
             return missing

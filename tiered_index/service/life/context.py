@@ -39,7 +39,7 @@ from tiered_index.storage.base import Storage
 class LocalFiles:
     """The files of a root in the catalog, by state. Only the life cycle's round uses it.
 
-    It applies the catalog's changes. So it knows the sums over `kept` files without a loop over them.
+    It applies the catalog's changes. So it knows the sums over `copies` without a loop over them.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -51,12 +51,12 @@ class LocalFiles:
         self._changes = -1  # the catalog's number of changes at the last `follow`.
         self._waiting: dict[str, Handle] = {}  # files that the storage does not have, and damaged ones.
         # local copies of stored or removed objects, by sequence, and the keys of that dictionary by file id
-        self._kept: SortedDict[tuple[int, str], CompactedFile] = SortedDict()
+        self._copies: SortedDict[tuple[int, str], CompactedFile] = SortedDict()
         self._places: dict[str, tuple[int, str]] = {}
-        self._published_ms: SortedList[int] = SortedList()  # of `kept` files
+        self._published_ms: SortedList[int] = SortedList()  # of `copies`
         self._greatest: dict[str, int] | None = {}  # their greatest source positions; None: computed on use
-        self.kept_bytes = 0
-        """Bytes of `kept` files."""
+        self.copies_bytes = 0
+        """Bytes of `copies`."""
 
     def follow(self) -> None:
         """Apply the changes of the catalog since the last call."""
@@ -78,9 +78,9 @@ class LocalFiles:
 
     def _keep(self, file: CompactedFile) -> None:
         self._places[file.file_id] = place = file.sequence, file.file_id
-        self._kept[place] = file
+        self._copies[place] = file
         assert file.local is not None
-        self.kept_bytes += file.local.size_bytes
+        self.copies_bytes += file.local.size_bytes
         if file.stored is not None:
             self._published_ms.add(file.stored.stored.published_ms)
         if self._greatest is not None:
@@ -90,8 +90,8 @@ class LocalFiles:
         self._waiting.pop(file_id, None)
         if (place := self._places.pop(file_id, None)) is None:
             return
-        file = self._kept.pop(place)
-        self.kept_bytes -= file.local.size_bytes
+        file = self._copies.pop(place)
+        self.copies_bytes -= file.local.size_bytes
         if file.stored is not None:
             self._published_ms.remove(file.stored.stored.published_ms)
         greatest = self._greatest or {}
@@ -116,12 +116,12 @@ class LocalFiles:
         return sorted(compacted, key=lambda file: file.sequence)
 
     @property
-    def kept(self) -> Sequence[CompactedFile]:
+    def copies(self) -> Sequence[CompactedFile]:
         """The local copies of files that the storage has, or had, in order of sequence."""
-        return self._kept.values()  # type: ignore[no-any-return]
+        return self._copies.values()  # type: ignore[no-any-return]
 
-    def kept_before(self, published_ms: float) -> int:
-        """Return how many `kept` files were published until then."""
+    def copies_before(self, published_ms: float) -> int:
+        """Return how many `copies` were published until then."""
         return int(self._published_ms.bisect_right(published_ms))
 
     def durable_positions(self, file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
@@ -137,7 +137,7 @@ class LocalFiles:
             return own_positions(file) if file.lane != QUARANTINE else {}
         local: list[CompactedFile | UnsealedFile | Journal] = [file, *self.unsealed, *self.compacted]
         if self._greatest is None:
-            self._greatest = _greatest(self.kept)
+            self._greatest = _greatest(self.copies)
         return max_positions(_greatest(local), self._greatest)
 
     def put_before_ms(self, file: CompactedFile | UnsealedFile, now_ms: int) -> int:
@@ -152,7 +152,7 @@ class LocalFiles:
 
     def needed(self, logged: dict[str, int]) -> set[str]:
         """Return the ids of files with a source position that neither the log (`logged`) nor newer files have."""
-        return _needed([*self.unsealed, *self.compacted, *self.kept], logged)
+        return _needed([*self.unsealed, *self.compacted, *self.copies], logged)
 
 
 @dataclass(eq=False)

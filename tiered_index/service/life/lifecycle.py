@@ -362,11 +362,11 @@ class Lifecycle:
         """
         files, state, config = self._context.files, self._context.session.log.state, self._context.config
         bound, before_ms = config.local_keep_bytes, self._context.clock.now_ms() - config.local_keep_s * 1000
-        old, total = files.kept_before(before_ms), files.kept_bytes
-        wanted = files.kept[-1].metadata().layout.unsealed_size if lacks_room and files.kept else 0
+        old, total = files.copies_before(before_ms), files.copies_bytes
+        wanted = files.copies[-1].metadata().layout.unsealed_size if lacks_room and files.copies else 0
         needed: set[str] | None = None
         chosen = []
-        for file in files.kept:
+        for file in files.copies:
             is_tight = wanted > 0 or (bound is not None and total > bound)
             if not old and not is_tight:
                 break

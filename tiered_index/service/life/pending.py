@@ -75,7 +75,7 @@ class PendingFiles:
             return
         files, session = self._context.files, self._context.session
         published: list[CompactedFile | UnsealedFile] = [file for file in files.unsealed if file.published]
-        published += files.kept
+        published += files.copies
         positions: dict[str, int] = {}
         # only of published files: other positions are part of the records that publish their files
         for file in [file for file in published if has_newer_positions(file, session.log.state.positions)]:

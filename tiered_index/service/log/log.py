@@ -442,7 +442,8 @@ class StorageLog:
         at_once = 1 if active_context().submit is None else _READ_AT_ONCE
         for begin in range(0, len(infos), at_once):
             some = infos[begin : begin + at_once]
-            for info, record in zip(some, side_by_side([partial(self._found, info) for info in some]), strict=True):
+            records = side_by_side([partial(self._record_or_error, info) for info in some])
+            for info, record in zip(some, records, strict=True):
                 if isinstance(record, ObjectNotFound):
                     raise CorruptFile(info.name, "record is listed, but the storage does not have it") from record
                 if isinstance(record, Exception):
@@ -450,7 +451,7 @@ class StorageLog:
                 yield record
                 self._listed = info
 
-    def _found(self, info: ObjectInfo) -> LogRecord | Exception:
+    def _record_or_error(self, info: ObjectInfo) -> LogRecord | Exception:
         """Return a listed record, or its error, because the records before it are good."""
         try:
             return self.record(number_of(info.name))

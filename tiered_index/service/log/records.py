@@ -356,7 +356,7 @@ class LostObject(Stored, frozen=True):
         """The id of the file, or of the window table of a shard."""
         return self.shard.table if self.shard is not None else self.file_id
 
-    def told(self, source: str | None = None) -> LostFile:
+    def lost_file(self, source: str | None = None) -> LostFile:
         """Return the lost file as answers report it."""
         begin_ms, end_ms = self.second_min * 1000, self.second_max * 1000
         file, reason = (self.file, None) if self.range is None else (self.range.source, self.range.reason)

@@ -668,7 +668,7 @@ class MatchAccumulator:
         with self._lock:
             return self._ordered().first(self.batch.max_count + 1)
 
-    def found(self) -> Matches:
+    def matches(self) -> Matches:
         """Return the rows in any order, at most `max_count` + 1 distinct ones of each lookup."""
         with self._lock:
             if self._has_more():
@@ -738,7 +738,7 @@ def matching(
     if int(pairs.counts.sum()) <= PAIRS_AT_A_TIME or pairs.items_a_hash <= batch.max_count.min():
         for places, lookups in pairs.pairs():
             look(pick(places), lookups)
-        return gathered.found()
+        return gathered.matches()
     # a hot key with many lookups: newest items first, until each lookup has its page
     matched = pairs.items
     seconds = seconds_of(pick(matched))
@@ -757,4 +757,4 @@ def matching(
             newest = int(seconds[stop])
             open_ = open_[(batch.second_min[open_] <= newest) & (batch.page_ends(open_, gathered.first()) <= newest)]
         start, size = stop, 2 * size
-    return gathered.found()
+    return gathered.matches()

@@ -151,7 +151,7 @@ class Filters:
     _fetching: dict[str, int] = field(default_factory=dict)  # bytes of filters that are being fetched
     false_positives: int = 0
     """Number of searches that found nothing although a cached filter allowed them."""
-    kept: int = 0
+    cached_count: int = 0
     """Number of filters that were put into a cache."""
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
@@ -234,14 +234,14 @@ class Filters:
         """Cache a file's verified filter, on disk or in memory. Return whether it is kept."""
         if self.folder is None or not self.folder.write(stored.name, "filter", data):
             return self.adopt(stored, data)
-        self.kept += 1
+        self.cached_count += 1
         return True
 
     def adopt(self, stored: StoredObject, data: bytes) -> bool:
         """Cache a file's verified filter only in memory. Return whether it is kept."""
         is_kept = self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
         # after the filter, so that a thread that sees the number finds the filter
-        self.kept += 1
+        self.cached_count += 1
         return is_kept
 
     def whole(self, stored: StoredObject) -> bytes | None:

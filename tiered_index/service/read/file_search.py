@@ -354,7 +354,7 @@ def _with_giants(
         first = gathered.first()
         for giant in giants:
             giant.settle(first)
-    if len((matches := gathered.found()).rows):
+    if len((matches := gathered.matches()).rows):
         yield matches
     # a lookup needs only the blocks that were chosen for it
     search.lacking = {offset: lookups for offset, lookups in search.lacking.items() if offset not in owners}

@@ -152,7 +152,7 @@ class StoredSource:
     def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
         self._cold, self._stored, self._schema = cold, stored, schema
         self._filters = cold.filters
-        # `Filters.kept` when this last looked for the file's filter
+        # `Filters.cached_count` when this last looked for the file's filter
         self._seen = -1
 
     def open(self, file: LocalFile) -> bool:
@@ -163,7 +163,7 @@ class StoredSource:
         if not request_context.get().waits:
             return False
         filters, stored = self._filters, self._stored
-        if file.is_open and (not stored.filter_length or filters.kept == self._seen):
+        if file.is_open and (not stored.filter_length or filters.cached_count == self._seen):
             return not filters.is_due(stored)
         cold = self._cold
         if not file.is_open:
@@ -184,7 +184,7 @@ class StoredSource:
                     cold.core_bytes += len(groups) + stored.filter_length
             except ValueError:  # invalid values: the search of this file reports them
                 return False
-        self._seen = filters.kept
+        self._seen = filters.cached_count
         if stored.filter_length and (held := filters.whole(stored)) is not None:
             file.with_filter(held)
             return True

@@ -14,7 +14,7 @@ from tiered_index.service.log.records import LostObject
 from tiered_index.service.read.batch import LookupBatch
 from tiered_index.types import Freshness, Provenance
 
-Kept = dict[HashRule, list[LookupBatch]]
+Unexpired = dict[HashRule, list[LookupBatch]]
 """The lookups by hash rule, if the index has expired entries."""
 
 
@@ -38,7 +38,7 @@ class Logs(NamedTuple):
         """Join the lost objects and expired entries of several indexes."""
         return cls([item for part in parts for item in part.lost], [item for part in parts for item in part.expired])
 
-    def kept(self, batch: LookupBatch) -> Kept:
+    def unexpired(self, batch: LookupBatch) -> Unexpired:
         """Return lookups without the expired entries of the only index."""
         if not self.expired:
             return {}
@@ -62,7 +62,7 @@ class Logs(NamedTuple):
         if not self.lost and not self.expired:
             return Provenance(freshness, unknown_topics)
         bounds = second_min, second_max, *hashes
-        lost = [lost.told(source) for source, lost in self.lost if lost.concerns(*bounds, topic=topic)]
+        lost = [lost.lost_file(source) for source, lost in self.lost if lost.concerns(*bounds, topic=topic)]
         times = [expired.latest_ms if topic is None else expired.before_ms(topic) for _, expired in self.expired]
         # the latest of several indexes; 0 means that nothing has expired, because entries may be older than the epoch
         expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)

@@ -66,7 +66,7 @@ class Polled(ABC):
         self._beginning = threading.Lock()
         # the newest read that was due; one that a caller asked for and that has not begun; all that have not ended
         self._due: Read | None = None
-        self._asked: Read | None = None
+        self._requested: Read | None = None
         # with the pools of their threads
         self._running: dict[Read, DaemonPool] = {}
         # when the present read began, and the number of requests before it; None: there is none
@@ -106,18 +106,18 @@ class Polled(ABC):
                 return None if self._away is not None else (reading, True)
         return ended(self._read_due), True
 
-    def begin_asked(self) -> tuple[Read, bool]:
+    def begin_requested(self) -> tuple[Read, bool]:
         """Return a read that begins after this call and raises its errors, and whether this call began it."""
         with self._beginning:
-            if self._asked is not None:
-                return self._asked, False
+            if self._requested is not None:
+                return self._requested, False
             try:
-                self._asked = reading = self._begin(self._read_asked)
+                self._requested = reading = self._begin(self._read_requested)
             except NoThread:
                 pass
             else:
                 return reading, True
-        return ended(self._read_asked), True
+        return ended(self._read_requested), True
 
     def refresh(self, begun_s: float) -> None:
         """Wait for the read that a lookup begun at `begun_s` needs, by the rule above."""
@@ -144,7 +144,7 @@ class Polled(ABC):
         left_s = remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s * part
         while True:
-            reading, is_own = self.begin_asked()
+            reading, is_own = self.begin_requested()
             if wait_for([(self, reading)], until_s):
                 raise self.away or BudgetExceeded(f"timeout_s was reached while reading the log of {self.name}")
             try:
@@ -179,14 +179,14 @@ class Polled(ABC):
         """Return the context of a read: that of the lookup that begins it."""
         return active_context()
 
-    def _read_asked(self) -> Any:
+    def _read_requested(self) -> Any:
         return self._run(is_due=False)
 
     def _run(self, *, is_due: bool) -> Any:
         with self._lock:
             if not is_due:
                 with self._beginning:
-                    self._asked = None  # later callers need a later read
+                    self._requested = None  # later callers need a later read
             self._begun = time.monotonic(), self.usage.requests
             try:
                 return self._read(is_due=is_due)

@@ -30,7 +30,7 @@ from tiered_index.service.read.budget import NOTHING, RequestStats
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import MissingObject
 from tiered_index.service.read.file_view import Noted, Partly, WholeView, reports_of
-from tiered_index.service.read.logs import Kept, Logs
+from tiered_index.service.read.logs import Logs, Unexpired
 from tiered_index.service.read.results import AnswerForm, QueryResults
 from tiered_index.service.read.rows import (
     Array,
@@ -169,7 +169,7 @@ class QueryEngine:
             return passes[0].scan.answers.answers()
         joined = MatchAccumulator(batch, self.answered)
         for index_pass in passes:
-            joined.add(index_pass.scan.answers.found().of_index(index_pass.run.number, self.answered))
+            joined.add(index_pass.scan.answers.matches().of_index(index_pass.run.number, self.answered))
         joined.skipped = any(index_pass.scan.answers.skipped for index_pass in passes)
         return joined.answers()
 
@@ -224,7 +224,7 @@ class QueryEngine:
             batch=batch,
             answers=answers,
             failed=tuple([report for index_pass in passes for report, _ in index_pass.errors]),
-            told=_explain(passes, self._fold(answers.folded)),
+            make_explain=_explain(passes, self._fold(answers.folded)),
             freshness=files.freshness,
             unknown=frozenset(_unknown_to_all(passes)),
             schema=self.answered,
@@ -244,7 +244,7 @@ class QueryEngine:
         """
         handles, needed = self._viewed(run, scan, seen_rows)
         if needed and run.files.logs.expired:
-            scan.kept = run.files.logs.kept(scan.batch)
+            scan.unexpired = run.files.logs.unexpired(scan.batch)
         run.searches.read(run, scan, needed)
         return handles
 
@@ -357,7 +357,7 @@ class QueryEngine:
 class LookupScan(Scan):
     """The pass of a batch for rows of `schema`. If it is of one lookup, its answers skip files.
 
-    - `kept`: the lookups without expired entries, if an index has any.
+    - `unexpired`: the lookups without expired entries, if an index has any.
     - `partly`: files that a view has searched for some of the lookups.
     - `lacking`: by file, the lookups that need its unreadable parts.
     """
@@ -365,7 +365,7 @@ class LookupScan(Scan):
     schema: Schema
     batch: LookupBatch
     _: KW_ONLY
-    kept: Kept = field(default_factory=dict)
+    unexpired: Unexpired = field(default_factory=dict)
     partly: Mapping[str, Partly] = field(default_factory=dict)
     lacking: dict[str, set[int]] = field(default_factory=dict)
     answers: MatchAccumulator = field(init=False)
@@ -381,8 +381,8 @@ class LookupScan(Scan):
         """See `Scan.look`."""
         batch, damage = self.batch, list[Damage]()
         some, matched = self.partly.get(handle.file_id, (None, 0))
-        asked_batch = batch if some is None else batch.only(some)
-        for under_rule in self.kept.get(handle.hash) or asked_batch.under(handle.hash):
+        needed_batch = batch if some is None else batch.only(some)
+        for under_rule in self.unexpired.get(handle.hash) or needed_batch.under(handle.hash):
             matches = handle.search(under_rule)
             if len(matches.rows):
                 check_schema(matches.rows, self.schema, handle.file_id)

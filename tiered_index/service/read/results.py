@@ -168,7 +168,7 @@ class AnswerForm:
 class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups. Each `QueryResult` is made on first use.
 
-    - `explain` covers the whole batch, also in each result. `told` returns it.
+    - `explain` covers the whole batch, also in each result. `make_explain` returns it.
     - `failed` names the files that could not be read, with `allow_partial`.
     - `freshness`: see `QueryResult`. `unknown` has the topics that no file has.
     - `provenance` is `Logs.provenance`; None: nothing is lost and nothing has expired.
@@ -179,7 +179,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     batch: LookupBatch
     answers: Answers
     failed: tuple[FileReport, ...]
-    told: Callable[[], Explain]
+    make_explain: Callable[[], Explain]
     freshness: tuple[Freshness, ...]
     unknown: Collection[str]
     schema: Schema
@@ -194,7 +194,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     @cached_property
     def explain(self) -> Explain:
         """The cost of the batch."""
-        return self.told()
+        return self.make_explain()
 
     def _numbers_of(self, number: int) -> tuple[int, int, int, int, bool]:
         """Return begin and end of the rows of an answer, its inclusive range, and whether there are more rows."""

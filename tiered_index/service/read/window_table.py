@@ -95,20 +95,20 @@ class WindowTable:
         """See `Handle.excludes`."""
         if not batch.overlaps(self.second_min, self.second_max):
             return "time"
-        return None if self._asked(batch) else "filter"
+        return None if self._shards_for(batch) else "filter"
 
     def search(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, in any order. Shards are read in parallel.
 
         Of a giant slot's shards, the newest ones come first, until each lookup has its page.
         """
-        asked_shards = self._asked(batch)
-        if len(asked_shards) == 1:
-            [(_, stored, away)] = asked_shards
+        needed_shards = self._shards_for(batch)
+        if len(needed_shards) == 1:
+            [(_, stored, away)] = needed_shards
             return _search_shard(StorageBytes(self.cold, stored), batch, away)
         parts: list[Matches] = []
         gathered: MatchAccumulator | None = None
-        for newer, shards in itertools.groupby(asked_shards, itemgetter(0)):
+        for newer, shards in itertools.groupby(needed_shards, itemgetter(0)):
             reads = []
             for _, stored, away in shards:
                 if newer and gathered is not None:
@@ -131,7 +131,7 @@ class WindowTable:
         trailers = side_by_side([partial(self.cold.trailer, stored) for stored in self.shards])
         return [topic_stats for trailer in trailers for topic_stats in trailer.metadata.stats_by_topic()]
 
-    def _asked(self, batch: LookupBatch) -> list[tuple[int, StoredObject, npt.NDArray[np.bool_] | None]]:
+    def _shards_for(self, batch: LookupBatch) -> list[tuple[int, StoredObject, npt.NDArray[np.bool_] | None]]:
         """Return each shard that may have answers, with the number of newer shards of its slots, these shards last.
 
         The third part are the lookups (bool, n) for which a shard certainly has no answer; None: it may have one for
@@ -146,15 +146,15 @@ class WindowTable:
                 if not StorageBytes(self.cold, stored).lacks(batch)
             ]
         slots = self.slots.slots_of(batch.key_hash)
-        asked_shards: list[tuple[int, StoredObject, npt.NDArray[np.bool_] | None]] = []
+        needed_shards: list[tuple[int, StoredObject, npt.NDArray[np.bool_] | None]] = []
         for newer, stored in zip(self._newer, self.shards, strict=True):
             shard = stored.part
             away = (slots < shard.slot_low) | (slots >= shard.slot_high)
             if not away.all():
                 away |= StorageBytes(self.cold, stored).away(batch)
             if not away.all():
-                asked_shards.append((newer, stored, away))
-        return sorted(asked_shards, key=itemgetter(0)) if self._has_giants else asked_shards
+                needed_shards.append((newer, stored, away))
+        return sorted(needed_shards, key=itemgetter(0)) if self._has_giants else needed_shards
 
     def _places_of(self, slot: int) -> tuple[int, int]:
         """Return the first place of a shard that may have a slot, and the end."""
