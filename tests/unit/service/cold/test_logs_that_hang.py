@@ -73,6 +73,18 @@ def test_a_due_refresh_continues_behind_the_lookup_only_once(index, storage, rea
     assert answers(ask(timeout_s=LONG_S)) == index.expected("t", "all")
 
 
+def test_a_log_that_hangs_takes_at_most_half_of_the_time_so_the_files_are_read_in_the_other_half(index, storage, clock):
+    with index.reader(storage, clock=clock, refresh_interval_s=10, block_cache_bytes=0) as reader:
+        before = index.expected("t", "all")
+        assert answers(reader.query("t", "all")) == before
+        index.add(FILES)
+        storage.hang("get", name_prefix="log/")
+        clock.advance(11)
+        result = reader.query("t", "all", timeout_s=SOME_S)
+        assert (answers(result), result.status) == (before, "complete")
+        assert SOME_S * 500 <= result.explain.elapsed_ms < SOME_S * 1000
+
+
 @pytest.mark.parametrize("many", [False, True])
 def test_an_object_that_is_gone_and_a_log_that_hangs(index, storage, many):
     gone, others = index.stored[1], set(threading.enumerate())
