@@ -97,6 +97,37 @@ def hangs(opened):
         fault.release.set()
 
 
+def test_an_index_that_answers_too_late_gets_no_further_request_of_the_lookup(cluster, opened, clock):
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=0.5, block_cache_bytes=0) as reader:
+        storage = of(opened, away)
+        hang = storage.hang("get_range", times=None)
+        check_partial(cluster, ask(reader), away)
+        first_files = storage.calls("get_range")
+        hang.release.set()
+        time.sleep(0.5)
+        assert storage.calls("get_range") == first_files > 0
+
+
+def test_an_index_whose_files_hang_is_asked_again_after_a_pause(cluster, opened, clock):
+    """Its log answers at once, so without a pause each second lookup would wait for its files."""
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=0.5, block_cache_bytes=0) as reader:
+        storage = of(opened, away)
+        hang = storage.hang("get_range", times=None)
+        check_partial(cluster, ask(reader), away)
+        looks = storage.calls("list")
+        for _ in range(3):
+            clock.advance(0.3)
+            check_partial(cluster, ask(reader), away)
+            time.sleep(0.1)
+        assert storage.calls("list") == looks
+        hang.release.set()
+        clock.advance(0.2)
+        until(lambda: ask(reader).status == "complete")
+        assert storage.calls("list") == looks + 1
+
+
 @pytest.fixture
 def reading(monkeypatch):
     """Return a dict from URI to a call before each listing and whole GET of this storage, which may raise."""
