@@ -55,7 +55,8 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
     Raises `OutOfDate`.
     """
     module, _, name = mutant.function.rpartition(":")
-    files = [path for path in _files(package) if str(path).endswith(module)]
+    header = f"def {name.rpartition('.')[2]}("
+    files = [path for path in _files(package) if str(path).endswith(module) and header in _text(path)]
     candidates = [(path, node) for path in files for node in _functions(path).get(name, [])]
     if len(candidates) != 1:
         raise OutOfDate(f"out of date: {len(candidates)} functions are called {mutant.function}, not one")
@@ -97,6 +98,11 @@ def _files(package: Path) -> list[Path]:
 
 
 @cache
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
 def _functions(path: Path) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Return the functions of a file by qualified names."""
     functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
@@ -110,7 +116,7 @@ def _functions(path: Path) -> dict[str, list[ast.FunctionDef | ast.AsyncFunction
             elif not isinstance(child, ast.expr):  # an expression has no functions
                 walk(child, prefix)
 
-    walk(ast.parse(path.read_text()), "")
+    walk(ast.parse(_text(path)), "")
     return functions
 
 

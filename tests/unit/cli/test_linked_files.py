@@ -240,7 +240,7 @@ class Killed:
         return call
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("form", ["plain", "gzip", "topics", "archive"])
 def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkeypatch, where, rows_of, seed, form):
     moments = random.Random(f"{seed}{form}")
