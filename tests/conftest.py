@@ -67,6 +67,16 @@ def pytest_configure(config: pytest.Config) -> None:
         core.use_numpy()
 
 
+_WHOLE_FOLDERS = {"brokers": "not brokers", "real_s3": "not real_s3", "server/console": "not long"}
+"""Folders whose tests all have a marker, and the part of `-m` that leaves them out."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no browser, broker or real server in a run without their tests."""
+    left_out = _WHOLE_FOLDERS.get(collection_path.relative_to(Path(__file__).parent).as_posix())
+    return True if left_out and left_out in config.option.markexpr else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests of Spark first, so that one worker has all of them, and the only Java.
 

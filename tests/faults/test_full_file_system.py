@@ -46,8 +46,15 @@ def live(world, disk, full_from, pages):
     return refused
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["goes on", "restarts"])
-@pytest.mark.parametrize("pages", SPARE_PAGES)
+@pytest.mark.parametrize(
+    ("pages", "restarts"),
+    [
+        (0, False),
+        (4, True),
+        pytest.param(0, True, marks=pytest.mark.long),
+        pytest.param(4, False, marks=pytest.mark.long),
+    ],
+)
 def test_it_fills_up_at_any_step_and_heals(small_world, small_disk, pages, restarts):
     """Without a restart, the storage is on the same disk, so publishing fails, too."""
     refused = 0

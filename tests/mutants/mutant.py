@@ -57,13 +57,13 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
     module, _, name = mutant.function.rpartition(":")
     header = f"def {name.rpartition('.')[2]}("
     files = [path for path in _files(package) if str(path).endswith(module) and header in _text(path)]
-    candidates = [(path, node) for path in files for node in _functions(path).get(name, [])]
+    candidates = [(path, place) for path in files for place in _functions(path).get(name, [])]
     if len(candidates) != 1:
         raise OutOfDate(f"out of date: {len(candidates)} functions are called {mutant.function}, not one")
-    path, node = candidates[0]
+    path, (first_line, last_line, column) = candidates[0]
     source = path.read_text()
     lines = source.splitlines(keepends=True)
-    start, end = (sum(map(len, lines[:at])) for at in (node.lineno - 1, node.end_lineno or node.lineno))
+    start, end = (sum(map(len, lines[:at])) for at in (first_line - 1, last_line))
     snippet = re.compile(r"\s*".join(re.escape(token) for token in re.findall(r"\w+|[^\w\s]", mutant.old)))
     places = list(snippet.finditer(source, start, end))
     if len(places) != 1:
@@ -75,7 +75,7 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
         changed = new.replace("\n", "\n" + indent[0])
         mutated = source[:first] + changed + source[last:]
         # the function alone, which may be indented, is quicker to parse than its file
-        if _is_python("if True:\n" * (node.col_offset > 0) + source[start:first] + changed + source[last:end]):
+        if _is_python("if True:\n" * (column > 0) + source[start:first] + changed + source[last:end]):
             break
     else:
         raise OutOfDate("out of date: no Python with the defect in it")
@@ -103,15 +103,19 @@ def _text(path: Path) -> str:
 
 
 @cache
-def _functions(path: Path) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Return the functions of a file by qualified names."""
-    functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+def _functions(path: Path) -> dict[str, list[tuple[int, int, int]]]:
+    """Return the first and last lines of a file's functions and their columns, by qualified names.
+
+    The syntax trees would stay: millions of objects for each later garbage collection.
+    """
+    functions: dict[str, list[tuple[int, int, int]]] = {}
 
     def walk(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 if not isinstance(child, ast.ClassDef):
-                    functions.setdefault(prefix + child.name, []).append(child)
+                    place = (child.lineno, child.end_lineno or child.lineno, child.col_offset)
+                    functions.setdefault(prefix + child.name, []).append(place)
                 walk(child, f"{prefix}{child.name}.")
             elif not isinstance(child, ast.expr):  # an expression has no functions
                 walk(child, prefix)

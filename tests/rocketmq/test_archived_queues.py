@@ -75,7 +75,7 @@ def write_store(folder, puts, segment_bytes=4096):
     return [m for m in CommitLogReader(folder / "commitlog").messages() if m.topic != "TBW102"]
 
 
-@pytest.mark.parametrize("deleted", [None, 0, 16_384, 49_152, BEGIN_OF_LAST - 16_384])
+@pytest.mark.parametrize("deleted", [None, 0, 16_384, BEGIN_OF_LAST - 16_384])
 def test_every_queue_is_answered_whole_from_store_and_archive(index, store, deleted):
     """The test compares each page with a scan of the log: of the archive alone, or of a store whose first segments are
     deleted, beside it. Pages cross the place where the store begins, up to messages that are not archived.

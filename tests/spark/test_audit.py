@@ -321,7 +321,7 @@ def merged_and_swept(spark: Any, index: Path) -> None:
     sweep(f"file://{index}")
 
 
-@pytest.mark.parametrize("step", ["objects", "compare"])
+@pytest.mark.parametrize("step", [pytest.param("objects", marks=pytest.mark.long), "compare"])
 def test_entries_that_are_merged_and_swept_meanwhile_are_not_missing(spark, sound, copy, monkeypatch, step):
     """The objects are gone when they are checked, or sound then and gone during the comparison."""
     # the names `spark.audit` and `spark.merge` are also functions

@@ -17,7 +17,7 @@ from tiered_index.server.console import FOLDER
 from tiered_index.server.tokens import add_token
 
 OWN = [path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
