@@ -306,6 +306,22 @@ def test_a_lease_holds_off_other_roots_until_it_ends(clock, shared):
     assert len(list(shared.list("lease/"))) == 1
 
 
+def test_a_lease_that_is_renewed_while_it_is_read_holds_off_other_roots(clock):
+    """A renewal deletes the lease that was listed."""
+    storage = FaultStorage(MemoryStorage(clock=clock))
+    lease = Lease(storage.inner, 1, "a", clock, 60)
+    lease._write(released=False)
+
+    def renew():
+        clock.advance(30)
+        lease.renew()
+
+    storage.meanwhile("get", renew, name_prefix="lease/", times=3)
+    with pytest.raises(LockHeld):
+        LeaseWatch(storage, clock).check("b", "")
+    assert storage.calls("get") == 4
+
+
 def test_the_newest_epochs_lease_counts_for_the_lock_of_its_root(clock, shared):
     old = Lease(shared, 1, "a", clock, 60)
     clock.advance(61)
