@@ -27,14 +27,16 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex
+from tiered_index.errors import listed as listed_names
 from tiered_index.follow import Loss
 from tiered_index.format.hashing import assigned_topic_id
+from tiered_index.format.names import ROWS
 from tiered_index.format.shard import entry_checksum
 from tiered_index.kafka.archived import archived_records, begin_of, source_of, told_positions
 from tiered_index.kafka.names import Name
 from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.retention import Expired
-from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
+from tiered_index.rocketmq.archive.archive import ROWS_ADVICE, archived_batches, segments_by_store
 from tiered_index.rocketmq.follow.dispatcher import note_tags
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE
@@ -141,6 +143,8 @@ def ingest_archive(
         config = session.config()
         old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
         stores = _stores(old, store, selection, uri)
+        if rows := [name for name in old.segments().stores if name.startswith(ROWS)]:
+            session.out.note(f"{uri}: rows of files in {listed_names(rows, 3)} are left out: {ROWS_ADVICE}")
         archived = ArchivedMessages(old, stores, selection, skip_corrupt, skip_missing)
         if dry_run:
             return _compare(session, archived)
@@ -236,12 +240,18 @@ def _check_apart(config: IndexConfig, old: IndexReader, uri: str) -> None:
 
 def is_inside(uri: str, prefix: str) -> bool:
     """Return whether a storage is below the prefix of another one."""
-    target, above = split_uri(uri), split_uri(prefix)
+    (*place, path), (*above, outer) = _place_of(uri), _place_of(prefix)
+    return place == above and outer in path.parents
+
+
+def _place_of(uri: str) -> tuple[str, str, Path]:
+    """Return the scheme, the host or bucket, and the path of a storage; databases are files."""
+    parts = split_uri(uri)
     # a bucket's root has no path
-    inner, outer = (Path("/", unquote(parts.path).strip("/")) for parts in (target, above))
-    if target.scheme == "file":
-        inner, outer = inner.resolve(), outer.resolve()
-    return (target.scheme, target.netloc) == (above.scheme, above.netloc) and outer in inner.parents
+    path = Path("/", unquote(parts.path).strip("/"))
+    if parts.scheme in ("file", "sqlite"):
+        return "file", "", path.resolve()
+    return parts.scheme, parts.netloc, path
 
 
 def _check_empty(index: IndexService, own: set[str]) -> None:

@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import random
+import shlex
 import shutil
 import uuid
 from urllib.parse import unquote
@@ -30,6 +31,7 @@ from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.storage.local.files import encode
 from tiered_index.storage.opening import open_storage
 
 BEGIN_S = 1_700_000_000
@@ -332,6 +334,17 @@ def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_p
     assert not any(b'"c3"' in text or b",c3," in text for text in texts)
     assert rows_of("c3") == ([], [])
     assert rows_of("c4") == ([n for n in range(160) if n % 7 == 4], [])
+    # a new index of the copies alone
+    new = "--root", tmp_path / "new-root", "--storage", f"file://{tmp_path}/new"
+    refused = run_here("ingest", f"archive:{where[3]}", *new, "--json")
+    advice = "--topic field:topic --key 'keys[]' --time timestamp"
+    assert refused.code == 2 and "rows of files" in refused.error["message"] and advice in refused.error["message"]
+    names = [segment["name"] for segment in run_here("files", *where, "--json").document["archived"]]
+    copies = [tmp_path / "objects" / encode(name) for name in names]
+    assert run_here("ingest", *copies, *shlex.split(advice), *new, "--json").document["rows"] == len(texts)
+    shown = run_here("query", "orders", "c4", "--messages", "--all", *new, "--json").records
+    bodies = [json.loads(record["message"]["body"]) for record in shown if "state" in record]
+    assert len(bodies) == len([n for n in range(120) if n % 7 == 4]) and all("c4" in body["keys"] for body in bodies)
 
 
 def test_the_archive_has_the_rows_before_one_that_ends_the_run(tmp_path, monkeypatch, where, ingest, rows_of):

@@ -66,6 +66,9 @@ def test_a_value_that_may_be_a_secret_is_not_shown():
         ("s3://bucket", "s3://bucket/a", False),
         ("gs://bucket/a", "s3://bucket", False),
         ("file:///a/../a/b", "file:///a", True),
+        ("file://localhost/a/b", "file:///a", True),
+        ("sqlite:///a/b.db", "file:///a", True),
+        ("sqlite:///a/b.db", "file:///a/b", False),
     ],
 )
 def test_the_new_index_of_an_archive_may_not_lie_below_the_prefix_of_the_old_one(uri, prefix, is_below):
