@@ -12,7 +12,7 @@ from tests.spark.commands import outcome_of
 from tests.spark.entries import check, messages, put_files, states, sweep, total, write_parquet
 from tiered_index import IndexService
 from tiered_index.service.jobs.merge_run import MergeOptions
-from tiered_index.spark import build, merge
+from tiered_index.spark import audit, build, merge
 
 HOUR_MS = 3_600_000
 
@@ -90,6 +90,8 @@ def test_pending_files_are_merged_whatever_their_age_and_the_writer_adopts_them(
     index, table = writer
     answers = [item.offset for item in index.query("orders", "key-0", max_count=10_000)]
     assert total(storage) == 0 and len(states(storage).pending) == 3
+    audited = audit(spark, spark.createDataFrame(table), storage=storage)
+    assert "3 pending files with 1,200 entries count once a merge compacts them" in audited.report.notes
     planned = outcome_of(f"merge --storage {storage} --min-age 3650d --dry-run").document
     report = merge(spark, storage=storage, options=MergeOptions(min_age_s=3650 * 86_400))
     assert (report.sources, report.entries, report.left) == (3, 1_200, ())

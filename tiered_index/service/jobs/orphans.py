@@ -3,9 +3,6 @@
 A new object may be published soon, and a reader may still use an object that was just merged. So nothing younger than
 `older_than_s` is an orphan, and no object that was removed since (see `publication.MAX_AGE_S`). A staged object of an
 earlier version is an orphan, because no record names it. Foreign objects are reported and kept.
-
-It also gives up lost objects, which the log names but the storage does not have. One log record gives them up. From
-then on answers are complete except for their entries, and say so permanently. It is safe to repeat this.
 """
 
 from __future__ import annotations

@@ -126,6 +126,9 @@ def audit(
 
         state = check_storage(opened, {}, report, lambda *_: None, deep=True, threads=1, check_objects=check_objects)
         differences = None
+        if waiting := seen.pending.values():
+            count = sum(stored.count for stored in waiting)
+            report.note(f"{len(waiting):,} pending files with {count:,} entries count once a merge compacts them")
         if source is not None and state is not None:
             compared = described(spark, "compare: compare the index's entries with its source's")
             with typed_errors("comparing with the source"), compared:
