@@ -32,7 +32,7 @@ from tiered_index.follow import Loss
 from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.format.names import ROWS
 from tiered_index.format.shard import entry_checksum
-from tiered_index.kafka.archived import archived_records, begin_of, source_of, told_positions
+from tiered_index.kafka.archived import archived_records, begin_of, rule_positions, source_of
 from tiered_index.kafka.names import Name
 from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.retention import Expired
@@ -88,9 +88,9 @@ class ArchivedMessages:
         return source_of(store, self.old.log_state.positions)
 
     @property
-    def told(self) -> dict[str, int]:
+    def rule_positions(self) -> dict[str, int]:
         """The positions that say how records were indexed."""
-        return told_positions([*self.stores], self.old.log_state.positions)
+        return rule_positions([*self.stores], self.old.log_state.positions)
 
     def batches(self, store: str, position: int | None) -> Iterator[tuple[int, Any]]:
         """Yield the columns of one store's entries that are shown, from a position on, and their ends in the store."""
@@ -159,13 +159,13 @@ def ingest_archive(
         putting = stack.enter_context(Putting.open(session, config, intake))
         index = putting.index
         sources = {name: archived.source(name) for name in stores}
-        _check_empty(index, {*sources.values(), *archived.told})
+        _check_empty(index, {*sources.values(), *archived.rule_positions})
         # before the first entry is put
         take_over(index.storage, archived.hidden, SystemClock())
         note_tags(index, selection)
         put, entries = putting.patient(), 0
         resumed = {name: index.durable_position(source) for name, source in sources.items()}
-        for position_name, at in archived.told.items():
+        for position_name, at in archived.rule_positions.items():
             index.put_batch(NO_ENTRIES, position_name, at)
         with putting.progress("ingesting the archive", archived.size_bytes) as progress:
             for name in stores:

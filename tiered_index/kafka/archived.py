@@ -42,7 +42,7 @@ def source_of(store: str, positions: Mapping[str, int]) -> str:
     return store if newest is None else str(newest)
 
 
-def told_positions(stores: Sequence[str], positions: Mapping[str, int]) -> dict[str, int]:
+def rule_positions(stores: Sequence[str], positions: Mapping[str, int]) -> dict[str, int]:
     """Return the positions that say which keys were indexed and where logs began, for an index of the same records."""
     begins = {f"{BEGIN_PREFIX}{store}" for store in stores}
     return {name: at for name, at in positions.items() if name.startswith(KEYS_PREFIX) or name in begins}

@@ -255,7 +255,7 @@ archived-copy-ends-a-repair: a copy in an archive class keeps the other objects 
 orphans-of-an-old-log: objects that were published during a sweep are deleted
   in unnamed
   - state = log.refresh()
-  + state = known or log.refresh()
+  + state = earlier or log.refresh()
   tests/unit/service/merge/test_readers_and_writers.py::test_what_is_published_while_a_sweep_looks_is_no_orphan
 expiry-deletes-before-the-record: objects are deleted while the log still names them
   in record_expiry.make

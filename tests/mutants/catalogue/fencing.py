@@ -134,7 +134,7 @@ expiry-by-a-fenced-writer: a fenced writer expires entries by its own rule
 copy-over-a-writer: a standby continues on a target that a writer has taken over
   in Copier._check_target
   - if last.kind != _KIND:
-  + if there.epoch > 99:
+  + if copy_state.epoch > 99:
   tests/unit/service/copies/test_copies.py::test_a_target_that_was_written_to_is_let_alone
 s3-put-if-absent-unconditional: put-if-absent sends no condition
   in S3Storage.put_if_absent

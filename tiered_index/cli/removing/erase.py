@@ -84,7 +84,7 @@ def erase_here(session: Session, erasure: EraseOptions, *, now: bool) -> int:
             grace_s=erasure.grace,
             threads=config.query_threads,
             messages=messages_to_erase(request, index.log.state),
-            progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}", total),
+            progress=lambda step, done, total: bar.update(done, f"{done:,} of {total:,} {step}", total),
         )
         folder, state = config.cache_dir or (config.root / CACHE if config.root is not None else None), index.log.state
         if erasure.yes and folder is not None and state.genesis is not None:
@@ -126,11 +126,11 @@ def unmatched(done: Erasure, until: str) -> list[str]:
     """Return remarks about a request, or some of its keys, that no entry before the time `until` matches."""
     topic = f"topic {done.request.topic!r}"
     if keys := done.unmatched_keys:
-        what = f"no stored entry of {topic} before {until} has {listed([f'key {key!r}' for key in keys], 5)}"
+        problem = f"no stored entry of {topic} before {until} has {listed([f'key {key!r}' for key in keys], 5)}"
     else:
         queue = "" if done.request.queue_id is None else f" in queue {done.request.queue_id}"
-        what = f"no entry of {topic}{queue} before {until} is stored"
-    remarks = [what if done.matched else f"nothing matches: {what}"]
+        problem = f"no entry of {topic}{queue} before {until} is stored"
+    remarks = [problem if done.matched else f"nothing matches: {problem}"]
     if done.later_keys:
         remarks.append(f"later entries have {listed([repr(key) for key in done.later_keys], 5)}: see --before")
     if done.similar_keys:

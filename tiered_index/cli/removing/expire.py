@@ -100,16 +100,16 @@ def expire(
 
 def _tell_archive(session: Session, plan: ExpiryPlan, *, yes: bool) -> None:
     """Tell people which archived segments expire, and which stay though the entries of their age expire."""
-    gone, staying = map(_told, (plan.segments_expired, plan.segments_kept))
+    gone, staying = map(_summed, (plan.segments_expired, plan.segments_kept))
     session.out.line(f"archive: {'expired' if yes else 'would expire'}: {gone}; kept: {staying}")
     if plan.segments_of_age.segments:
         session.out.remark(
-            f"of the archive, {_told(plan.segments_of_age)} were uploaded before the entries' time above, and stay: to "
-            "expire them, too, set retention.segments_age_s or retention.segments_topics.TOPIC"
+            f"of the archive, {_summed(plan.segments_of_age)} were uploaded before the entries' time above, and stay: "
+            "to expire them, too, set retention.segments_age_s or retention.segments_topics.TOPIC"
         )
 
 
-def _told(sums: SegmentTotals) -> str:
+def _summed(sums: SegmentTotals) -> str:
     topics = [f"{topic}: {counted(offsets, 'offset')}" for topic, offsets in sums.offsets_by_topic.items()]
     details = "; ".join([human_bytes(sums.bytes), *([listed(topics)] if topics else [])])
     return f"{counted(sums.segments, 'segment')} ({details})" if sums.segments else "no segment"

@@ -143,9 +143,9 @@ class Copier:
 
     def missing_bytes(self) -> int:
         """Return the bytes that the target lacks by the logs as read so far. No request."""
-        state, there = self.log.state, self.copied.state
-        named = sum(map(object_bytes, _beyond(state, there).values()))
-        listed, known = (sum(catalog.object_bytes for catalog in s.catalogs.values()) for s in (state, there))
+        state, copy_state = self.log.state, self.copied.state
+        named = sum(map(object_bytes, _beyond(state, copy_state).values()))
+        listed, known = (sum(catalog.object_bytes for catalog in s.catalogs.values()) for s in (state, copy_state))
         return named + max(listed - known, 0)
 
     def run_once(self) -> CopyReport:
@@ -316,37 +316,37 @@ class Copier:
         assert state.genesis is not None
         if not self.copied.state.number:
             own = structs.replace(state.genesis, index_id=secrets.token_hex(8))
-            made = self.copied.begin(replace(difference(LogState(), state, _key(state)), genesis=own))
-            if made.genesis == own:
-                return made
-            self._check_target(made)
+            begun = self.copied.begin(replace(difference(LogState(), state, _key(state)), genesis=own))
+            if begun.genesis == own:
+                return begun
+            self._check_target(begun)
 
-        def make(there: LogState) -> LogRecord | None:
-            self._check_target(there)
-            if there.positions[_key(state)] >= state.number:
+        def make(copy_state: LogState) -> LogRecord | None:
+            self._check_target(copy_state)
+            if copy_state.positions[_key(state)] >= state.number:
                 return None  # the record of an earlier try, or of another copier, is in the log
-            return difference(there, state, _key(state))
+            return difference(copy_state, state, _key(state))
 
         return self.copied.append("a copy", None, make)
 
-    def _check_target(self, there: LogState) -> None:
+    def _check_target(self, copy_state: LogState) -> None:
         """Raise `InvalidArgument` unless the target is a copy of the source without other writes."""
         state = self.log.state
-        assert state.genesis is not None and there.genesis is not None
-        if there.genesis.index_id == state.genesis.index_id:
+        assert state.genesis is not None and copy_state.genesis is not None
+        if copy_state.genesis.index_id == state.genesis.index_id:
             raise InvalidArgument(f"{self.target.uri} is the source itself: give another storage")
-        if _key(state) not in there.positions:
+        if _key(state) not in copy_state.positions:
             raise InvalidArgument(
                 f"{self.target.uri} holds an index that is not a copy of {self.source.uri}: give a storage "
                 f"without an index"
             )
-        last = self.copied.record(there.number)
+        last = self.copied.record(copy_state.number)
         if last.kind != _KIND:
             raise InvalidArgument(
-                f"{self.target.uri} was written to since it was copied (record {there.number} of its "
+                f"{self.target.uri} was written to since it was copied (record {copy_state.number} of its "
                 f"log), so it is now a separate index. It was not changed: copy into another storage"
             )
-        at = there.positions[_key(state)]
+        at = copy_state.positions[_key(state)]
         if last.copied and at <= state.number and (at, last.copied) != self._compared:
             self.log.identity.check_seen(self.log.state, Seen(at, last.copied))
             self._compared = at, last.copied
@@ -402,7 +402,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
     taken["positions"] = after.positions | {key: after.number}
     taken["copied"] = after.digest
     added = _beyond(after, before).values()
-    made = LogRecord(
+    record = LogRecord(
         before.number + 1,
         _KIND,
         0,
@@ -417,10 +417,10 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
         remove=tuple(_beyond(before, after)),
         **taken,
     )
-    reached = before.apply(made, "copy")
+    reached = before.apply(record, "copy")
     expected = replace(
         after,
-        number=made.number,
+        number=record.number,
         epoch=before.epoch,
         genesis=reached.genesis,
         positions=taken["positions"],
@@ -428,7 +428,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
     )
     if reached != expected:
         raise CorruptFile("copy", f"no record leads from record {before.number} of the copy to the source's state")
-    return made
+    return record
 
 
 def _check(storage: Storage, named: Named, seen: Callable[[int, bytes], None]) -> dict[int, int]:

@@ -399,15 +399,15 @@ def _unmatched(
 ) -> dict[str, Any]:
     """Return the fields of the certificate about a request, or keys of it, that no stored entry matches."""
     held = scanned.values()
-    known = [in_force(state, stone) for stone in hiding]
-    fields: dict[str, Any] = {"in_force": all(known)}
+    are_in_force = [in_force(state, stone) for stone in hiding]
+    fields: dict[str, Any] = {"in_force": all(are_in_force)}
     having = {
         text
-        for text, stone, again in zip(request.spellings, hiding, known, strict=False)
-        if again or matched(stone, held)
+        for text, stone, is_in_force in zip(request.spellings, hiding, are_in_force, strict=False)
+        if is_in_force or matched(stone, held)
     }
     lacking = tuple([key for key in request.keys if having.isdisjoint((key, *other_spellings(key)))])
-    if lacking or not (all(known) or _hidden(scanned)):
+    if lacking or not (all(are_in_force) or _hidden(scanned)):
         later, similar = near_keys(storage, state, request.topic, lacking, schema, find) if lacking else ((), ())
         fields |= {"unmatched_keys": lacking, "later_keys": later, "similar_keys": similar}
     return fields
@@ -490,7 +490,7 @@ def _linked(
         if queue_id is not None and is_own and queue != str(queue_id):
             continue
         gone_ms = max(
-            [state.expired.before_ms(topic), *(_gone_ms(known, stones, queue) for known in before.tombstones)]
+            [state.expired.before_ms(topic), *(_gone_ms(earlier, stones, queue) for earlier in before.tombstones)]
         )
         is_known = bool(request.keys) and is_own and not unread
         reached = state.positions.get(store, 0)
@@ -507,18 +507,18 @@ def _linked(
     return tuple(uris)
 
 
-def _gone_ms(known: Tombstone, stones: Sequence[Tombstone], queue: str) -> int:
+def _gone_ms(earlier: Tombstone, stones: Sequence[Tombstone], queue: str) -> int:
     """Return the time before which an earlier tombstone may have removed entries of a queue that `stones` hide."""
-    if known.topic != stones[0].topic or str(known.queue_id) not in ("None", queue):
+    if earlier.topic != stones[0].topic or str(earlier.queue_id) not in ("None", queue):
         return 0
-    return known.before_ms if not known.hashes or any(known.hashes == stone.hashes for stone in stones) else 0
+    return earlier.before_ms if not earlier.hashes or any(earlier.hashes == stone.hashes for stone in stones) else 0
 
 
 def _hidden(scanned: Found, without: Container[str] = ()) -> int:
     return sum(held.hidden for name, held in scanned.items() if name not in without)
 
 
-def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
+def _unchecked(storage: Storage, state: LogState, left: Found, fields: dict[str, Any]) -> tuple[str, ...]:
     said = [held.problem for held in left.values() if held.problem is not None]
     said.append("caches of readers (`cache_dir`): they drop removed objects when the reader next reads the log")
     if storage.uri.startswith("s3:"):
@@ -528,9 +528,9 @@ def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, 
             "a writer's root: it hides entries that are not uploaded yet, and a merge after their upload removes them; "
             "the writer deletes copies of deleted objects, and their cache entries, when it next reads the log"
         )
-    said += known.get("segment_problems", ())
+    said += fields.get("segment_problems", ())
     segments = len(Segments(state, storage))
-    if segments and not known.get("segments_read"):
+    if segments and not fields.get("segments_read"):
         said.append(f"{segments} archived segments: their messages are erased only with --now")
     elif segments:
         said.append("the source's own files: only the source can delete them")
@@ -541,20 +541,22 @@ def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, 
     return tuple(said)
 
 
-def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ...]:
+def _to_do(fields: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ...]:
     steps = []
-    if known["linked_remaining"]:
+    if fields["linked_remaining"]:
         steps.append(
-            f"{len(known['linked_remaining'])} linked files have, or may have, erased rows, the first "
-            f"{known['linked_remaining'][0]}: the index never changes them; only their owner can"
+            f"{len(fields['linked_remaining'])} linked files have, or may have, erased rows, the first "
+            f"{fields['linked_remaining'][0]}: the index never changes them; only their owner can"
         )
-    if known["remaining"]:
-        what = f"{len(known['remaining'])} objects still have hidden entries, or can't be read"
-        steps.append(f"{what}: run it again; `verify` lists damaged ones" if now else f"{what}: merge, or use --now")
-    if known["pending"]:
+    if fields["remaining"]:
+        problem = f"{len(fields['remaining'])} objects still have hidden entries, or can't be read"
         steps.append(
-            f"{len(known['pending'])} objects or uploads that the index does not use are still stored: run the command "
-            f"with --now again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is running. An "
-            f"unfinished upload, and a staged object of an earlier version, are deleted after a day"
+            f"{problem}: run it again; `verify` lists damaged ones" if now else f"{problem}: merge, or use --now"
+        )
+    if fields["pending"]:
+        steps.append(
+            f"{len(fields['pending'])} objects or uploads that the index does not use are still stored: run the "
+            f"command with --now again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is "
+            f"running. An unfinished upload, and a staged object of an earlier version, are deleted after a day"
         )
     return tuple(steps)

@@ -156,7 +156,7 @@ class SegmentRewrite(Rewrite):
     def check_proof(self, results: Sequence[TaskResult]) -> None:
         """Raise `CorruptFile` unless each task has a result, and each new segment has all records that were kept."""
         numbers = sorted(result.number for result in results)
-        CorruptFile.unless_equal(self.what, "not one result of each task", [*range(len(self.tasks))], numbers)
+        CorruptFile.unless_equal(self.title, "not one result of each task", [*range(len(self.tasks))], numbers)
         for result in results:
             before = self.inputs[result.number]
             assert isinstance(before, ArchivedSegment)

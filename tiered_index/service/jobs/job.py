@@ -95,13 +95,13 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Inputs that one log record of `kind` removes, and the tasks whose objects it adds. `what` is for messages.
+    """Inputs that one log record of `kind` removes, and the tasks whose objects it adds. `title` is for messages.
 
     This class rewrites files and tables of entries; others override `replaced`, `check_proof` and `record`.
     """
 
     kind: str
-    what: str
+    title: str
     inputs: tuple[Named, ...]
     tasks: Sequence[Task]
 
@@ -128,17 +128,17 @@ class Rewrite:
         """Raise `CorruptFile` unless each task has a result, and each entry of inputs was written or had expired."""
         numbers = sorted(result.number for result in results)
         if numbers != [task.number for task in self.tasks]:
-            raise CorruptFile(self.what, "not one result of each task", expected=len(self.tasks), found=numbers)
+            raise CorruptFile(self.title, "not one result of each task", expected=len(self.tasks), found=numbers)
         for stored in self.of_entries:
             read = sum(result.read_counts.get(stored.name, 0) for result in results)
-            problem = f"{self.what} read another number of entries than the log says"
+            problem = f"{self.title} read another number of entries than the log says"
             CorruptFile.unless_equal(stored.name, problem, stored.count, read)
         objects = [made for result in results for made in result.objects]
         written = sum(made.stored.count for made in objects) + sum(result.expired for result in results)
-        CorruptFile.unless_equal(self.what, "wrote another number of entries than it read", self.entries, written)
+        CorruptFile.unless_equal(self.title, "wrote another number of entries than it read", self.entries, written)
         read_sum, written_sum = sum(result.read_checksum for result in results), sum(made.checksum for made in objects)
         written_sum += sum(result.expired_checksum for result in results)
-        CorruptFile.unless_equal(self.what, "wrote other entries than it read", read_sum % 2**64, written_sum % 2**64)
+        CorruptFile.unless_equal(self.title, "wrote other entries than it read", read_sum % 2**64, written_sum % 2**64)
 
     def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
         """Return the record for the state of `segments`. Raises `JobOvertaken` if an input of it went."""
@@ -270,14 +270,14 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
         return replace(rewrite.record(segments, results), epoch=epoch or 0)
 
     try:
-        state = publication.record(rewrite.what, make)
+        state = publication.record(rewrite.title, make)
     except JobOvertaken:
         # a writer's objects are kept after other errors, and another plan makes objects of its own
         publication.resolve(log.state)
         raise
     added = ", ".join(sorted(stored.name for stored in sent)) or "none"
-    what = rewrite.what, len(replaced), rewrite.entries, added
-    _log.info("carried out %s of %d objects with %d entries; new objects: %s", *what)
+    logged = rewrite.title, len(replaced), rewrite.entries, added
+    _log.info("carried out %s of %d objects with %d entries; new objects: %s", *logged)
     return state
 
 

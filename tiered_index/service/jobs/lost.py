@@ -46,16 +46,16 @@ def give_up(
     segments = Segments(state, storage)
     bad: list[StoredObject | ArchivedSegment | StoredCatalog] = []
     for name in names:
-        known: list[StoredObject | ArchivedSegment | StoredCatalog] = [*named(state, name)]
+        candidates: list[StoredObject | ArchivedSegment | StoredCatalog] = [*named(state, name)]
         if name in state.catalogs:
-            known.append(state.catalogs[name])
-        elif not known:
-            known += segments.named([name])
-        gone = [stored for stored in known if is_bad(storage, stored)]
+            candidates.append(state.catalogs[name])
+        elif not candidates:
+            candidates += segments.named([name])
+        gone = [stored for stored in candidates if is_bad(storage, stored)]
         if not gone and name not in unpublished and not any(name in _names(lost) for lost in state.lost.values()):
             problem = (
                 "its objects are whole: leave it out"
-                if known
+                if candidates
                 else "the log names no such file: `tiered-index verify --deep` lists what is missing or damaged"
             )
             raise InvalidArgument(f"--lost {name}: {problem}")

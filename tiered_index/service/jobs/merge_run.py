@@ -100,9 +100,9 @@ def merge(
 
     def planned(state: LogState, lost: Container[str]) -> Sequence[MergeRewrite]:
         nonlocal left
-        made = plan_merge(state, options, now_s=clock.now_ms() // 1000, lost=lost)
-        left = made.left
-        return made.rewrites
+        merge_plan = plan_merge(state, options, now_s=clock.now_ms() // 1000, lost=lost)
+        left = merge_plan.left
+        return merge_plan.rewrites
 
     chosen = workers or in_threads(storage, clock, threads, progress)
     done = Job(log, planned, chosen, skips_lost=options.skip_lost).run()

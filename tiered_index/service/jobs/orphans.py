@@ -106,15 +106,15 @@ def find_orphans(
 
 
 def unnamed(
-    log: StorageLog, listings: Iterable[Iterable[ObjectInfo]], known: LogState | None = None
+    log: StorageLog, listings: Iterable[Iterable[ObjectInfo]], earlier: LogState | None = None
 ) -> list[ObjectInfo]:
     """Return the objects of `listings` that the log does not name when they have been read: `log.state` is its state.
 
-    What `known`, an earlier state, names is dropped at once, so that memory does not grow with it. Raises the errors of
-    the storage, and `CorruptFile` for a damaged catalog, which may name any segment.
+    What the state `earlier` names is dropped at once, so that memory does not grow with it. Raises the errors of the
+    storage, and `CorruptFile` for a damaged catalog, which may name any segment.
     """
     is_named = names_object(log.storage)
-    infos = [info for infos in listings for info in infos if known is None or not is_named(known, info.name)]
+    infos = [info for infos in listings for info in infos if earlier is None or not is_named(earlier, info.name)]
     # the log after the listing, so that objects that are published meanwhile are known
     state = log.refresh()
     return [info for info in infos if not is_named(state, info.name)]
