@@ -56,6 +56,11 @@ def storage(tmp_path_factory):
     return published(tmp_path_factory.mktemp("stored"))
 
 
+def test_an_address_may_have_the_brackets_of_a_url(tmp_path):
+    done = run_here("serve", "--storage", f"file://{tmp_path}/none", "--host", "[::1]", "--port", 0, "--json")
+    assert done.code == 3 and "accepts other hosts" not in done.err
+
+
 def test_a_storage_is_served_until_sigterm(storage, tmp_path):
     token = run_here("token", "me", "--file", tmp_path / "tokens.json", "--json").document["token"]
     options = ("--tokens", tmp_path / "tokens.json", "--host", "0.0.0.0", "--log-format", "json", "-v")

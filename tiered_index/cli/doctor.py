@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from typer import Argument
@@ -46,7 +48,8 @@ def doctor(
         with config.open_storage() as storage:
             _check_there(storage.uri)
             document["storage"] = storage.uri
-            findings += [("storage", finding) for finding in probe(storage)]
+            with _no_more_folders(storage.uri):
+                findings += [("storage", finding) for finding in probe(storage)]
     if root is not None:
         document["root"] = str(root)
         findings += [("root", finding) for finding in probe_folder(root)]
@@ -66,6 +69,19 @@ def doctor(
     session.out.rows("", [{name: value for name, value in row.items() if name != "state"} for row in rows])
     session.out.line(f"missing: {len(missing)} of {len(rows)} abilities" if missing else "nothing is missing")
     return FINDING if missing else 0
+
+
+@contextlib.contextmanager
+def _no_more_folders(uri: str) -> Iterator[None]:
+    """Remove the empty folders that the block makes in a storage's folder."""
+    parts = split_uri(uri)
+    folder = local_path(parts, "file:///path") if parts.scheme == "file" else None
+    before = set(folder.iterdir()) if folder is not None else set()
+    yield
+    for path in set(folder.iterdir()) - before if folder is not None else ():
+        # a writer may use it by now
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def _check_there(uri: str) -> None:

@@ -123,7 +123,7 @@ class RowIngestion:
             if files and not (self.follow and len(files[0].head()) < HEAD_BYTES):
                 _check_fields(files, mapping)
             if self.dry_run:
-                return _show_rows(self.session, files, topic, mapping)
+                return _show_rows(self.session, self.intake, files, topic, mapping)
             putting = stack.enter_context(self._opened(config))
             # the files of a follower grow
             size_bytes = None if self.follow else sum(file.size_bytes for file in files)
@@ -288,8 +288,10 @@ def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
         raise InvalidArgument(f"no row at the beginning of {first[0].uri} has {fields}; the first one has {there}")
 
 
-def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None, mapping: RowMapping) -> int:
-    """Write the first rows as they would be indexed."""
+def _show_rows(
+    session: Session, intake: IntakeOptions, files: Sequence[SourceFile], topic: str | None, mapping: RowMapping
+) -> int:
+    """Write the first rows as they would be indexed, and return the exit code: a finding if all of them are bad."""
     first = _first_rows(files, mapping.dialect)
     if first is None:
         raise InvalidArgument(f"{files[0].uri}: no file has a row")
@@ -318,4 +320,5 @@ def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None,
     session.out.table(columns, cells, right=("row",))
     unit = f", times in {mapping.unit}" if mapping.unit else ""
     session.out.line(f"{counted(len(files), 'file')}, {human_bytes(size_bytes)}; the first one is {rows.format}{unit}")
-    return 0
+    lacks = [f"each row at the beginning of {uri} is bad or has no key"] if bad_rows and not entries else []
+    return none_indexed(session, intake, lacks)

@@ -165,6 +165,11 @@ _WORDS = {
     "less_than_equal": "must be at most {le:.15g}",
 }
 
+_ONE_KEY = (
+    ". A query has one KEY: quote a key with blanks, and write several into a file with the columns topic and key, for "
+    "--keys FILE"
+)
+
 
 def _in_our_words(error: Any) -> str:
     if error["type"] == "value_error":
@@ -185,6 +190,8 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         for command, now in _GONE.items():
             if error.message.startswith(f"No such command '{command}'."):
                 error.message = f"No such command '{command}'. Use `tiered-index {now}`."
+        if words[:1] == ["query"] and "extra argument" in error.message:
+            error.message += _ONE_KEY
         if "--json" in words:
             Output(as_json=True).error(error.__class__.__name__, error.format_message(), exit_code=USAGE)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -155,6 +155,8 @@ def serve(
     ends.
     """
     session.log_as(log_format)
+    # the brackets of an IPv6 address in a URL
+    address = replace(address, host=address.host.removeprefix("[").removesuffix("]"))
     with server_extra():
         from tiered_index.cli.serving import Serving
     Serving(session, address, store, writing, tools, audit_log, bounds, archiving, kafka).run()

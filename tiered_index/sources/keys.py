@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tiered_index.sources.columns import bounded_lines, check_names
 from tiered_index.sources.messages import json_fields
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile
+from tiered_index.sources.rows.mapping import Dialect
 from tiered_index.types import Lookup, parse_time
 
 FIELDS = ("topic", "key", "begin_ms", "end_ms")
@@ -95,12 +97,15 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a CSV file (RFC 4180, UTF-8), each with the number of its first line.
 
-    Empty lines are skipped. Raises `InvalidArgument`, which names the line, also if rows have different numbers of
-    cells.
+    The header decides whether commas, tabs, semicolons or bars are between values. Empty lines are skipped. Raises
+    `InvalidArgument`, which names the line, also if rows have different numbers of cells.
     """
     line, width = 1, 0
     try:
-        reader = csv.reader(_decoded(file), strict=True)
+        lines = _decoded(file)
+        header = next(lines, "")
+        delimiter = max(Dialect().delimiters, key=header.count)
+        reader = csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
         for cells in reader:
             width = width or len(cells)
             if len(cells) not in (0, width):

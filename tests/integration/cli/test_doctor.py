@@ -15,6 +15,7 @@ def test_what_is_sound_is_said_to_be(tmp_path):
     results = [(row["of"], row["what"], row["result"]) for row in done.document["abilities"]]
     assert ("storage", "put-if-absent", "yes") in results and ("root", "file locks", "yes") in results
     assert len(results) == 10 and not (tmp_path / "new").exists()
+    assert not any((tmp_path / "cold").iterdir())
     shown = run_here("doctor", "memory://sound")
     assert "needed for" in shown.out and "nothing is missing" in shown.out
 

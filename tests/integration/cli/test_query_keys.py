@@ -87,6 +87,13 @@ def test_a_file_of_keys_is_answered_as_key_by_key(run_here, cluster, keys, tmp_p
     assert last["explain"]["requests"] > 0 and last.get("out") == (str(target[1]) if target else None)
 
 
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_the_header_of_csv_decides_the_character_between_values(run_here, cluster, tmp_path, mark):
+    (file := tmp_path / "keys.csv").write_text(f'topic{mark}key\nt{mark}k1\nt{mark}"a,b{mark}"\n')
+    done = run_here("query", "--keys", file, "--storage", cluster.uris[0], "--max", 1, "--json")
+    assert [(row["key"], row["offset"]) for row in done.records[:-1]] == [("k1", 28), (f"a,b{mark}", None)], done
+
+
 def test_several_indexes_are_one_answer_to_each_key(run_here, cluster, keys, tmp_path):
     out = tmp_path / "answers.parquet"
     storages = [word for uri in cluster.uris for word in ("--storage", uri)]

@@ -22,6 +22,7 @@ SERVICE = "--url http://127.0.0.1:1"
 LINES = [
     ("query", ""),
     ("query t k --nope", ""),
+    ("query t k1 k2", "A query has one KEY: quote a key with blanks, and write several into a file"),
     ("nope", ""),
     ("rebuild --storage {uri}", "Use `tiered-index ingest archive:URI`"),
     ("spark compact", "Use `tiered-index merge` or `tiered-index spark merge`"),

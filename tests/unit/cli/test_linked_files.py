@@ -462,6 +462,9 @@ def test_a_dry_run_and_wrong_fields_leave_no_index(tmp_path, where):
     shown = run_here("ingest", tmp_path / "bad.csv", *fields, *where, "--dry-run", "--json").document
     problem = f"file://{tmp_path}/bad.csv, line 2 (byte 5): at is neither a number nor an ISO 8601 time"
     assert [entry["key"] for entry in shown["entries"]] == ["b"] and shown["bad"][0].startswith(problem)
+    (tmp_path / "bad.csv").write_text("k,at\na,01/02/2024\n,2024-02-03\n")
+    bad = run_here("ingest", tmp_path / "bad.csv", *fields, *where, "--dry-run")
+    assert bad.code == 1 and f"nothing was indexed: each row at the beginning of {tmp_path.as_uri()}/bad.csv" in bad.err
     for options, missing in {("--time", "at"): "--topic, --key are", ("--topic", "t"): "--key, --time are"}.items():
         done = run_here("ingest", log, *options, *where, "--json")
         told = done.error["message"]

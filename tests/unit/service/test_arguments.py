@@ -182,3 +182,18 @@ def test_ages_for_ever_outlast_any_clock(open_index, clock):
     bounded.seal()
     bounded.run_lifecycle()
     assert [handle.place for handle in bounded.files()] == ["storage"]
+
+
+def test_an_argument_that_a_lookup_lacks_is_named_with_the_nearest_one(open_index):
+    service = open_index()
+    calls = {
+        "query": lambda **wrong: service.query("t", "k", **wrong),
+        "messages": lambda **wrong: service.messages("t", "k", source=None, **wrong),
+        "topics": service.topics,
+        "query_many": lambda **wrong: service.query_many([("t", "k")], **wrong),
+    }
+    for name, call in calls.items():
+        near = "" if name == "query_many" else "; did you mean 'begin_ms'?"
+        with pytest.raises(TypeError) as raised:
+            call(begin=1)
+        assert str(raised.value) == f"{name}() got an unexpected keyword argument 'begin'{near}"

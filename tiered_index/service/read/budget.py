@@ -6,14 +6,15 @@ it raises `BudgetExceeded` before it is sent. Threads: those of one lookup, with
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypedDict, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, did_you_mean
 from tiered_index.storage.context import UNBOUNDED, Activation, active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable, rounded_usd
@@ -50,6 +51,15 @@ class LookupLimits:
             return
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
+
+    @classmethod
+    def of(cls, call: Callable[..., Any], given: Mapping[str, Any]) -> Self:
+        """Return the bounds in keyword arguments of a call. Raises `TypeError` for others, which names the call."""
+        for name in given:
+            if name not in Limits.__annotations__:
+                near = did_you_mean(name, [*inspect.signature(call).parameters, *Limits.__annotations__])
+                raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{near}")
+        return cls(**given)
 
     @property
     def is_bounded(self) -> bool:

@@ -109,7 +109,7 @@ class Lookups(ABC, Generic[ItemT]):
         the reason. A folder below a prefix that this user may not read makes the status ``partial`` in any case.
         """
         engine = self._engine
-        bounds = LookupLimits(**limits) if limits else NO_LIMITS
+        bounds = LookupLimits.of(self.query, limits) if limits else NO_LIMITS
         seen_rows: ViewRows | None = None
         if compiled_views() is not None and not is_traced() and (whole := self._whole_view(topic, key)) is not None:
             if limits:
@@ -163,7 +163,7 @@ class Lookups(ABC, Generic[ItemT]):
         `QueryResult`, each built on access. The bounds apply to the whole call. With `allow_partial`, only lookups that
         need an unreadable file are partial. Other arguments and errors: see `query`.
         """
-        bounds = LookupLimits(**limits)
+        bounds = LookupLimits.of(self.query_many, limits)
         self._check_open()
         checked = check_lookups(lookups, max_count)
 
@@ -199,7 +199,7 @@ class Lookups(ABC, Generic[ItemT]):
         """
         topic = check_topic(topic)
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
-        bounds = LookupLimits(**limits)
+        bounds = LookupLimits.of(self.messages, limits)
         self._check_open()
         with LookupBudget(self._prices, bounds).open() as budget:
             with span("messages"):
@@ -228,7 +228,7 @@ class Lookups(ABC, Generic[ItemT]):
         The call reads the directory of each stored file: one request unless it is cached. Arguments and errors: see
         `query`.
         """
-        bounds = LookupLimits(**limits)
+        bounds = LookupLimits.of(self.topics, limits)
         self._check_open()
         within = check_range(begin_ms, end_ms, 1)[:2]
 
