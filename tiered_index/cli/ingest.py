@@ -382,7 +382,7 @@ def ingest(
 
       tiered-index ingest /home/rocketmq/store --root /data/index --storage s3://bucket/index --follow
 
-      tiered-index ingest /home/rocketmq/store --root /data/index --topics 'order*' --exclude-topics order-test
+      tiered-index ingest /home/rocketmq/store --root /data/index --storage s3://bucket/index --topics 'order*'
 
       tiered-index ingest 'kafka://broker:9092/orders,payments-*' --key key --key json:order.id --root /data/index
       --storage s3://bucket/index --follow

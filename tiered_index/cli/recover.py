@@ -55,15 +55,15 @@ def recover(
 
     [bold]Examples[/bold]
 
-      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab --dry-run
-
-      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab
-
       tiered-index recover --root /data/index
 
       tiered-index recover --root /data/new --storage s3://bucket/index --json
 
       tiered-index recover --root /data/new --storage s3://bucket/index --take-over
+
+      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab --dry-run
+
+      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab
 
     The command deletes unfinished files, and rebuilds the hash tables of unsealed files. If a crash left a file in two
     states (such as unsealed and compacted), it keeps the later one. Every command that writes does this at its start;

@@ -53,13 +53,13 @@ class LookupLimits:
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
 
     @classmethod
-    def of(cls, call: Callable[..., Any], given: Mapping[str, Any]) -> Self:
+    def of(cls, call: Callable[..., Any], arguments: Mapping[str, Any]) -> Self:
         """Return the bounds in keyword arguments of a call. Raises `TypeError` for others, which names the call."""
-        for name in given:
+        for name in arguments:
             if name not in Limits.__annotations__:
                 near = did_you_mean(name, [*inspect.signature(call).parameters, *Limits.__annotations__])
                 raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{near}")
-        return cls(**given)
+        return cls(**arguments)
 
     @property
     def is_bounded(self) -> bool:
