@@ -45,6 +45,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.follow import FIRST, Follower, PatientPut
 from tiered_index.format.schema import Schema
+from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
@@ -183,6 +184,8 @@ class FileIntake:
     entries: int = 0
     skipped: int = 0
     position: int = 0
+    # those that have no rows of files
+    checked_topics: set[str] = field(default_factory=set)
     # Skipped messages: counts by reason, and the first ones
     skipped_reasons: Counter[str] = field(default_factory=Counter)
     skipped_first: list[dict[str, str]] = field(default_factory=list)
@@ -286,6 +289,13 @@ class FileIntake:
                 self._put_run([], end)
 
     def _put(self, columns: Any, end: int) -> None:
+        topics = set(columns["topic"].unique().to_pylist())
+        for topic in topics - self.checked_topics:
+            if MessageSources(self.index, self.index.config).has_rows(topic):
+                raise InvalidArgument(
+                    f"topic {topic!r} has rows of files, whose offsets these messages would hide: choose another topic"
+                )
+        self.checked_topics |= topics
         self.entries += self.patient(columns, self.name, end if self.name is not None else None)
         self.position = end
 

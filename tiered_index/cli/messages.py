@@ -366,13 +366,14 @@ class MessageQuestion:
         from tiered_index.kafka.messages import parse_place
 
         topic, partition, offset = parse_place(msg_id)
-        sources = MessageSources(reader, self.config, broker=open_kafka_broker(self.kafka))
+        broker = open_kafka_broker(self.kafka)
+        sources = MessageSources(reader, self.config, broker=broker)
         if (records := self.stack.enter_context(closing(sources)).records(topic)) is None:
             if reader is not None:
                 reader._check_opened()
-            raise InvalidArgument(
-                f"the index has no Kafka topic {topic!r}: pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
-            )
+            advice = "pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
+            advice = advice if broker is None else "its entries are of another kind of source"
+            raise InvalidArgument(f"the index has no Kafka topic {topic!r}: {advice}")
         return partial(records.at, topic, partition, offset)
 
 

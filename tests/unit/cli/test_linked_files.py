@@ -780,6 +780,17 @@ def test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_an
     assert "choose another --topic" in done.error["message"]
 
 
+def test_messages_of_a_topic_with_rows_are_refused_because_they_would_be_shown_as_rows(tmp_path, where, ingest):
+    (tmp_path / "app.log").write_bytes(lines(0, 3))
+    ingest(tmp_path / "app.log")
+    message = {"topic": "orders", "queue_id": 0, "key": "k", "offset": 0, "size": 1, "timestamp_ms": BEGIN_S * 1000}
+    (tmp_path / "messages.ndjson").write_text(json.dumps(message) + "\n")
+    done = run_here("ingest", tmp_path / "messages.ndjson", *where, "--json")
+    assert done.code == 2 and "topic 'orders' has rows of files" in done.error["message"]
+    record = ("message", "kafka:orders/0/0", "--kafka", "bootstrap.servers=127.0.0.1:1", *where)
+    assert "its entries are of another kind of source" in run_here(*record).err
+
+
 def test_without_a_root_the_index_has_a_folder_of_the_state_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "app.log").write_bytes(lines(0, 9))
