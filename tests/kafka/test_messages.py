@@ -19,6 +19,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages, parse_place
+from tiered_index.kafka.record import KafkaRecord
 from tiered_index.message_sources import MessageSources
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
@@ -239,3 +240,21 @@ def test_a_partition_that_a_topic_does_not_have_is_named(index, servers, produci
 def test_a_unique_key_needs_the_index_beside_a_broker_too():
     done = run_here("message", "KEY", "--topic", "orders", "--kafka", "bootstrap.servers=127.0.0.1:1", "--json")
     assert (done.code, "a unique key needs the index" in done.error["message"]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "shown"),
+    [
+        (b'\0\0\0\0\7{"id": 4}', "text", {"schema_id": 7, "body": '{"id": 4}', "body_format": "text"}),
+        (b'\0\0\0\0\7{"id": 4}', "json", {"schema_id": 7, "body": {"id": 4}, "body_format": "json"}),
+        (b'\0\0\0\0\7{"id": 4}', "excerpt", {"schema_id": 7, "body": '{"id": 4}', "body_format": "text"}),
+        (b"\0\0\0\0\7{}", "hex", {"body": "00000000077b7d", "body_format": "hex"}),
+        (b"\0\0\0\0\7{\0}", "text", {"body": "00000000077b007d", "body_format": "hex"}),
+        (b"\0\0\0\0\7\2ab", "text", {"body": "0000000007026162", "body_format": "hex"}),
+    ],
+)
+def test_json_behind_the_id_of_its_schema_is_shown_as_json(value, wanted, shown):
+    """It was shown as hexadecimal digits, also with `--body json`."""
+    document = KafkaRecord("orders", 0, 0, b"k", value).to_dict(wanted)
+    assert {name: document[name] for name in document if name in ("schema_id", "body", "body_format")} == shown
+    assert document["body_bytes"] == len(value)

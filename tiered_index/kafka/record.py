@@ -38,7 +38,7 @@ class KafkaRecord:
 
     def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
         """Return the record JSON-ready: its value as the body, as `show_bytes` does; a tombstone has none. Key and
-        headers are spelled as keys of the index.
+        headers are spelled as keys of the index. JSON behind Confluent's frame is the body, beside a `schema_id`.
         """
         return {
             "topic": self.topic,
@@ -50,7 +50,7 @@ class KafkaRecord:
             "timestamp_ms": self.timestamp_ms,
             "timestamp_type": self.timestamp_type.name.lower(),
             "body_bytes": None if self.value is None else len(self.value),
-            **({} if self.value is None else show_bytes(self.value, body)),
+            **({} if self.value is None else _shown(self.value, body)),
         }
 
     @property
@@ -68,3 +68,15 @@ class KafkaRecord:
         """The bytes of key, value and headers."""
         size = len(self.key or b"") + len(self.value or b"")
         return size + sum(len(name.encode()) + len(value or b"") for name, value in self.headers)
+
+
+# Confluent's serializers write a zero and the id of the schema before a document
+_FRAME_BYTES = 5
+
+
+def _shown(value: bytes, wanted: BodyFormat) -> dict[str, Any]:
+    if wanted not in ("hex", "none") and value[:1] == b"\0" and value[_FRAME_BYTES : _FRAME_BYTES + 1] in (b"{", b"["):
+        document = show_bytes(value[_FRAME_BYTES:], wanted)
+        if document["body_format"] != "hex":
+            return {"schema_id": int.from_bytes(value[1:_FRAME_BYTES], "big"), **document}
+    return show_bytes(value, wanted)
