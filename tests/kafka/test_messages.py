@@ -83,14 +83,19 @@ def test_records_of_a_log_before_are_shown_out_of_its_archive(index, cluster, se
     archive(index, servers, topic)
     cluster.delete(topic)
     cluster.create(topic)
-    producing.send(topic, sent(20, "new"))
+    producing.send(topic, sent(20, "newer"))
     assert archive(index, servers, topic).archiving.archived == 1
     for source in (messages_of(index, servers), messages_of(index)):
-        for name in ("old", "new"):
+        for name in ("old", "newer"):
             (fetched,) = index.messages(topic, f"{name}7", source=source).messages
             assert fetched.message.value == f"{name} value 7".encode()
+            # the broker should have it, and the archive has both logs
+            assert ("another record is there" in (fetched.problem or "")) == (
+                name == "old" and source.broker is not None
+            )
+            assert "parquet" not in (fetched.problem or "")
         # by its place alone the newest log is meant
-        assert source.at(topic, 0, 7).message.value == b"new value 7"
+        assert source.at(topic, 0, 7).message.value == b"newer value 7"
 
 
 def test_keys_of_a_function_need_the_function(index, servers, producing, topic):

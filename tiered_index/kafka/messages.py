@@ -163,6 +163,7 @@ class KafkaMessages:
     def _read_archive(self, archive: SegmentArchive, search: RecordSearch, rules: set[str]) -> bool:
         """Look into the archived logs of a partition, the newest first; return whether to look again."""
         segments, (topic, partition, offset) = archive.segments(), search.place
+        before = len(search.problems)
         for store in _logs_of(segments, topic, partition):
             reads = list[int]()
             try:
@@ -204,6 +205,8 @@ class KafkaMessages:
                 search.problems.append(f"{segment.name} has no record at this offset: the broker had none, either")
             if search.found is not None:
                 search.error = None
+                # what archives of other logs of the partition have there is no problem
+                search.found = replace(search.found, problem="; ".join(search.problems[:before]) or None)
                 break
         return False
 
