@@ -103,7 +103,9 @@ class QueryOptions:
 def query(
     session: Session,
     topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages."),
-    key: str | None = Argument(None, metavar="KEY", help="Key of the messages."),
+    key: str | None = Argument(
+        None, metavar="KEY", help="Key of the messages. Write -- before a key that begins with -."
+    ),
     *,
     options: QueryOptions,
     within: RangeOptions,
