@@ -20,6 +20,7 @@ import pytest
 from tests.rocketmq import golden_frames
 from tests.rocketmq.remoting_client import Client, run
 from tests.support.authority import Authority
+from tiered_index import strangers
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.remoting import server as server_module
 from tiered_index.rocketmq.remoting.frames import (
@@ -474,7 +475,7 @@ async def test_encrypted_connections(tmp_path, monkeypatch):
         async with Client.open(server) as client:
             await client.send(Command(code=AT_ONCE))
             assert await client.ended()
-    monkeypatch.setattr(server_module, "FIRST_S", 0.1)
+    monkeypatch.setattr(strangers, "FIRST_S", 0.1)
     async with serving(tls=tls) as server:
         async with Client.open(server) as silent:
             # sooner than asyncio's timeout of a minute

@@ -16,6 +16,7 @@ from tests.server.conftest import PATIENCE_S, index_in, on_a_port, service_of
 from tests.support.authority import Authority
 from tests.support.batches import batch
 from tests.support.hanging import until
+from tiered_index import strangers
 from tiered_index.server import gate, listening
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, loop_in_thread
@@ -139,7 +140,7 @@ def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["not begun", "not ended"])
 def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch, begun):
     file = Authority(tmp_path).server_file
-    monkeypatch.setattr(listening, "FIRST_S", 0.1)
+    monkeypatch.setattr(strangers, "FIRST_S", 0.1)
     listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
     # sooner than asyncio's minute
     with loop_in_thread() as portal, portal.wrap_async_context_manager(listener):
@@ -229,6 +230,21 @@ def test_strangers_make_place_for_others(index, tmp_path):
         assert client.get("/v1/topics", headers=token).status_code == 200
 
 
+def test_handshakes_that_do_not_begin_make_place_for_others(tmp_path, monkeypatch):
+    # longer than this test waits
+    monkeypatch.setattr(strangers, "FIRST_S", 10 * PATIENCE_S)
+    authority = Authority(tmp_path)
+    listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(authority.server_file, authority.server_file))
+    context = ssl.create_default_context(cafile=authority.certificate_file)
+    with contextlib.ExitStack() as opened:
+        portal = opened.enter_context(loop_in_thread())
+        opened.enter_context(portal.wrap_async_context_manager(listener))
+        address = "127.0.0.1", listener.port
+        silent = [opened.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(100)]
+        assert [rest(connection) for connection in silent[:30]] == [b""] * 30
+        assert httpx.get(f"{listener.url}/livez", verify=context, trust_env=False, timeout=PATIENCE_S).is_success
+
+
 @pytest.mark.parametrize("has_token", [True, False])
 def test_strangers_end_no_connection_that_has_shown_its_token(index, tmp_path, monkeypatch, has_token):
     # longer than this test waits, so that nothing but its being a stranger ends the connection
@@ -240,8 +256,8 @@ def test_strangers_end_no_connection_that_has_shown_its_token(index, tmp_path, m
         first = opened.enter_context(socket.create_connection(address, PATIENCE_S))
         first.sendall(request)
         assert b" 200 OK" in answer(first)
-        strangers = [opened.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(100)]
-        assert rest(strangers[0]) == b""
+        others = [opened.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(100)]
+        assert rest(others[0]) == b""
         if has_token:
             first.sendall(request)
             assert b" 200 OK" in answer(first)

@@ -36,6 +36,7 @@ from tiered_index.server.served import Audit, Caps, Index, Served, redaction_of
 from tiered_index.server.tokens import Tokens, access_warning
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.root import allow_many_files
 
 # Threshold of the garbage collector (objects created less objects freed): an answer to a large batch has thousands
 _COLLECTED_AFTER = 50_000
@@ -87,6 +88,9 @@ class Serving:
         self._check_files()
         self._warn()
         config = self.session.reader_config()
+        if config.raise_file_limit:
+            # a connection needs one, too
+            allow_many_files()
         with ExitStack() as stack:
             tokens = Tokens(self.address.tokens) if self.address.tokens is not None else None
             audit = Audit(self.audit_log)

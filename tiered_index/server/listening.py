@@ -32,8 +32,6 @@ from tiered_index.strangers import FIRST_S, Strangers
 
 _log = logging.getLogger(__name__)
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-# Most connections that wait to be accepted
-_BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
 # Most bytes of a head, of chunk sizes and of trailers, headers, and requests that wait: the parser has no bounds
 _MOST_HEAD_BYTES, _MOST_HEADERS, _MOST_WAITING = 128 << 10, 256, 16
@@ -116,20 +114,20 @@ class HttpListener:
     def __init__(self, app: ASGIApp, host: str, port: int, *, tls: Tls | None = None, drain_s: float = 30.0) -> None:
         context = tls.context() if tls is not None else None
         self._socket = bind(host, port)
-        self._socket.listen(_BACKLOG)
-        self._tls, self._host = tls, host
+        # early connections wait
+        self._socket.listen()
+        self._tls, self._host, self._strangers = tls, host, Strangers()
         self.port: int = self._socket.getsockname()[1]
         self.has_ended = threading.Event()
         config = uvicorn.Config(
             app,
-            http=partial(_HttpConnection, Strangers()),  # type: ignore[arg-type]
+            http=partial(_HttpConnection, self._strangers),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
             limit_concurrency=_MOST_CONNECTIONS,
-            backlog=_BACKLOG,
             timeout_keep_alive=int(FIRST_S),
             timeout_graceful_shutdown=int(drain_s),
             callback_notify=self._end_idle,
@@ -147,15 +145,12 @@ class HttpListener:
         return f"{'https' if self._tls else 'http'}://{name}:{self.port}"
 
     async def __aenter__(self) -> Self:
-        # as Uvicorn's `startup`, but with a shorter time for TLS handshakes than asyncio's minute
+        # as Uvicorn's `startup`, but with bounds of the number and time of TLS handshakes
         server, config, made = self._server, self._server.config, cast(Any, self._server.config.http_protocol_class)
         server.lifespan = config.lifespan_class(config)
         connection = partial(made, config=config, server_state=server.server_state, app_state={})
-        more: dict[str, Any] = {"ssl_handshake_timeout": FIRST_S} if config.ssl is not None else {}
-        loop = asyncio.get_running_loop()
-        server.servers = [
-            await loop.create_server(connection, sock=self._socket, ssl=config.ssl, backlog=_BACKLOG, **more)
-        ]
+        server.servers = []
+        self._end_accepting = await self._strangers.serve(self._socket, connection, config.ssl)
         self._serving = asyncio.create_task(server.main_loop())
         self._serving.add_done_callback(lambda _: self.has_ended.set())
         return self
@@ -163,6 +158,7 @@ class HttpListener:
     async def __aexit__(self, *_: object) -> None:
         """Accept no further connections, and let requests under way end."""
         self._server.should_exit = True
+        self._end_accepting()
         try:
             await self._serving
         finally:

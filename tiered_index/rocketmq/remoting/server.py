@@ -90,7 +90,7 @@ class RemotingServer:
         self._audit, self._observe = audit, observe
         self._bound = bound
         self._threads = DaemonPool(threads, "tiered-index-remoting")
-        self._server: asyncio.Server | None = None
+        self._end_accepting: Callable[[], object] = bound.close
         self._connections: set[asyncio.Task[Any]] = set()
         self.strangers = Strangers()
         self._refusing = self._closing = False
@@ -99,12 +99,14 @@ class RemotingServer:
 
     async def start(self) -> None:
         """Listen. Raises `SetupUnavailable` if another process listens on the address already."""
-        more: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": FIRST_S}
         try:
-            self._server = await asyncio.start_server(self._connected, sock=self._bound, ssl=self._tls, **more)
+            self._end_accepting = await self.strangers.serve(self._bound, self._protocol, self._tls)
         except OSError as error:
             ip, port = self.address
             raise SetupUnavailable(f"can't listen on {ip} port {port}: {error.strerror}") from error
+
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._connected)
 
     @property
     def connections(self) -> int:
@@ -123,14 +125,11 @@ class RemotingServer:
         """
         # a connection that is being made begins later
         self._closing = True
-        if self._server is not None:
-            self._server.close()
+        self._end_accepting()
         for task in self._connections:
             task.cancel()
         while self._connections:
             await asyncio.wait(self._connections)
-        if self._server is not None:
-            await self._server.wait_closed()
         await asyncio.to_thread(self._threads.close)
 
     async def __aenter__(self) -> Self:
