@@ -26,12 +26,12 @@ LOOKUPS = [{"topic": "orders", "key": f"k{n}", "max_count": 10} for n in range(K
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """The folder of an index with ten entries of each of 10,000 keys."""
+    """The folder of an index with ten entries of each of 10,000 keys, and 400,000 of one, some 70 MiB of JSON."""
     folder = tmp_path_factory.mktemp("memory")
-    with index_in(folder, items=200_000, slots=20_000) as index:
+    with index_in(folder, items=600_000, slots=20_000) as index:
         keys = [f"k{n % KEYS}" for n in range(10 * KEYS)]
         index.put_batch(batch(len(keys), topic="orders", key=keys, size=10, timestamp_ms=T0))
-        index.put_batch(batch(100_000, topic="orders", offset=10**6 + 1, size=10, timestamp_ms=T0))
+        index.put_batch(batch(400_000, topic="orders", offset=range(10**6, 1_400_000), size=10, timestamp_ms=T0))
         index.flush()
         index.seal()
         index.run_lifecycle()
