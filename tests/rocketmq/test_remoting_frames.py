@@ -150,6 +150,8 @@ def test_numbers_and_truths_among_the_fields_are_texts():
         _json(code=12, extFields=[1]),
         _json(code=12, extFields={"topic": ["x"]}),
         _json(code=12, remark={}),
+        _json(code=12, extFields={str(number): "x" for number in range(257)}),
+        encode_frame(Command(code=12, fields={str(number): "x" for number in range(257)}, serialisation=BINARY))[4:],
         # a remark, a field's name and a field's value that are longer than their header, and a negative length
         b"\x01\0\0\x11" + bytes(13) + b"\0\0\0\x01",
         b"\x01\0\0\x17" + bytes(17) + b"\0\0\0\x02\0\x09",

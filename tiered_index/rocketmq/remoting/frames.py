@@ -42,6 +42,8 @@ JSON, BINARY = 0, 1
 RESPONSE, ONEWAY = 1, 2
 # Java clients close the connection at a longer frame.
 MAX_FRAME_BYTES = 16_777_216
+# Ten times those of a client's request: to sort thousands, for the signature, takes longer than a lookup
+MOST_FIELDS = 256
 # The protocol version of responses: 5.3.3
 VERSION = 479
 
@@ -223,6 +225,8 @@ def _decode_json(data: bytes) -> dict[str, Any]:
     fields = header.get("extFields") or {}
     if not isinstance(fields, dict):
         raise InvalidArgument("extFields is not a JSON object")
+    if len(fields) > MOST_FIELDS:
+        raise InvalidArgument(f"a header has at most {MOST_FIELDS} fields, not {len(fields):,}")
     language = header.get("language")
     return {
         **{name: _number(name, header.get(name)) for name in ("code", "opaque", "flag", "version")},
@@ -275,8 +279,11 @@ def _decode_binary(data: bytes) -> dict[str, Any]:
     remark, at = _take(data, _binary_head.size, 4)
     packed, _ = _take(data, at, 4)
     fields = {}
-    at = 0
+    at = count = 0
     while at < len(packed):
+        count += 1
+        if count > MOST_FIELDS:
+            raise InvalidArgument(f"a header has at most {MOST_FIELDS} fields")
         name, at = _take(packed, at, 2)
         value, at = _take(packed, at, 4)
         if name and value:
