@@ -13,6 +13,7 @@ import pytest
 from tests.benchmarks import __main__ as program
 from tests.benchmarks.billion import oracle
 from tests.benchmarks.billion.data import KEYS_FILE, SOURCE
+from tests.benchmarks.billion.run import Run
 from tests.benchmarks.cold_peers.data import HOT_KEYS
 from tests.benchmarks.cold_peers.data import Data as StoredData
 from tests.benchmarks.cold_peers.run import _environment, _Run
@@ -127,6 +128,13 @@ def test_a_year_by_spark(run):
     assert steps["million keys"]["keys_checked"] == steps["million keys, one process's index"]["keys_checked"]
     assert steps["thousand keys"]["keys_checked"] == 1_000 and steps["erase a key"]["erased_entries"] > 100
     assert {"build", "audit, equal", "merge, one process", "million keys joined (Spark)"} <= {row[0] for row in rows}
+
+
+def test_a_year_continues_only_with_its_messages(tmp_path):
+    (tmp_path / "steps.json").write_text('{"messages": {}}')
+    for has_messages in (False, True):
+        assert Run(tmp_path, 10, "local[1]", print).steps == ({"messages": {}} if has_messages else {})
+        (tmp_path / SOURCE).mkdir(exist_ok=True)
 
 
 def test_the_suites_are_listed_and_others_refused(capsys):

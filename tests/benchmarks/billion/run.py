@@ -45,7 +45,9 @@ class Run:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = self.folder / "steps.json"
-        self.steps = json.loads(self._kept.read_text()) if self._kept.exists() else {}
+        # without the messages, later steps would measure nothing
+        continues = self._kept.exists() and (self.folder / SOURCE).is_dir()
+        self.steps = json.loads(self._kept.read_text()) if continues else {}
 
     def run(self, *, with_sparks_ways: bool) -> dict[str, dict[str, Any]]:
         """Run all steps that have not ended; return the figures of all."""
