@@ -27,7 +27,7 @@ from tiered_index.format.layout import PRESETS
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.service.jobs.merge_run import MergeOptions
-from tiered_index.spark import audit, build, look_up, lookup, merge
+from tiered_index.spark import audit, build, look_up, merge
 from tiered_index.spark.lookup.answers import column_names
 from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.storage.local.storage import LocalStorage
@@ -132,7 +132,7 @@ def test_columns_by_name_constants_and_timestamps(spark, index):
     frame = spark.createDataFrame([("key-0", "a"), ("key-1", "b")], "order_id string, `my id` string")
     frame = frame.withColumn("since", F.timestamp_millis(F.lit(BEGIN_MS + DAY_MS)))
     columns = {"key": "order_id", "begin_ms": "since", "topic": F.lit("orders")}
-    rows = lookup(spark, frame, storage=index, columns=columns, max_count=1000).collect()
+    rows = look_up(spark, frame, storage=index, columns=columns, max_count=1000).frame.collect()
     assert rows[0].__fields__ == ["order_id", "my id", "since", "topic", "status", "failed", "position", *ENTRY]
     offsets = offsets_by("order_id", rows)
     assert offsets.keys() == {"key-0", "key-1"}
@@ -154,20 +154,20 @@ def test_rows_with_nulls_are_named_or_counted(spark, index):
         (keyless.withColumnRenamed("key", "order"), {"key": "order"}, r"'order' \(key\)"),
     ):
         with pytest.raises(InvalidArgument, match=rf"column {named} has nulls;"):
-            lookup(spark, some, storage=index, columns=columns)
+            look_up(spark, some, storage=index, columns=columns)
     result = look_up(spark, frame, storage=index, skip_null=True)
     assert (result.rows, result.skipped_null) == (1, 2)
     assert {row["id"] for row in result.frame.collect()} == {1}
     # for literals, Spark computes the question of rows that are left out, too
     literals = spark.sql("SELECT 'orders' AS topic, CAST(NULL AS string) AS key UNION ALL SELECT 'orders', 'key-1'")
-    some = lookup(spark, literals, storage=index, skip_null=True, max_count=1).collect()
+    some = look_up(spark, literals, storage=index, skip_null=True, max_count=1).frame.collect()
     assert [(row["key"], row["position"]) for row in some] == [("key-1", 0)]
     # a row that is left out is not checked
     dated = spark.createDataFrame(
         [("orders", "key-1", "2023-11-14"), ("orders", None, "yesterday")], "t string, k string, at string"
     )
     columns = {"topic": "t", "key": "k", "begin_ms": "at"}
-    some = lookup(spark, dated, storage=index, columns=columns, skip_null=True, max_count=1).collect()
+    some = look_up(spark, dated, storage=index, columns=columns, skip_null=True, max_count=1).frame.collect()
     assert [(row["k"], row["position"]) for row in some] == [("key-1", 0)]
 
 
@@ -188,10 +188,10 @@ BAD = [
 def test_bad_columns_are_named(spark, index):
     for schema, columns, message in BAD:
         with pytest.raises(InvalidArgument, match=message):
-            lookup(spark, spark.createDataFrame([], schema), storage=index, columns=columns)
+            look_up(spark, spark.createDataFrame([], schema), storage=index, columns=columns)
     stream = spark.readStream.format("rate").load().selectExpr("'t' AS topic", "'k' AS key")
     with pytest.raises(InvalidArgument, match="stream"):
-        lookup(spark, stream, storage=index)
+        look_up(spark, stream, storage=index)
     taken = column_names(PRESETS["native"].schema, messages="archive")
     for name in ("_lookup", "OFFSET"):
         with pytest.raises(InvalidArgument, match=f"column '{name}' of the keys"):
@@ -209,10 +209,10 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
         ([row, ("orders", "", None, None, 1)], {}, InvalidArgument, "columns 'topic' and 'key': a key is empty"),
     ):
         with pytest.raises(error, match=message):
-            lookup(spark, spark.createDataFrame(rows, KEYS), **{"storage": index, **options})
+            look_up(spark, spark.createDataFrame(rows, KEYS), **{"storage": index, **options})
     long = spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string")
     with pytest.raises(InvalidArgument, match=r"column.* 'k' \(key\): key 'x{40}'\.\.\. has 40,000 "):
-        lookup(spark, long, storage=index, columns={"key": "k"})
+        look_up(spark, long, storage=index, columns={"key": "k"})
 
 
 @pytest.mark.long
@@ -228,7 +228,7 @@ def test_keys_with_a_collation_are_those_that_were_written(spark, tmp_path):
     keys = spark.sql("SELECT 't' AS topic, key COLLATE UTF8_LCASE AS key FROM VALUES ('a'), ('A') AS keys(key)")
     for storage, offset_by_key in ((uri, {"a": 5, "A": 5}), (other, {"a": 5, "A": None})):
         # PySpark 4.0 collects no rows that have a column with a collation
-        rows = lookup(spark, keys, storage=storage).selectExpr("CAST(key AS STRING) AS key", "offset").collect()
+        rows = look_up(spark, keys, storage=storage).frame.selectExpr("CAST(key AS STRING) AS key", "offset").collect()
         assert {row.key: row.offset for row in rows} == offset_by_key
 
 
@@ -238,7 +238,7 @@ def test_text_that_is_not_utf_8_is_named(spark, index):
         columns = {"topic": "'orders'", "key": "'key-1'", "begin_ms": "'0'"} | {name: "CAST(x'ff41' AS STRING)"}
         keys = spark.range(1).selectExpr(*(f"{text} AS {other}" for other, text in columns.items()))
         with pytest.raises(InvalidArgument, match=f"{named} has bytes that are not UTF-8"):
-            lookup(spark, keys, storage=index)
+            look_up(spark, keys, storage=index)
 
 
 def test_damage_is_reported_by_slot_group(spark, copied):
@@ -297,7 +297,7 @@ def test_an_index_that_is_merged_meanwhile_and_objects_that_are_lost(spark, copi
     assert cached.frame.where("position is not null").count() > 0
     cached.release()
     with pytest.raises(CorruptFile, match="storage does not"):
-        lookup(spark, frame, storage=copied)
+        look_up(spark, frame, storage=copied)
     partial = look_up(spark, frame, storage=copied, allow_partial=True)
     assert {file for file, _ in partial.failed} <= {*states(copied).files, *states(copied).tables}
     assert partial.failed and partial.statuses["partial"] > 0, partial.failed
@@ -369,7 +369,7 @@ def test_messages_are_joined(spark, tmp_path):
         archiver.run_once()
         archived = index.log_state.segments_of("here")[-1].end
     frame = spark.createDataFrame([("t", "k3"), ("t", "k4"), ("t", "none")], "topic string, key string")
-    rows = lookup(spark, frame, storage=storage, messages=str(store), max_count=6).collect()
+    rows = look_up(spark, frame, storage=storage, messages=str(store), max_count=6).frame.collect()
     assert len(rows) == 13
     for row in rows:
         if row.position is None:
@@ -378,7 +378,7 @@ def test_messages_are_joined(spark, tmp_path):
         message = messages[row.offset]
         assert (row.message_state, bytes(row.message_body), row.message_tags) == ("local", message.body(), "tag")
         assert row.message_properties == dict(message.properties) and row.key in message.index_keys
-    answered = lookup(spark, frame, storage=storage, messages="archive").where("position is not null").collect()
+    answered = look_up(spark, frame, storage=storage, messages="archive").frame.where("position is not null").collect()
     assert {row.message_state for row in answered} <= {"archived", "missing"} and archived > 0
     for row in answered:
         assert row.message_state == ("archived" if row.offset < archived else "missing")

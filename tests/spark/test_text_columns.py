@@ -10,7 +10,7 @@ import pytest
 from tests.spark.entries import messages, write_parquet
 from tiered_index import IndexConfig, IndexReader, KeyedIndexItem, column
 from tiered_index.errors import InvalidArgument
-from tiered_index.spark import audit, build, lookup, register
+from tiered_index.spark import audit, build, look_up, register
 
 TEXTS = ["日本語の", "Ελλάδα", "", "cafe"]
 
@@ -42,7 +42,7 @@ def test_texts_are_strings(spark, tmp_path):
     assert seen(load.load(uri)) == seen(load.option("topic", "t").load(uri)) == expected
     of_queue = {row["offset"]: row["town"] for row in rows if row["queue_id"] == 0}
     assert seen(load.option("topic", "t").option("queues", "0").load(uri)) == of_queue
-    assert seen(lookup(spark, keys, storage=uri)) == expected
+    assert seen(look_up(spark, keys, storage=uri).frame) == expected
     assert dict(spark.sql(f"SELECT * FROM tiered_index_lookup('{uri}', 't', 'k')").dtypes)["town"] == "string"
     with IndexReader.open(uri) as reader:
         assert {item.offset: item.town for item in reader.query("t", "k")} == expected

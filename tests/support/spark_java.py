@@ -33,7 +33,7 @@ def write(target: Path) -> None:
 
     from tests.spark.entries import messages, write_parquet
     from tiered_index import IndexConfig
-    from tiered_index.spark import build, lookup, open_session, register
+    from tiered_index.spark import build, look_up, open_session, register
 
     partial = target.with_suffix(".partial")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{_OPTIONS} -XX:ArchiveClassesAtExit={partial}"
@@ -45,7 +45,7 @@ def write(target: Path) -> None:
         source = write_parquet(messages(100), Path(folder) / "source.parquet")
         build(spark, source, storage=storage, config=IndexConfig(slots=64, items=10_000, max_late_s=10**10))
         lookups = spark.createDataFrame([("orders", "key-0")], "topic string, key string")
-        lookup(spark, lookups, storage=storage).collect()
+        look_up(spark, lookups, storage=storage).frame.collect()
         spark.read.format("tiered_index").load(storage).groupBy("topic").count().toPandas()
     java = spark.sparkContext._gateway.proc
     spark.stop()

@@ -11,7 +11,7 @@ docs/api.md lists all public names, and docs/spark.md has examples.
 from tiered_index.sources.rows.mapping import Dialect
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.lookup.hash_column import hash_key
-from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
+from tiered_index.spark.lookup.lookup import LookupResult, look_up
 from tiered_index.spark.metrics import JobMetrics
 from tiered_index.spark.session import open_session, register
 from tiered_index.spark.writing.build import BuildResult, build
@@ -37,7 +37,6 @@ __all__ = [
     "hash_key",
     "link_files",
     "look_up",
-    "lookup",
     "merge",
     "open_session",
     "register",

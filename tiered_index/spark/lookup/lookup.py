@@ -72,11 +72,6 @@ class LookupResult:
             self.kept.unpersist()
 
 
-def lookup(spark: SparkSession, df: DataFrame, *, storage: str, **options: Any) -> DataFrame:
-    """Return the answers for the rows of `df`; arguments as `look_up`, which also returns the cost."""
-    return look_up(spark, df, storage=storage, **options).frame
-
-
 def look_up(
     spark: SparkSession,
     df: DataFrame,
