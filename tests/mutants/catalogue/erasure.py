@@ -136,4 +136,14 @@ expiry-forgets-the-grace: bytes are deleted though readers may still read them
   - removed_s=rule.grace_s,
   + removed_s=3600.0,
   tests/unit/service/test_expiry.py::test_bytes_stay_for_the_grace
+quiet-copy-keeps-bytes: a timer's copies keep the bytes that a source erased before it became quiet
+  in Copier.may_sweep
+  - return self.target.now_ms() - removed_ms >= grace_s * 1000
+  + return False
+  tests/integration/cli/test_copy.py::test_a_run_by_a_timer_sweeps_the_copy_only_if_there_may_be_something_to_delete
+settled-record-is-young: each start of a job in a folder puts off the deletion of what the last record removed
+  in LocalStorage.settle
+  - os.utime(self._path(name), ns=(before.modified_ms * 1_000_000,) * 2)
+  + pass
+  tests/integration/cli/test_copy.py::test_a_run_by_a_timer_sweeps_the_copy_only_if_there_may_be_something_to_delete
 """)
