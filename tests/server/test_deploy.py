@@ -393,8 +393,7 @@ def test_each_alert_has_its_entry_and_each_entry_its_alert(exported: dict[str, s
 BUCKET, PREFIX = "deployed", "brokers/a"
 ROLES = ("writer", "reader", "merger")
 # operation of S3 -> its name in a policy, for the bucket or for a key
-BUCKETS = dict.fromkeys(("HeadBucket", "ListObjectsV2"), "ListBucket")
-BUCKETS |= {"ListMultipartUploads": "ListBucketMultipartUploads"}
+BUCKETS = {"ListObjectsV2": "ListBucket", "ListMultipartUploads": "ListBucketMultipartUploads"}
 WRITES = ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
 KEYS = dict.fromkeys(WRITES, "PutObject") | dict.fromkeys(("GetObject", "HeadObject"), "GetObject")
 KEYS |= dict.fromkeys(("DeleteObject", "DeleteObjects"), "DeleteObject")

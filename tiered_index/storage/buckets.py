@@ -80,6 +80,8 @@ class BucketStorage(Storage):
     """The objects of `bucket` whose keys start with `prefix` and a slash (no prefix: all objects)."""
 
     scheme: ClassVar[str]
+    # The service's word for a bucket
+    _kind: ClassVar[str] = "bucket"
 
     @classmethod
     def from_uri(cls, uri: SplitResult, options: Any) -> Self:
@@ -91,8 +93,8 @@ class BucketStorage(Storage):
         prefix = prefix.strip("/")
         if not _BUCKET.fullmatch(bucket):
             raise ConfigError(
-                f"{bucket!r} is not a bucket's name: write {self.scheme}://bucket/prefix, and a name of 3 to 255 "
-                "letters, digits, dots, dashes or underscores"
+                f"{bucket!r} is not a {self._kind}'s name: write {self.scheme}://{self._kind}/prefix, and a name of 3 "
+                "to 255 letters, digits, dots, dashes or underscores"
             )
         if prefix and any(part in {"", ".", ".."} for part in prefix.split("/")):
             raise ConfigError(f"a prefix has no empty, '.' or '..' part: {prefix!r}")

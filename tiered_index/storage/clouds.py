@@ -310,6 +310,7 @@ class AzureStorage(CloudStorage):
 
     scheme, _service = "az", _lacking("Azure's REST API of blobs")
     _starts = 0
+    _kind = "container"
     options_type = AzureOptions
 
     def _settings(self, environment: Mapping[str, str]) -> CloudSettings:

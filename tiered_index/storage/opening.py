@@ -173,7 +173,8 @@ def split_uri(uri: str) -> SplitResult:
     if parts.fragment or "#" in uri:
         raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
     if "@" in parts.netloc:
-        raise ConfigError(f"a {scheme}:// URI holds no credentials; they come from the environment or a profile")
+        near = "; write the account so: az://container/prefix?account=NAME" if parts.scheme == "az" else ""
+        raise ConfigError(f"a {scheme}:// URI holds no credentials; they come from the environment or a profile{near}")
     _storage_class(parts.scheme).options_type(**_parameters(parts))
     return parts
 

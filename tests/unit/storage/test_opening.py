@@ -81,6 +81,8 @@ def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPa
         ("s3://", "bucket"),
         ("s3:///prefix", "bucket"),
         ("s3://key:secret@bucket", "no credentials"),
+        ("abfss://box@acc/p", "write the account so: az://container/prefix"),
+        ("az://c?account=acc", "'c' is not a container's name: write az://container/prefix"),
         ("s3://bucket?endpoint_url=http://key:secret@host", "must not hold credentials"),
         ("gs://bucket?endpoint_url=http://key:secret@host", "must not hold credentials"),
         ("az://bucket?account=a&endpoint_url=http://key:secret@host", "must not hold credentials"),

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError, RecursionError)
 # an error of S3 is XML
 _FOREIGN_TYPES = ("text/html", "text/plain", "application/json")
-_HAS_NO_BODY = {"HeadObject", "HeadBucket"}
 _NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -87,7 +86,7 @@ def refusal_of(error: ClientError) -> Refusal:
     # if the body has no code, botocore gives the status as the code, and its words as the message
     code = fault.get("Code", "")
     has_code = code not in {"", str(status)} and not (code == "NotFound" and status == 404)
-    has_no_body = error.operation_name in _HAS_NO_BODY
+    has_no_body = error.operation_name == "HeadObject"
     is_foreign = not (has_code or has_no_body or headers.get("content-length") == "0") and kind in _FOREIGN_TYPES
     return Refusal(
         status, code if has_code else "", fault.get("Message", ""), kind if is_foreign else None, has_no_body
