@@ -4,6 +4,7 @@ import contextlib
 import resource
 import socket
 import ssl
+import struct
 import time
 from types import SimpleNamespace
 
@@ -303,6 +304,22 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, path):
         # whole lines, and no status
         lines = [line for line in got.split(b"\n")[1:-1] if line.endswith(b"}")]
         assert lines and b'"status"' not in got
+
+
+@pytest.mark.usefixtures("little_sent")
+def test_requests_of_a_client_that_leaves_are_no_errors(index, caplog):
+    """Also if several wait: otherwise a stranger could fill the log."""
+    with on_a_port(index) as client:
+        for _ in range(5):
+            with socket.socket() as asking:
+                asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                asking.settimeout(PATIENCE_S)
+                asking.connect((client.base_url.host, client.base_url.port))
+                asking.sendall((b"GET /openapi.json" + HOST + b"\r\n") * 10)
+                assert asking.recv(9) == b"HTTP/1.1 "
+                asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: "requests_in_flight 1.0" in client.get("/metrics").text)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.usefixtures("little_sent")

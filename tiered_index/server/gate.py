@@ -109,7 +109,7 @@ class Gate:
                     _logger.warning("request %s was ended: the service stops", request_id)
                     status = status or 503
                     if connection is not None:
-                        await _abort(connection)
+                        connection.transport.abort()
                 except Exception as error:
                     failed = error
                     _free(error)
@@ -125,6 +125,9 @@ class Gate:
             # otherwise the error and this frame hold each other until a collection
             failed = None
             self.under_way -= 1
+            if connection is not None and connection.transport.is_closing():
+                # Uvicorn notes this later, and for the newest of several requests only; it logs the others as errors
+                getattr(send, "__self__", connection.cycle).disconnected = True
             await self._ended(scope, method, status or CLIENT_GONE, time.perf_counter() - began_s)
 
     async def _ended(self, scope: Scope, method: str, status: int, seconds: float) -> None:
@@ -171,14 +174,8 @@ async def _taken(connection: Any) -> None:
             return
     except TimeoutError:
         pass
-    await _abort(connection)
-    raise ClientDisconnect
-
-
-async def _abort(connection: Any) -> None:
-    """End a connection, and let the server note it: otherwise it reports an answer without an end."""
     connection.transport.abort()
-    await asyncio.sleep(0)
+    raise ClientDisconnect
 
 
 def _route_of(scope: Scope) -> str:
