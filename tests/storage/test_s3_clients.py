@@ -558,6 +558,13 @@ def test_a_certificate_authority_of_ones_own(
             storage.put("a", b"x")
 
 
+def test_an_endpoint_without_tls_is_named(scripted: ScriptedServer) -> None:
+    with opened(scripted, endpoint_url=scripted.endpoint_url.replace("http", "https")) as storage:
+        for act in (lambda: storage.get_range(NAME, 0, 10), storage.now_ms, lambda: storage.put("a", b"x")):
+            with pytest.raises(StorageMisconfigured, match="does not speak TLS"):
+                act()
+
+
 # Credentials
 
 

@@ -43,7 +43,7 @@ _TOLD: tuple[tuple[str, Callable[[str], TieredIndexError], str], ...] = (
     ("Requested |body error|ill-formed", PassingFault, "the answer is not the one that was asked for"),
     ("invalid list response", StorageMisconfigured, "the response is not a listing: {0.wrong}"),
     ("InvalidCertificate|CERTIFICATE_VERIFY_FAILED", StorageMisconfigured, CERTIFICATE),
-    ("InvalidContentType", StorageMisconfigured, NO_TLS),
+    ("InvalidContentType|WRONG_VERSION_NUMBER", StorageMisconfigured, NO_TLS),
     ("Received None|Access key is None|Secret key is None", StorageMisconfigured, "{0.no_credentials}"),
     ("kind: Timeout", PassingFault, "timeout"),
 )
