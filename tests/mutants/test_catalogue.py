@@ -19,13 +19,18 @@ ADD = Mutant("add", "for a test", "sums.py:add", "a + b", "a - b", (NODE,))
 SUMS = "def add(a, b):\n    return a + b\n\n\ndef twice(a):\n    return a * 2\n"
 
 
-def test_each_defect_finds_its_place_and_its_tests() -> None:
+@pytest.fixture(scope="module")
+def mutated() -> list[tuple[Mutant, Path, str]]:
+    """Each mutant, its file, and the text of the file with the defect; a mutant that is out of date fails."""
+    return [(mutant, *mutate(mutant, TOP / PACKAGE)) for mutant in MUTANTS]
+
+
+def test_each_defect_finds_its_place_and_its_tests(mutated: list[tuple[Mutant, Path, str]]) -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 100
     # classes inherit the tests of every storage
     inherited = (TOP / PACKAGE / "testing/storage_conformance.py").read_text()
     inherited += (TOP / "tests/fencing/scenarios.py").read_text()
-    for mutant in MUTANTS:
-        mutate(mutant, TOP / PACKAGE)
+    for mutant, _, _ in mutated:
         for test in mutant.tests:
             name, *_, function = test.split("::")
             assert f" {function.split('[')[0]}" in (TOP / name).read_text() + inherited, test
@@ -38,11 +43,10 @@ def global_names(table: symtable.SymbolTable) -> Iterator[str]:
         yield from global_names(child)
 
 
-def test_no_defect_needs_a_name_that_is_not_there() -> None:
+def test_no_defect_needs_a_name_that_is_not_there(mutated: list[tuple[Mutant, Path, str]]) -> None:
     """A `NameError` would make its tests fail, whatever they prove."""
     known = {*dir(builtins), "__file__", "__loader__"}
-    for mutant in MUTANTS:
-        path, text = mutate(mutant, TOP / PACKAGE)
+    for mutant, path, text in mutated:
         of_module = symtable.symtable(text, str(path), "exec")
         assert {*global_names(of_module)} - {*of_module.get_identifiers()} <= known, mutant
 

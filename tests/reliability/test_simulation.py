@@ -38,12 +38,11 @@ def test_no_life_goes_wrong(seeds: int) -> None:
 
 
 def test_a_life_is_a_function_of_its_seed() -> None:
-    """Run it twice here, and in a process with another order of sets of strings."""
+    """Run it here, and behind another life in a process with another order of sets of strings."""
     seeds = range(1000, 1000 + AGAIN)
     digests = campaign(seeds, Tally("simulation"))
     assert len(set(digests)) == AGAIN
-    assert campaign(seeds, Tally("simulation")) == digests
-    again = f"print(json.dumps(campaign({seeds!r}, Tally('simulation'))))"
+    again = f"print(json.dumps(campaign({seeds[::-1]!r}, Tally('simulation'))[::-1]))"
     command = [sys.executable, "-c", f"import json; from tests.reliability.simulation import *; {again}"]
     environment = os.environ | {"PYTHONHASHSEED": "4711"}
     assert json.loads(subprocess.check_output(command, env=environment, cwd=TOP)) == digests
