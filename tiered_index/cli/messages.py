@@ -220,6 +220,8 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, 
     properties = {n: value for n, value in shown.get("properties", {}).items() if n not in (KEYS, TAGS, UNIQ_KEY)}
     read = {"source": source, "read_from": fetched.read_from, "note": fetched.problem}
     values = {n: value for n, value in {**shown, "properties": properties}.items() if n not in _SHOWN_APART}
+    if "queue_offset" in shown:  # of RocketMQ: its unique key has a line of its own
+        values["keys"] = [key for key in values["keys"] if key != values["uniq_key"]]
     out.fields({**(values if raw else _pages_of(values)), **read})
     if "partition" in shown and shown["body_bytes"] is None:
         out.line("  no value: a tombstone")

@@ -120,3 +120,20 @@ def test_messages_that_were_cut_off_are_missing_if_the_root_is_given(run_here, t
             assert ("after the end of the log (cut off)" in shown) is (state == "missing"), line
     # the storage alone doesn't show it
     assert "  local\n" in run_here("query", "t", "U25", "--messages", "--storage", uri, "--store", store).out
+
+
+def test_the_unique_key_is_printed_once_and_not_among_the_keys(run_here, tmp_path):
+    """As `mqadmin` prints it; in JSON `keys` are all keys of the index."""
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.put("t", 0, b"both", keys=["order-1", "customer-2"], uniq_key="UNIQUE", store_ms=T)
+        writer.put("t", 0, b"none", uniq_key="ALONE", store_ms=T)
+    options = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage", "--slots", 97, "--items", 500)
+    assert run_here("ingest", tmp_path / "store", *options).code == 0
+    shown = run_here("query", "t", "UNIQUE", *options[:4], "--messages", "--store", tmp_path / "store").out
+    assert [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("  keys ")] == [
+        "order-1, customer-2"
+    ]
+    assert shown.count("UNIQUE") == 1
+    assert (
+        "  keys " not in run_here("query", "t", "ALONE", *options[:4], "--messages", "--store", tmp_path / "store").out
+    )
