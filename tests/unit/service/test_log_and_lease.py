@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.changes import replace
-from tests.support.log_records import GENESIS, an_object, publish
+from tests.support.log_records import GENESIS, an_object, open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -127,6 +127,19 @@ def log(storage, clock):
     new_log = StorageLog(storage, clock, checkpoint_every=4)
     new_log.create(GENESIS)
     return new_log
+
+
+@pytest.mark.parametrize("losses", [0, 1])
+def test_a_record_that_is_damaged_on_the_way_is_read_again_before_an_append(log, storage, clock, losses):
+    """The end of the log, or the record of a process that was faster."""
+    faulty = FaultStorage(storage)
+    job, other = open_log(faulty, clock), open_log(storage, clock)
+    number = job.state.number + losses
+    if losses:
+        faulty.meanwhile("put_if_absent", lambda: publish(other, 0, (an_object(1),)), name_prefix="log/")
+    faulty.corrupt("get", name_prefix=log_name(number))
+    assert publish(job, 0, (an_object(2),)).number == number + 1
+    assert len(open_log(storage, clock).state.objects) == 1 + losses
 
 
 def test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over(log, storage):

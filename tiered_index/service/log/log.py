@@ -736,7 +736,7 @@ class StorageLog:
             digest = digest_of(self.storage.get(log_name(state.number)))
             if digest != state.digest:
                 # perhaps damaged on the way
-                digest = read_again(partial(self.record, state.number)).digest
+                digest = self.record(state.number).digest
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
         if state.digest:
