@@ -418,3 +418,24 @@ def test_changes_of_an_earlier_version_need_their_own_whole_checkpoint():
     for other in (None, logs[1].state, state):
         with pytest.raises(CorruptFile, match="base is another state"):
             LogState.decode(data, "changes", other)
+
+
+def test_a_checkpoint_of_a_lost_history_that_a_writer_deletes_meanwhile_is_no_second_history():
+    storage = MemoryStorage()
+    log = StorageLog(storage, ManualClock())
+    log.create(GENESIS)
+    for number in range(2):
+        publish(log, 0, (an_object(number),))
+    # as after a restore of the log without its last records
+    lost = [checkpoint for checkpoint in storage.list("checkpoint/") if checkpoint_of(checkpoint.name)[0] == 2]
+    storage.delete_many([log_name(2), log_name(3), *(checkpoint.name for checkpoint in lost)])
+    faulty = FaultStorage(storage)
+
+    def go_on():
+        writer = open_log(storage)
+        for number in range(2, 5):
+            publish(writer, 0, (an_object(number),))
+
+    faulty.meanwhile("list", go_on, name_prefix="log/")
+    state = StorageLog(faulty, ManualClock()).open()
+    assert state == open_log(storage).state and (state.number, len(state.objects)) == (4, 3)
