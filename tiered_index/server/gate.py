@@ -140,9 +140,9 @@ class Gate:
             fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6), "caller": who}
             _logger.info("%s %s %d %.6f s", method, route, status, seconds, extra={"fields": fields})
         if status == 403 and self.served.audit.is_on:
-            query, what = scope["query_string"].decode("latin-1"), f"{method} {scope['path']}"
+            query, method_and_path = scope["query_string"].decode("latin-1"), f"{method} {scope['path']}"
             # in a thread: writing may wait for a disk
-            refused_request = state["request_id"], who, what, query, state.get("of_body", {})
+            refused_request = state["request_id"], who, method_and_path, query, state.get("of_body", {})
             await asyncio.shield(asyncio.to_thread(self.served.audit.refused, *refused_request))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:

@@ -111,14 +111,14 @@ class LookupHandlers(Handlers):
         request: Request,
         allowance: Allowance,
         kind: str,
-        what: dict[str, Any],
+        audited: dict[str, Any],
         look_up: Callable[[], Any],
         encoded: Callable[[Any], bytes | Iterator[bytes]],
     ) -> Response:
         """Return a lookup's answer as JSON; count and audit it."""
 
         def act() -> bytes | Iterator[bytes]:
-            return encoded(self._recorded(request, kind, what, look_up))
+            return encoded(self._recorded(request, kind, audited, look_up))
 
         began_s = time.monotonic()
         try:
@@ -128,7 +128,7 @@ class LookupHandlers(Handlers):
                 # the time must not show what is at a withheld place
                 await asyncio.sleep(pause_s(time.monotonic() - began_s))
 
-    def _recorded(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:
+    def _recorded(self, request: Request, kind: str, audited: dict[str, Any], look_up: Callable[[], Any]) -> Any:
         """Return `look_up()` for the caller; count it and write it to the audit log, also if it fails."""
         status, explain, count = "failed", _NO_EXPLAIN, 0
         try:
@@ -146,7 +146,7 @@ class LookupHandlers(Handlers):
                     "request_id": request.state.request_id,
                     "caller": caller_of(request).name,
                     "lookup": kind,
-                    **what,
+                    **audited,
                     **_withheld(request),
                     "status": status,
                     "count": count,
@@ -167,13 +167,13 @@ class LookupHandlers(Handlers):
         The first page raises. A later error is in place of the status.
         """
         redaction, files = self.served.redaction, _tells_files(request, params)
-        what, cursor, is_begun = {"topic": params.topic, "key": params.key}, params.cursor, False
+        audited, cursor, is_begun = {"topic": params.topic, "key": params.key}, params.cursor, False
         totals, arrow = PageTotals(), wire.ArrowStream()
         # the last report of each file
         reports = dict[tuple[str | None, str], dict[str, Any]]()
         try:
             while not is_begun or (params.all and cursor is not None):
-                answer = self._recorded(request, "query", what, partial(look_up, cursor))
+                answer = self._recorded(request, "query", audited, partial(look_up, cursor))
                 if form == wire.JSON:
                     yield wire.encode(wire.answer_document(answer, redaction, files=files))
                     return
@@ -219,9 +219,9 @@ class LookupHandlers(Handlers):
             shown = zip(lookups.topics[:MOST_SHOWN], lookups.keys[:MOST_SHOWN], strict=True)
             keys = [[topic[:SHOWN], key[:SHOWN]] for topic, key in shown]
             counts = lookups.counts_of_topics()
-            what = {"lookups": len(lookups), "topics": shown_topics(counts), "keys": keys}
+            audited = {"lookups": len(lookups), "topics": shown_topics(counts), "keys": keys}
             # for the audit log, if the request is refused
-            request.state.of_body = what
+            request.state.of_body = audited
             caller.need_topics(counts)
             lookups = replace(lookups, max_counts=self._page_counts(lookups.max_counts))
             files, more = _tells_files(request, params), dict[str, Any]()
@@ -236,7 +236,7 @@ class LookupHandlers(Handlers):
                     more["exceeded"] = redaction.text(str(error))
                     return error.result
 
-            results = self._recorded(request, "query_many", what, look_up)
+            results = self._recorded(request, "query_many", audited, look_up)
             totals = wire.batch_totals(results, redaction, files=files) | more
             pieces = wire.batch_pieces(results, redaction, totals, form)
             return b"".join(pieces) if int(results.counts.sum()) <= wire.piece_rows(results) else pieces
@@ -258,8 +258,10 @@ class LookupHandlers(Handlers):
             bounds: Any = {"max_message_bytes": most_bytes, "max_read": most_read}
             return self.served.lookups.messages(*params.arguments(), source=source, **bounds)
 
-        what = {"topic": params.topic, "key": params.key} | ({"contains": params.contains} if params.contains else {})
-        return await self._messages(request, params, what, fetch)
+        audited = {"topic": params.topic, "key": params.key} | (
+            {"contains": params.contains} if params.contains else {}
+        )
+        return await self._messages(request, params, audited, fetch)
 
     @Operation(
         "GET /v1/messages/{id}",
@@ -289,14 +291,14 @@ class LookupHandlers(Handlers):
                 return lookups.messages(params.topic, msg_id, source=self.served.rows, max_count=MANY, **page)
             return messages_by_id(lookups, source, msg_id, params.topic, **page)
 
-        what = {"id": msg_id[:200], "topic": params.topic and params.topic[:SHOWN]}
-        return await self._messages(request, params, what, fetch, msg_id)
+        audited = {"id": msg_id[:200], "topic": params.topic and params.topic[:SHOWN]}
+        return await self._messages(request, params, audited, fetch, msg_id)
 
     async def _messages(
         self,
         request: Request,
         params: parameters.MessagesParameters | parameters.MessageParameters,
-        what: dict[str, Any],
+        audited: dict[str, Any],
         fetch: Callable[[int], MessagesResult],
         msg_id: str | None = None,
     ) -> Response:
@@ -327,7 +329,7 @@ class LookupHandlers(Handlers):
             return _with_messages(redaction.document(document), bodies.encoded)
 
         kind = "messages" if msg_id is None else "message"
-        return self._typed(await self._answer(request, allowance, kind, what, look_up, encoded))
+        return self._typed(await self._answer(request, allowance, kind, audited, look_up, encoded))
 
     @Operation(
         "GET /v1/browse",
@@ -388,9 +390,9 @@ class LookupHandlers(Handlers):
             explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
             return _with_messages(whole | {"queues": ends} | explain, bodies.encoded)
 
-        what = {"topic": params.topic, "queue_id": params.queue_id, "at_ms": params.moment_ms()}
-        what |= {"cursor": params.cursor and params.cursor[:SHOWN]}
-        return await self._answer(request, allowance, "browse", what, look_up, encoded)
+        audited = {"topic": params.topic, "queue_id": params.queue_id, "at_ms": params.moment_ms()}
+        audited |= {"cursor": params.cursor and params.cursor[:SHOWN]}
+        return await self._answer(request, allowance, "browse", audited, look_up, encoded)
 
     def _not_there(self, text: str) -> Refused:
         """Return the error for something that no index has. Raises the error of an index that could not be opened."""

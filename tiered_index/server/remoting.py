@@ -85,8 +85,8 @@ def read_keys(path: Path) -> Mapping[str, AccessKey]:
 
     A key without `topics` allows every topic. Raises `SetupUnavailable`, whose text has nothing of the file.
     """
-    what = 'a file of keys, {"NAME": {"secret": "...", "topics": ["PREFIX"]}}'
-    rows = read_grants(path, what, dict[str, _Key])
+    expected = 'a file of keys, {"NAME": {"secret": "...", "topics": ["PREFIX"]}}'
+    rows = read_grants(path, expected, dict[str, _Key])
     if not rows:
         raise SetupUnavailable(f"{path} has no keys: every request would be refused")
     return {name: AccessKey(row.secret, row.topics) for name, row in rows.items()}

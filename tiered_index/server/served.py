@@ -58,10 +58,12 @@ class Audit:
         """Whether records are written."""
         return self._path is not None
 
-    def refused(self, request_id: str, caller: str | None, what: str, query: str, more: dict[str, Any]) -> None:
-        """Write a forbidden request: `what` is its method and path, `query` its query, `more` fields of its body."""
-        said = {"refused": what[:SHOWN], "asked": query[:SHOWN], **more, "status": 403}
-        self.write({"request_id": request_id, "caller": caller, **said})
+    def refused(
+        self, request_id: str, caller: str | None, method_and_path: str, query: str, more: dict[str, Any]
+    ) -> None:
+        """Write a forbidden request, with its query and `more`, fields of its body."""
+        refused = {"refused": method_and_path[:SHOWN], "asked": query[:SHOWN], **more, "status": 403}
+        self.write({"request_id": request_id, "caller": caller, **refused})
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a record with its time. If that fails, `problem` has the reason, and the service is not ready."""

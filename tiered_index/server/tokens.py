@@ -111,10 +111,10 @@ class Caller:
         if self.topics is not None:
             raise Refused(403, "the token is for some topics: leave topic_id out, and the index chooses it")
 
-    def need_every_topic(self, what: str) -> None:
-        """Raise `Refused` unless the caller may see every topic; `what` begins the message."""
+    def need_every_topic(self, subject: str) -> None:
+        """Raise `Refused` unless the caller may see every topic; `subject` begins the message."""
         if self.topics is not None:
-            raise Refused(403, f"{what} of all topics, and the token is for some of them")
+            raise Refused(403, f"{subject} of all topics, and the token is for some of them")
 
 
 # The caller of each request to a service without tokens
@@ -229,8 +229,8 @@ class Grant(Struct, kw_only=True, forbid_unknown_fields=True):
     topics: tuple[Prefix, ...] | None = None
 
 
-def read_grants(path: Path, what: str, kind: type[T]) -> T:
-    """Return the grants of a JSON file, whose document is a `kind`; `what` names the file in errors.
+def read_grants(path: Path, expected: str, kind: type[T]) -> T:
+    """Return the grants of a JSON file, whose document is a `kind`; `expected` names the file in errors.
 
     Raises `SetupUnavailable` if the file can't be read or is another document, and `ConfigError` if every user of the
     host can write it. Errors name the member and the number of its grant, from 0. They have no value of the file, which
@@ -257,7 +257,7 @@ def read_grants(path: Path, what: str, kind: type[T]) -> T:
             problem = f"the member 'topics' has an empty prefix, {every}{empty[1]}"
     except (ValueError, RecursionError):
         problem = "it is not JSON"
-    raise SetupUnavailable(f"{path} is not {what}: {problem}")
+    raise SetupUnavailable(f"{path} is not {expected}: {problem}")
 
 
 class _GivenTwice(ValueError):

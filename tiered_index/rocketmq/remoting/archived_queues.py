@@ -416,8 +416,8 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return "" if self._log_facts().has_begin else gone
 
     @staticmethod
-    def _unknown(what: str, why: str) -> UnknownOffsets:
-        return UnknownOffsets("the archive", f"{what} is not known: {why}")
+    def _unknown(fact: str, why: str) -> UnknownOffsets:
+        return UnknownOffsets("the archive", f"{fact} is not known: {why}")
 
     def _begin_s(self, queue: ArchivedQueue) -> int:
         """Return the first epoch second of a queue that is neither expired nor erased as a whole."""
