@@ -20,7 +20,9 @@ from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader, QueryResult
 from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
+from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.metering import Usage
 from tiered_index.storage.opening import PrefixedStorage, child_storages, open_storage
 
 FILES = 3
@@ -83,6 +85,28 @@ def test_a_log_that_hangs_takes_at_most_half_of_the_time_so_the_files_are_read_i
         result = reader.query("t", "all", timeout_s=SOME_S)
         assert (answers(result), result.status) == (before, "complete")
         assert SOME_S * 500 <= result.explain.elapsed_ms < SOME_S * 1000
+
+
+def test_a_read_that_another_call_began_does_not_end_by_that_ones_budget(index, storage):
+    with index.reader(storage) as reader:
+        view = reader._views[0]
+        hang = storage.hang("list", name_prefix="log/")
+        first = beside(reader.refresh)
+        assert hang.entered.wait(30)
+
+        def spent():
+            with RequestContext(usages=(Usage(max_requests=0),)).active():
+                view.read_on()
+
+        second = beside(spent)
+        until(lambda: view._requested is not None)
+        third = beside(reader.refresh)
+        time.sleep(0.2)
+        hang.release.set()
+        for call in (first, second, third):
+            call()
+        assert isinstance(second.error, BudgetExceeded)
+        assert (first.error, third.error) == (None, None)
 
 
 @pytest.mark.parametrize("many", [False, True])
