@@ -43,8 +43,8 @@ from tiered_index.spark.audit.differences import (
     _difference,
     _pairs,
     _rows,
-    _told,
     _values,
+    _with_kinds,
     may_hold,
 )
 from tiered_index.spark.audit.entries import ALL_TIME, Part, Picked, identity_dtype, value_dtype
@@ -449,7 +449,7 @@ def test_differing_entries_are_paired(spark: Any) -> None:
     # an object with slots 0 to 2 of 4, and seconds 1 and 2
     damaged: Any = [SimpleNamespace(second_min=1, second_max=2, shard=slots_of(SlotMap(4), 0, 3))]
     frame = spark.createDataFrame(rows.to_pandas().where(lambda cells: cells.notna(), None), _ROWS)
-    told = _told(_pairs(_values(frame)), damaged, "abs", SCHEMA).collect()
+    told = _with_kinds(_pairs(_values(frame)), damaged, "abs", SCHEMA).collect()
     told_rows = []
     for row in told:
         difference = _difference(row, SCHEMA)

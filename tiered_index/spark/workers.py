@@ -88,7 +88,7 @@ def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(function)(generate if inspect.isgeneratorfunction(function) else call)
 
 
-def told_plainly(kind: _C) -> _C:
+def without_tracebacks(kind: _C) -> _C:
     """Give the methods of a class that Spark calls `plain_errors`."""
     for name in _CALLED:
         if inspect.isfunction(method := vars(kind).get(name)):

@@ -157,7 +157,7 @@ def compare(
             if not unread and (source_again, index_again) != (of_source, of_index):
                 raise InvalidArgument("the source changed while it was compared: use a copy that does not change")
             damaged = [stored for stored in objects if stored.name in bad | unread]
-            alone = _told(_pairs(values), damaged, rule, schema)
+            alone = _with_kinds(_pairs(values), damaged, rule, schema)
             counts = {row[0]: row[1] for row in alone.groupBy("kind").count().collect()}
             for kind in (kind for kind in KINDS if most_listed and counts.get(kind)):
                 first = alone.where(F.col("kind") == kind).orderBy("topic", "key", "identity", "rank")
@@ -258,7 +258,7 @@ def _pairs(values: DataFrame) -> DataFrame:
     return laid.select("identity", "rank", *names, "pair.said", "pair.held")
 
 
-def _told(pairs: DataFrame, damaged: Sequence[StoredObject], rule: HashRule, schema: Schema) -> DataFrame:
+def _with_kinds(pairs: DataFrame, damaged: Sequence[StoredObject], rule: HashRule, schema: Schema) -> DataFrame:
     """Return the pairs with their kind of difference."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 

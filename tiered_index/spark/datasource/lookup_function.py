@@ -22,7 +22,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import columns_of
-from tiered_index.spark.workers import told_plainly
+from tiered_index.spark.workers import without_tracebacks
 
 NAME = "tiered_index_lookup"
 # entries of a page: more than most lookups find
@@ -30,7 +30,7 @@ _PAGE = 100_000
 _USAGE = f"{NAME}('URI', topic, key[, begin_ms, end_ms])"
 
 
-@told_plainly
+@without_tracebacks
 class LookupFunction:
     """The entries of one key of one topic, newest first and without duplicates, as `IndexReader.query` returns them.
 

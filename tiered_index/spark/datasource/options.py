@@ -19,28 +19,28 @@ class DataSourceOptions:
 
     def __init__(self, name: str, texts: Mapping[str, str], known: Sequence[str]) -> None:
         self._name = name
-        self._given = {option.lower(): value for option, value in texts.items()}
+        self._texts = {option.lower(): value for option, value in texts.items()}
         places = {option.lower(): option for option in known}
-        if "paths" in self._given:
+        if "paths" in self._texts:
             raise InvalidArgument(f"{name}: one path is read at a time; load each and take the union")
-        if "owner" in self._given:
+        if "owner" in self._texts:
             raise InvalidArgument(
                 f"{name}: CREATE TABLE ... USING {name} can't be read, since Spark's catalog gives a Python data "
                 f"source no path of a table: use CREATE TEMPORARY VIEW entries USING {name} OPTIONS (path 'URI')"
             )
-        if unknown := [option for option in self._given if option not in places and option != "path"]:
+        if unknown := [option for option in self._texts if option not in places and option != "path"]:
             there = ", ".join(["path", *known])
             raise InvalidArgument(f"{name}: unknown option {unknown[0]!r}; the options are {there}")
-        if not self._given.get("path", "").strip():
+        if not self._texts.get("path", "").strip():
             raise InvalidArgument(
                 f"{name}: no path is given: use load(URI), save(URI) or the option path; CREATE TABLE ... AS and "
                 "saveAsTable pass no path"
             )
-        self.path = self._given["path"].strip()
+        self.path = self._texts["path"].strip()
 
     def text(self, option: str) -> str | None:
         """Return an option's text, None if it is not set."""
-        return self._given.get(option.lower())
+        return self._texts.get(option.lower())
 
     def number(self, option: str) -> int | None:
         """Return an option as an integer, None if it is not set."""

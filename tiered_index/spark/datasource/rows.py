@@ -41,11 +41,11 @@ from tiered_index.spark.datasource.writing import (
     abort_writes,
     check_accepted,
     joined_index,
-    told_to_driver,
+    refusing_at_the_driver,
     write_tables,
 )
 from tiered_index.spark.frames import arrow_schema_of
-from tiered_index.spark.workers import told_plainly
+from tiered_index.spark.workers import without_tracebacks
 from tiered_index.spark.writing.build import abandoned_if_refused
 from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, one_unit, publish_files
 from tiered_index.spark.writing.positions import BatchContent
@@ -72,7 +72,7 @@ def _place(uri: str) -> str:
     return f"{scheme}:/{rest.lstrip('/')}" if mark else f"file:/{uri.lstrip('/')}"
 
 
-@told_plainly
+@without_tracebacks
 class RowWriter(DataSourceArrowWriter):
     """One write of a DataFrame with the rows of files."""
 
@@ -107,7 +107,7 @@ class RowWriter(DataSourceArrowWriter):
             _place(segment.uri): _kinds_of_keys(rows, self._ways[: len(mapping.keys)]) for _, rows, segment in plan.new
         }
 
-    @told_to_driver
+    @refusing_at_the_driver
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         """Write a partition. Executor."""
         mapping, times, topics = self._rows.mapping(), dict[str, Times | None](), set[str]()

@@ -40,7 +40,7 @@ from tiered_index.sources.columns import each_key
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.frames import arrow_schema, arrow_type_of
-from tiered_index.spark.workers import told_plainly
+from tiered_index.spark.workers import without_tracebacks
 from tiered_index.spark.writing.build import abandoned_if_refused, publish_batch, publish_tables, stored_genesis
 from tiered_index.spark.writing.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.writing.positions import BatchContent, MicroBatch
@@ -121,7 +121,7 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
     """
     with _temporary() as (blocks, packed):
         with _temporary() as (sink, path):
-            census = _kept(entries, sink, job)
+            census = _census_and_copy(entries, sink, job)
             if not census.entries:
                 return PartitionResult(0, 0, ())
             more = {"sequence": job.sequence, "max_windows": job.max_windows}
@@ -166,7 +166,7 @@ def _mapped(source: IO[bytes]) -> pa.Buffer:
     return pa.py_buffer(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _kept(entries: Iterable[pa.RecordBatch], sink: pa.NativeFile, job: PartitionJob) -> Census:
+def _census_and_copy(entries: Iterable[pa.RecordBatch], sink: pa.NativeFile, job: PartitionJob) -> Census:
     batches = iter(entries)
     first = next(batches, None)
     if first is None:
@@ -217,7 +217,7 @@ Messages = Sequence[WriterCommitMessage | None]
 Write = Callable[[Any, Iterator[pa.RecordBatch]], WriterCommitMessage]
 
 
-def told_to_driver(write: Write) -> Write:
+def refusing_at_the_driver(write: Write) -> Write:
     """Return a method `write` that returns `InvalidArgument` to the driver, whose commit raises it.
 
     If the task failed, Spark would repeat it in vain, and print its traces before the sentence.
@@ -290,7 +290,7 @@ def _created(storage: Storage, log: StorageLog, wanted: IndexDescriptor) -> Inde
     return StorageSession(storage, log, SystemClock(), IndexConfig().lease_ttl_s, lambda stored: wanted).join()
 
 
-@told_plainly
+@without_tracebacks
 class EntryWriter(DataSourceArrowWriter):
     """One write of a DataFrame; mode ``append``, or ``replace`` for the windows that it has."""
 
@@ -298,7 +298,7 @@ class EntryWriter(DataSourceArrowWriter):
         self._job, self._columns = prepared(options, schema, streams=False)
         self._mode = mode
 
-    @told_to_driver
+    @refusing_at_the_driver
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write a partition. Executor."""
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
@@ -321,7 +321,7 @@ class EntryWriter(DataSourceArrowWriter):
 _StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", object)
 
 
-@told_plainly
+@without_tracebacks
 class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
     """The writer of one micro-batch. Spark creates one for each batch, and another one to commit it."""
 
@@ -329,7 +329,7 @@ class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
         job, self._columns = prepared(options, schema, streams=True)
         self._job = replace(job, origin="writer")
 
-    @told_to_driver
+    @refusing_at_the_driver
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write a partition. Executor."""
         context = TaskContext.get()

@@ -154,7 +154,7 @@ def entries_of(
             _check_there(name, name, LOG_COLUMNS[:-1], "a commit log has")
         log = log_reader(paths, address_of, skip_corrupt)
         return Entries(_numbers(spark, len(log.stretches)), LOG_COLUMNS, log)
-    named = {name: value for name, column in columns.items() if (value := _given(column)) is not None}
+    named = {name: value for name, column in columns.items() if (value := _name_or_literal(column)) is not None}
     if expressions := [name for name in columns if name not in named]:
         raise InvalidArgument(
             f"columns: {expressions[0]} is an expression, which needs a DataFrame: read the files by spark.read, and "
@@ -185,7 +185,7 @@ def _checked_log_fields(columns: Mapping[str, object], schema: Schema) -> list[s
     return _wanted({}, (), schema)
 
 
-def _given(column: str | Column) -> tuple[str, None] | tuple[None, str | int] | None:
+def _name_or_literal(column: str | Column) -> tuple[str, None] | tuple[None, str | int] | None:
     """Return the column's name, or the value of a literal; None for any other expression."""
     if isinstance(column, str):
         return column, None
