@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from tiered_index.clock import Clock
-from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
+from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError, without_frames
 from tiered_index.heap import give_back
 from tiered_index.service.jobs.whole import Named, not_there
 from tiered_index.service.log.log import StorageLog
@@ -181,12 +181,14 @@ class Job(Generic[R]):
     def outcomes(self) -> Iterator[tuple[R, list[TaskResult]]]:
         """Plan, run and publish. Yield each rewrite with its results after its publication.
 
-        Raises `JobOvertaken` if others were faster again and again, and as `carry_out`. Published rewrites stay.
+        Raises `JobOvertaken` if others were faster again and again, and as `carry_out`. Published rewrites stay. The
+        error of a damaged or lost input is raised after the other rewrites of the plan.
         """
         lost: set[str] = set()
         is_overtaken = False
         for _ in range(_TRIES):
             is_done, is_overtaken = True, False
+            damage: CorruptFile | None = None
             try:
                 for rewrite in self.plan(self.log.refresh(), lost):
                     try:
@@ -194,11 +196,12 @@ class Job(Generic[R]):
                     except JobOvertaken:
                         is_overtaken = True
                         continue
-                    except InputsLost as error:
-                        if not self.skips_lost:
-                            raise
-                        lost |= error.names
-                        is_overtaken = True
+                    except CorruptFile as error:
+                        if self.skips_lost and isinstance(error, InputsLost):
+                            lost |= error.names
+                            is_overtaken = True
+                        else:
+                            damage = damage or without_frames(error)
                         continue
                     is_done = False
                     yield rewrite, results
@@ -207,6 +210,8 @@ class Job(Generic[R]):
                 if error.file in self.log.refresh().catalogs:
                     raise
                 is_overtaken = True
+            if damage is not None:
+                raise damage
             if not is_overtaken and (is_done or not self.repeats):
                 break
         if is_overtaken:
