@@ -51,28 +51,18 @@ Listed = Iterable[tuple[str, Callable[[Callable[[IndexView], None]], IndexView]]
 
 
 class Listing(Polled):
-    """The list of the folders below a prefix. `show` reads it. `has_failing`: an index may have been removed."""
+    """The list of the folders below a prefix. `show` reads it."""
 
     def __init__(
-        self,
-        name: str,
-        config: IndexConfig,
-        clock: Clock,
-        parts: ReaderParts,
-        show: Callable[[], None],
-        has_failing: Callable[[float], bool],
+        self, name: str, config: IndexConfig, clock: Clock, parts: ReaderParts, show: Callable[[], None]
     ) -> None:
         super().__init__(name, config, clock, parts, config.source_timeout_s)
-        self._show, self._has_failing = show, has_failing
+        self._show = show
 
     def _read(self, *, is_due: bool) -> None:
         begun_s = self._clock.monotonic_s()
         self._show()
         self._refreshed_from(begun_s)
-
-    def is_due(self, begun_s: float) -> bool:
-        """As `Polled`."""
-        return super().is_due(begun_s) or (begun_s > self._refreshed_s and self._has_failing(begun_s))
 
     def problems(self, begun_s: float) -> list[Handle]:
         """Return a failing file if the list could not be read, or not in time."""
@@ -100,7 +90,7 @@ class Several:
         self.name, self._clock, self._parts = name, clock, parts
         self._patience_s = config.source_timeout_s
         self._listed, self._grown = listed, grown
-        self.listing = Listing(name, config, clock, parts, self._list, self._has_failing) if is_prefix else None
+        self.listing = Listing(name, config, clock, parts, self._list) if is_prefix else None
         # of searches; other threads replace those of an index that does not respond
         self._threads = DaemonPool(config.query_threads, "tiered-index-search")
         # by the URI as it was given or listed
@@ -261,10 +251,6 @@ class Several:
             opened = {uri: view for uri, view in self._indexes.items() if view in self._adopted}
             listed = {uri: self._indexes.get(uri) or make(partial(self._adopt, uri)) for uri, make in children}
             self._indexes = opened | listed
-
-    def _has_failing(self, begun_s: float) -> bool:
-        """Return whether an index can't be opened, which may have been removed."""
-        return any(not view.is_open and view.fails(begun_s) and view.away is None for view in self.indexes)
 
     def _adopt(self, uri: str, view: IndexView) -> None:
         """Include an index that is about to be open. Raises `SchemaMismatch`, `ConfigError`."""
