@@ -53,11 +53,14 @@ class Strangers:
         self._ending = None
         counts = Counter(address for address, *_ in self._connections.values())
         idle_first = sorted(self._connections.items(), key=lambda entered: entered[1][2]())
-        for connection, (address, end, _) in idle_first:
-            if counts[address] > self._of_address or len(self._connections) > self._in_all:
-                counts[address] -= 1
-                del self._connections[connection]
-                end()
+        # each address for itself first: connections of one address must not end those of others
+        for is_of_address in (True, False):
+            for connection, (address, end, _) in idle_first:
+                is_many = counts[address] > self._of_address if is_of_address else len(self) > self._in_all
+                if is_many and connection in self._connections:
+                    counts[address] -= 1
+                    del self._connections[connection]
+                    end()
 
     def leave(self, connection: Hashable) -> None:
         """Remove a connection that has ended, or whose client is known now."""

@@ -1,11 +1,13 @@
 """Connections whose clients break the protocol, or behave badly within it."""
 
+import asyncio
 import contextlib
 import resource
 import socket
 import ssl
 import struct
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
@@ -22,6 +24,7 @@ from tiered_index.server import gate, listening
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, loop_in_thread
 from tiered_index.server.tokens import add_token
+from tiered_index.strangers import Strangers
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 ALIVE = b"GET /livez" + HOST + b"\r\n"
@@ -264,6 +267,41 @@ def test_strangers_end_no_connection_that_has_shown_its_token(index, tmp_path, m
             assert b" 200 OK" in answer(first)
         else:
             assert rest(first) == b""
+
+
+@pytest.mark.usefixtures("little_sent")
+def test_strangers_that_take_no_answer_make_place_for_one_that_asks_late(index, tmp_path):
+    """Otherwise those whose requests take longer than a moment to arrive would be shut out."""
+    add_token(tmp_path / "tokens", "one", "read", None)
+    with contextlib.ExitStack() as opened, on_a_port(index, tokens=tmp_path / "tokens") as client:
+        address = client.base_url.host, client.base_url.port
+        taking = [opened.enter_context(socket.socket()) for _ in range(64)]
+        for connection in taking:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(PATIENCE_S)
+            connection.connect(address)
+            connection.sendall((b"GET /openapi.json" + HOST + b"\r\n") * 10)
+        for connection in taking:
+            assert connection.recv(9) == b"HTTP/1.1 "
+        late = opened.enter_context(socket.create_connection(address, PATIENCE_S))
+        # longer than the moment after which some of too many are ended
+        time.sleep(0.5)
+        late.sendall(ALIVE)
+        assert b" 200 OK" in answer(late)
+
+
+def test_strangers_of_one_address_end_no_connection_of_another():
+    """Also if more come in a moment than all addresses may have."""
+
+    async def ended_of_many() -> list[int | str]:
+        few, ended = Strangers(of_address=2, in_all=4), []
+        for name, address in (("other", "b"), *((number, "a") for number in range(9))):
+            few.enter(name, address, partial(ended.append, name))
+        while len(few) > 4:
+            await asyncio.sleep(0.01)
+        return ended
+
+    assert asyncio.run(ended_of_many()) == [*range(7)]
 
 
 @pytest.fixture(scope="module")

@@ -187,7 +187,7 @@ class _HttpConnection(HttpToolsProtocol):
         self._since_s = time.monotonic()
         # received since the last whole head or piece of a body
         self._unparsed_bytes = 0
-        self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_busy)
+        self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_working)
 
     def data_received(self, data: bytes) -> None:
         # Java's client offers HTTP/2 in its first request, and the parser would skip the body
@@ -221,6 +221,10 @@ class _HttpConnection(HttpToolsProtocol):
 
     def _is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _is_working(self) -> bool:
+        """Return whether the service has to do something: a client that does not take its answer must not be spared."""
+        return self._is_busy() and not self.flow.write_paused
 
     def end_if_idle(self, now_s: float) -> None:
         """End the connection if it has waited too long for a whole head, or for a client that takes nothing."""
