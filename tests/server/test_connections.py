@@ -129,7 +129,7 @@ def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked
     length = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
     sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
     head = b"POST /v1/entries?source=shop&position=1&durable=true" + HOST + b"Content-Type: application/x-ndjson\r\n"
-    # Java's client offers HTTP/2 in its first request
+    # Java's client offers HTTP/2 in each request
     head += b"Connection: Upgrade, HTTP2-Settings" + more + b"\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
     head += length + b"\r\n\r\n"
     with index_in(tmp_path) as index, on_a_port(index) as client:
@@ -139,6 +139,47 @@ def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked
                     connection.sendall(part)
                 assert b'"entries":%d,' % entries in answer(connection)
         assert len(index.query("orders", "a")) == 1
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+
+
+def entries_with_an_offer(position: int) -> tuple[bytes, bytes]:
+    """Return the head and the body of a request, as Java's client sends them."""
+    body = b'{"topic": "orders", "queue_id": 0, "keys": ["a"], "offset": %d, "size": 2, "timestamp_ms": 1762000000000}'
+    body %= position
+    head = b"POST /v1/entries?source=shop&position=%d&durable=true" % position + HOST + OFFER
+    return head + b"Content-Type: application/x-ndjson\r\nContent-Length: %d\r\n\r\n" % len(body), body
+
+
+def test_bodies_beside_offers_of_another_protocol_are_read_on_one_connection(tmp_path):
+    with index_in(tmp_path) as index, on_a_port(index) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+            for position in (1, 2, 3):
+                head, body = entries_with_an_offer(position)
+                # refused before its body has come
+                connection.sendall(head.replace(b"/v1/entries", b"/v1/files"))
+                assert b" 405 " in answer(connection)
+                connection.sendall(body)
+                connection.sendall(head)
+                connection.sendall(body)
+                assert b'"entries":1,' in answer(connection)
+        assert len(index.query("orders", "a")) == 3
+
+
+@pytest.mark.parametrize("is_pipelined", [False, True], ids=["parts", "pipelined"])
+def test_a_body_that_the_parser_would_skip_moves_no_position(tmp_path, is_pipelined):
+    head, body = entries_with_an_offer(1)
+    with index_in(tmp_path) as index, on_a_port(index) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+            if is_pipelined:
+                connection.sendall(ALIVE + head + body)
+            else:
+                connection.sendall(head[:-20])
+                time.sleep(0.2)
+                connection.sendall(head[-20:] + body)
+            assert b" 400 " in rest(connection)
+        assert index.durable_position("shop") is None
 
 
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["not begun", "not ended"])

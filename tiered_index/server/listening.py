@@ -42,6 +42,7 @@ _TOO_MUCH = (
 # Bytes that are parsed before the next look at these bounds
 _PARSED_BYTES = 8 << 10
 _OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+_OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
 # Size of the kernel's send buffer of a connection: most answers fit
 _SENT_BYTES = 512 << 10
 
@@ -190,8 +191,8 @@ class _HttpConnection(HttpToolsProtocol):
         self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_working)
 
     def data_received(self, data: bytes) -> None:
-        # Java's client offers HTTP/2 in its first request, and the parser would skip the body
-        if self.cycle is None and (end := data.find(b"\r\n\r\n")) >= 0:
+        # Java's client offers HTTP/2 in each request, and the parser would skip the body
+        if self.scope is None and (end := data.find(b"\r\n\r\n")) >= 0:
             data = _OFFER.sub(b"", data[:end]) + data[end:]
         for at in range(0, len(data), _PARSED_BYTES):
             heads = self.cycle, len(self.pipeline)
@@ -205,6 +206,17 @@ class _HttpConnection(HttpToolsProtocol):
             if is_long or len(self.pipeline) > _MOST_WAITING:
                 self.send_400_response(_TOO_MUCH)
                 return
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and any(name in _OF_BODIES for name, _ in self.headers):
+            # as by `data_received`, but its head came in parts, or behind another request: Uvicorn answers 400
+            raise ValueError("the body would be skipped")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        # until the next request begins
+        self.scope = None  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         # also of a body that nobody reads: its request was refused
