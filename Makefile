@@ -126,8 +126,9 @@ test-lowest: $(LOWEST)/.stamp ## test codecs, golden files, the service and Spar
 		-W ignore::DeprecationWarning tests/spark/test_session.py::test_rows_are_placed_by_hash_as_by_their_partitions_number tests/spark/test_build.py tests/spark/test_merge.py tests/spark/test_lookup.py \
 		tests/spark/test_audit.py::test_differing_entries_are_paired tests/spark/test_datasource_entries.py tests/spark/test_datasource_write.py --durations=5 $(PYTEST_ARGS)
 
-test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate
-	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in --durations=5 $(PYTEST_ARGS)
+test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate, and the data sources over Spark Connect
+	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in \
+		tests/spark/test_session.py::test_the_data_sources_work_over_spark_connect --durations=5 $(PYTEST_ARGS)
 
 test-native: $(VENV)/.stamp-test ## run the compiled core under AddressSanitizer and UndefinedBehaviourSanitizer (needs gcc)
 	@$(BIN)/python -m tests.support.native $(NATIVE_ARGS)
