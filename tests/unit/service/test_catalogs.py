@@ -579,6 +579,26 @@ def test_two_merges_at_once_leave_one_result():
         assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
 
 
+def test_a_merge_whose_catalog_another_one_has_merged_and_deleted_plans_again():
+    storage = FaultStorage(MemoryStorage())
+    log, other = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
+    add_catalog(log, run_of("a", 0, 3))
+    append(log, archive=run_of("a", 3, 5))
+    other.open()
+    shown = list(Segments(log.state, storage))
+
+    def merged_and_deleted():
+        before = {info.name for info in storage.list("catalog/")}
+        assert merge_catalogs(other) == 1
+        storage.delete_many(
+            sorted(before & {info.name for info in storage.list("catalog/")} - other.state.catalogs.keys())
+        )
+
+    storage.meanwhile("get_range", merged_and_deleted, name_prefix="catalog/")
+    assert merge_catalogs(log) == 0
+    assert list(Segments(log.refresh(), storage)) == shown and len(log.state.catalogs) == 1
+
+
 def test_a_sweep_keeps_objects_that_catalogs_no_longer_show_for_a_day(open_index, clock, monkeypatch):
     """A segment that is hidden, and one that a merge left out because it expired, are deleted a day later."""
     monkeypatch.setattr(segment_archive, "MOST_LINES", 1)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.merging import BASE_MS, DAY_S
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import CorruptFile, RootBehind, StorageBehind, StorageUnavailable
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.expiry import sweep
 from tiered_index.service.jobs.job import InputsLost, Job, JobOvertaken, in_threads
@@ -112,3 +112,33 @@ def test_a_lost_input_is_named_or_left(life):
     done = merging_job(life, skips_lost=True).run()
     assert [len(rewrite.inputs) for rewrite, _ in done] == [2]
     assert [stored.name for stored in life.state.files.values()] == [gone]
+
+
+def test_damage_leaves_no_other_rewrite_undone(life):
+    """Also those that are planned again without a lost object."""
+    run, (gone, *_) = in_threads(life.storage, life.clock, 1), life.state.objects
+    life.storage.delete_many([gone])
+    tried = []
+
+    def workers(rewrite):
+        if all(named.name != gone for named in rewrite.inputs) and len(rewrite.inputs) == 3:
+            tried.append(rewrite)
+            raise CorruptFile(rewrite.inputs[0].name, "damaged")
+        return run(rewrite)
+
+    with pytest.raises(CorruptFile, match="damaged"):
+        merging_job(life, workers, skips_lost=True, repeats=True).run()
+    assert len(tried) == 1 and len(life.state.files) == 1 + 3
+
+
+@pytest.mark.parametrize("error", [StorageBehind, RootBehind])
+def test_a_storage_that_went_back_ends_a_job_at_once(life, error):
+    tried = []
+
+    def workers(rewrite):
+        tried.append(rewrite)
+        raise error("log", "it went back")
+
+    with pytest.raises(error):
+        merging_job(life, workers).run()
+    assert len(tried) == 1

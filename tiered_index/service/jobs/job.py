@@ -23,7 +23,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from tiered_index.clock import Clock
-from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError, without_frames
+from tiered_index.errors import (
+    CorruptFile,
+    ObjectNotFound,
+    RootBehind,
+    StorageBehind,
+    TieredIndexError,
+    without_frames,
+)
 from tiered_index.heap import give_back
 from tiered_index.service.jobs.whole import Named, not_there
 from tiered_index.service.log.log import StorageLog
@@ -182,26 +189,35 @@ class Job(Generic[R]):
         """Plan, run and publish. Yield each rewrite with its results after its publication.
 
         Raises `JobOvertaken` if others were faster again and again, and as `carry_out`. Published rewrites stay. The
-        error of a damaged or lost input is raised after the other rewrites of the plan.
+        error of a damaged or lost input is raised after all other rewrites, an error of the log at once.
         """
         lost: set[str] = set()
+        damage: CorruptFile | None = None
+        # the inputs of rewrites that found damage: further plans leave them
+        damaged: set[tuple[str, ...]] = set()
         is_overtaken = False
         for _ in range(_TRIES):
             is_done, is_overtaken = True, False
-            damage: CorruptFile | None = None
             try:
                 for rewrite in self.plan(self.log.refresh(), lost):
+                    names = tuple(named.name for named in rewrite.inputs)
+                    if names in damaged:
+                        continue
                     try:
                         results = self.carry_out(rewrite)
                     except JobOvertaken:
                         is_overtaken = True
                         continue
+                    except (MissingCatalog, StorageBehind, RootBehind):
+                        raise
                     except CorruptFile as error:
                         if self.skips_lost and isinstance(error, InputsLost):
                             lost |= error.names
                             is_overtaken = True
                         else:
+                            self.log.refresh()  # raises its own damage
                             damage = damage or without_frames(error)
+                            damaged.add(names)
                         continue
                     is_done = False
                     yield rewrite, results
@@ -210,10 +226,10 @@ class Job(Generic[R]):
                 if error.file in self.log.refresh().catalogs:
                     raise
                 is_overtaken = True
-            if damage is not None:
-                raise damage
             if not is_overtaken and (is_done or not self.repeats):
                 break
+        if damage is not None:
+            raise damage
         if is_overtaken:
             raise JobOvertaken(
                 f"{self.log.storage.uri}: another job published first, {_TRIES} times in a row; try again later"
