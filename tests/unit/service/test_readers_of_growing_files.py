@@ -1,6 +1,7 @@
 """A reader of a writer's root follows an unsealed file while it grows: chains of what it read, and what came since."""
 
 import os
+import threading
 import time
 
 import numpy as np
@@ -16,7 +17,7 @@ from tiered_index.kernels import compiled
 from tiered_index.service.jobs.verify import check_root
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.reads import read_name
-from tiered_index.service.read import unsealed
+from tiered_index.service.read import root_view, unsealed
 from tiered_index.service.read.root_view import RootView
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
@@ -198,3 +199,52 @@ def test_a_look_that_is_used_again_misses_no_change_of_the_root(growing):
             path.unlink()
         with pytest.raises(CorruptFile, match="no longer has it"):
             reader.query("t", "k")
+
+
+def test_a_look_beside_an_interrupted_recovery_fails_also_if_the_root_is_a_link(growing, tmp_path):
+    index, root = growing
+    index.put("t", 0, "k", 1, 1, T_MS)
+    index.flush()
+    (tmp_path / "link").symlink_to(root)
+    with IndexReader.open(root=tmp_path / "link", environment=False) as reader:
+        time.sleep(2.1)
+        for _ in range(2):
+            assert len(reader.query("t", "k")) == 1
+        (root / "aside").mkdir()
+        with pytest.raises(CorruptFile, match="interrupted"):
+            reader.query("t", "k")
+
+
+def test_a_read_of_the_log_that_began_before_a_file_left_the_root_loses_no_entry(
+    open_index, tmp_path, faulty, clock, monkeypatch
+):
+    """The read ended with success after a lookup had looked at the root without the file, and had failed."""
+    index, root = open_index("root", local_keep_s=0), tmp_path / "root"
+    monkeypatch.setattr(root_view, "_STEP_NS", 20_000_000)
+    index.put("t", 0, "k", 1, 1, T_MS)
+    index.flush()
+    answers, is_listed, ends = [], threading.Event(), threading.Event()
+    with IndexReader.open(root=root, storage_backend=faulty, clock=clock, environment=False) as reader:
+        time.sleep(0.1)
+        for _ in range(2):
+            assert len(reader.query("t", "k")) == 1
+        faulty.fail("list", times=None, error=lambda text: CorruptFile("log", text))
+        clock.advance(60)
+        with pytest.raises(CorruptFile, match="scripted"):
+            reader.query("t", "k")
+        faulty.clear()
+        clock.advance(2)
+        faulty.meanwhile("list", lambda: is_listed.set() or ends.wait(30), when="after")
+        lookup = threading.Thread(target=lambda: answers.extend(reader.query("t", "k")))
+        lookup.start()
+        try:
+            assert is_listed.wait(30)
+            upload(index, rounds=2)
+            assert not [*root.rglob("*.index")]
+            time.sleep(0.1)
+            for _ in range(2):
+                assert reader.query("t", "k", timeout_s=0.2, allow_partial=True).status == "partial"
+        finally:
+            ends.set()
+            lookup.join()
+        assert len(answers) == len(reader.query("t", "k")) == 1

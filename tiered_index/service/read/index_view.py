@@ -108,6 +108,7 @@ class IndexView(Polled):
         self._kept_log: KeptLog | None = None
         self._recalled: LogState | None = None  # out of it
         self._changes: object = None
+        # the look after which the log was last read
         self._looked: RootLook | None = None
         self.catalog = Catalog()
         self.searches = FileReader(config.query_threads, config.prices)
@@ -438,7 +439,8 @@ class IndexView(Polled):
                 except BudgetExceeded as error:
                     unread = error  # only for this lookup
                 self._changes = changes if unread is None else None
-        self._looked = look
+        # a read that clears an error may have begun before the look
+        self._looked = look if unread is None else None
         # after the look: the log that is kept now names each file that left the root before
         if isinstance(unread, StorageError) and self._recall(self.genesis.index_id, show=True):
             return _Local(local, reads, not_asked=unread)

@@ -181,7 +181,7 @@ class RootView:
 
     def __init__(self, root: Root, *, checks_list: bool = True) -> None:
         self._root = root
-        self._folders = [root.path, *map(root.folder, STATES)]
+        self._folders = [*map(root.folder, STATES)]
         self._list_path = root.path / LIST
         self._files = FileList(root) if checks_list else None
         self._opened: dict[tuple[str, str], CompactedFile] = {}
@@ -213,37 +213,41 @@ class RootView:
         """
         try:
             # raises for a missing folder, which is not an empty one
-            state, is_settled = self._state()
+            journals = self._journals
+            state, is_settled = self._state(journals)
             if self._last is not None and self._last[0] == state:
                 return self._last[1]
             self._root.refuse_links()
-            look = self._look()
+            look, listed_journals = self._look()
         except OSError as error:
             raise disk_error(error, f"reading {self._root.path}") from error
         is_whole = not any(isinstance(handle, DamagedFile) for handle in look.handles)
-        self._last = (state, look) if is_settled and is_whole else None
+        # the state must be that of the journals of this look
+        self._last = (state, look) if is_settled and is_whole and listed_journals == journals else None
+        self._journals = listed_journals
         return look
 
-    def _state(self) -> tuple[object, bool]:
-        """Return a value that changes with the folders, the list and the last look's journals.
+    def _state(self, journals: list[Path]) -> tuple[object, bool]:
+        """Return a value that changes with the folders, the list and journals.
 
         The second value: whether each later change to a folder changes it. A folder's time can be as coarse as 2 s.
         """
-        folders = [os.lstat(folder) for folder in self._folders]
-        files = [self._list_path, *self._journals]
+        # the root itself may be a symbolic link
+        folders = [self._root.path.stat(), *map(os.lstat, self._folders)]
+        files = [self._list_path, *journals]
         # a copy sets the time of modification back, and some file systems have no time of change
         times = [(folder.st_ino, folder.st_mtime_ns, folder.st_ctime_ns) for folder in folders]
         is_settled = max(max(of_folder[1:]) for of_folder in times) < time.time_ns() - _STEP_NS
         return (times, files, [*map(_state_if_there, files)]), is_settled
 
-    def _look(self) -> RootLook:
+    def _look(self) -> tuple[RootLook, list[Path]]:
+        """Return a look, and the journals that it found."""
         files = _FilesSoFar({}, {}, {}, {}, {})
         handles, unsealed, opened = files.handles, files.unsealed, files.opened
         # read before the folders: a file leaves the list before it is deleted
         listed = self._listed(handles)
         unsealed_names = [name for name in self._root.names(UNSEALED) if name.endswith(JOURNAL_SUFFIX)]
         journals = [file_id for name in unsealed_names if (file_id := file_id_of(name)) is not None]
-        self._journals = [*map(self._root.journal_path, journals)]
         moved = [file_id for file_id in journals if not self._find_unsealed(files, file_id)]
         for state in (COMPACTED, UPLOADED):
             for name in self._root.names(state):
@@ -269,7 +273,7 @@ class RootView:
         self._note_newest(files)
         self._opened, self._unsealed = opened, unsealed
         all_reads: dict[str, int] = reduce(max_positions, files.reads.values(), {})
-        return RootLook(list(handles.values()), all_reads)
+        return RootLook(list(handles.values()), all_reads), [*map(self._root.journal_path, journals)]
 
     def _check_forms(self, files: _FilesSoFar) -> None:
         """Let a file fail whose later form lacks entries of an earlier one: another copy of the root wrote one."""
