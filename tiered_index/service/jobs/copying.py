@@ -228,15 +228,24 @@ class Copier:
         It looks at the last record that removed something, because a sweep deletes what earlier ones removed, too.
         """
         state, is_named = self.copied.state, names_object(self.target)
-        # gone, or a rule of the bucket has deleted the record
+        # a rule of the bucket has deleted the record
         with contextlib.suppress(ObjectNotFound):
             for number in range(state.number, max(1, state.number - _LOOKED_AT), -1):
                 record = self.copied.record(number)
                 names = (*record.remove, *(hidden.name for hidden in record.hide))
-                if (name := next((name for name in names if not is_named(state, name)), None)) is not None:
-                    self.target.head(name)
+                if removed := sorted(name for name in names if not is_named(state, name)):
+                    # a sweep that was interrupted has deleted those at one end
+                    if all(self._is_gone(name) for name in {removed[0], removed[-1]}):
+                        return False
                     removed_ms = self.target.head(log_name(number)).modified_ms
                     return self.target.now_ms() - removed_ms >= grace_s * 1000
+        return False
+
+    def _is_gone(self, name: str) -> bool:
+        try:
+            self.target.head(name)
+        except ObjectNotFound:
+            return True
         return False
 
     # Objects in the target

@@ -95,7 +95,7 @@ def find_orphans(
         since_ms = now_ms - round(removed_s * 1000)
         young = set(log.numbers_since(state.number, since_ms)) if removed_s else set()
         over = {name for number in removed.keys() - young for name in removed.pop(number)}
-    listed += _infos(storage, _beating([name for name in over if is_named(before, name)], beat))
+    listed += _infos(storage, _beating([name for name in sorted(over) if is_named(before, name)], beat))
     listed = [info for info in listed if info.modified_ms < before_ms or info.name in over]
     young_removed = {name for names in removed.values() for name in names}
     orphaned, strange = (
