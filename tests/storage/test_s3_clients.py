@@ -251,11 +251,14 @@ def test_a_worker_of_gunicorn_reads_although_its_master_has_read(tmp_path: Path,
         text=True,
     ) as served:
         assert served.stderr is not None
-        address = next(match[1] for line in served.stderr if (match := re.search(r"Listening at: (http://\S+)", line)))
-        with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
-            assert answer.read() == DATA[:10]
-        served.terminate()
-        served.stderr.read()
+        addresses = (re.search(r"Listening at: (http://\S+)", line) for line in served.stderr)
+        try:
+            address = next(address[1] for address in addresses if address)
+            with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
+                assert answer.read() == DATA[:10]
+        finally:
+            served.terminate()
+            served.stderr.read()
     assert [is_botos(request) for request in scripted.requests] == [False, True]
 
 
