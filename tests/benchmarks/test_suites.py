@@ -78,11 +78,16 @@ def test_ranges(run):
 
 
 @pytest.mark.long
-def test_many_objects(run):
+def test_many_objects_and_segments(run):
     (rows,), _ = run("scale", "--objects", 1_000)
     figures = dict(rows)
     assert figures["open a reader, requests"] == 3
     assert figures["many indexes: open a reader, requests"] == 3 * figures["many indexes"]
+    _, document = run("segments", "--segments", 3_000)
+    parts = document["figures"]
+    assert sum(parts["read"]["opening_requests"].values()) == 3
+    assert parts["read"]["most_reads_of_a_lookup"] == 1 and parts["read"]["reads_of_the_same_lookups_again"] == 0
+    assert parts["stream"]["segments_that_expire"] == 0 < parts["build"]["catalogs"]
 
 
 @pytest.mark.long
