@@ -280,6 +280,12 @@ def test_a_lookup_costs_no_more_than_its_bounds(spark, index):
         assert (bounded.requests if name == "max_requests" else bounded.bytes_read) <= spent // 2
         with pytest.raises(InvalidArgument, match=f"{name} must be a whole number"):
             look_up(spark, frame, storage=index, **{name: -1})
+    # also of the parts of one task together
+    frame = spark.createDataFrame([("orders", "key-7", None, None, number) for number in range(1_100)], KEYS)
+    whole = look_up(spark, frame, storage=index, max_count=512)
+    share = whole.requests // 2
+    half = look_up(spark, frame, storage=index, max_count=512, allow_partial=True, max_requests=whole.tasks * share)
+    assert half.statuses["partial"] and half.requests <= share
 
 
 def test_an_index_that_is_merged_meanwhile_and_objects_that_are_lost(spark, copied):
