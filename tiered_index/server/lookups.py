@@ -141,19 +141,20 @@ class LookupHandlers(Handlers):
             raise
         finally:
             self.counters.lookup(kind, status, explain)
-            self.served.audit.write(
-                {
-                    "request_id": request.state.request_id,
-                    "caller": caller_of(request).name,
-                    "lookup": kind,
-                    **audited,
-                    **_withheld(request),
-                    "status": status,
-                    "count": count,
-                    "requests": explain.requests,
-                    "bytes": explain.bytes,
-                }
-            )
+            if self.served.audit.is_on:
+                self.served.audit.write(
+                    {
+                        "request_id": request.state.request_id,
+                        "caller": caller_of(request).name,
+                        "lookup": kind,
+                        **audited,
+                        **_withheld(request),
+                        "status": status,
+                        "count": count,
+                        "requests": explain.requests,
+                        "bytes": explain.bytes,
+                    }
+                )
 
     def _pages(
         self,
@@ -168,15 +169,16 @@ class LookupHandlers(Handlers):
         """
         redaction, files = self.served.redaction, _tells_files(request, params)
         audited, cursor, is_begun = {"topic": params.topic, "key": params.key}, params.cursor, False
+        if form == wire.JSON:
+            answer = self._recorded(request, "query", audited, partial(look_up, cursor))
+            yield wire.encode(wire.answer_document(answer, redaction, files=files))
+            return
         totals, arrow = PageTotals(), wire.ArrowStream()
         # the last report of each file
         reports = dict[tuple[str | None, str], dict[str, Any]]()
         try:
             while not is_begun or (params.all and cursor is not None):
                 answer = self._recorded(request, "query", audited, partial(look_up, cursor))
-                if form == wire.JSON:
-                    yield wire.encode(wire.answer_document(answer, redaction, files=files))
-                    return
                 answer = totals.add(answer)
                 if files:
                     reports |= {(file.source, file.file): file.to_dict() for file in answer.explain.files}
