@@ -257,7 +257,7 @@ def test_records_written_while_the_ends_are_asked_for_are_no_open_transaction():
 
 
 def test_a_client_that_stays_silent_is_not_used_again(servers, producing, topic, monkeypatch):
-    """After its broker was killed, the archive stopped for ever: "the broker did not answer within 30 seconds"."""
+    """After its broker was killed, the archive made no progress: "the broker did not answer within 30 seconds"."""
     producing.send(topic, [{"key": "k", "partition": 0}])
     is_closed = []
     silent = SimpleNamespace(

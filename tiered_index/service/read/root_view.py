@@ -1,10 +1,10 @@
 """A root as another process sees it: its flushed entries, read without the writer's lock.
 
 A look is made anew only if a folder, the list of files or a journal has changed. Folders are listed in the order in
-which files move through them, so each file is seen at least once. A file that has
-moved before it is opened is opened in its next folder. One that has left the last folder is in the storage: the log,
-read after the look, names it. So one look is enough beside any writer. Unsealed entries count if the journal confirms
-them and their CRC32 matches. A search follows chains that the reader makes of them. Threads: any.
+which files move through them, so each file is seen at least once. A file that has moved before it is opened is opened
+in its next folder. One that has left the last folder is in the storage: the log, read after the look, names it. So one
+look is enough beside any writer. Unsealed entries count if the journal confirms them and their CRC32 matches. A search
+follows chains that the reader makes of them. Threads: any.
 """
 
 from __future__ import annotations
