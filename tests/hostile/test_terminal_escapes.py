@@ -1,7 +1,5 @@
 """Other people's text in the output of every command: none of it reaches a terminal as a control sequence."""
 
-from __future__ import annotations
-
 import ast
 import io
 import itertools

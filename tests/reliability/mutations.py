@@ -20,8 +20,6 @@ and put others. So an answer may lack entries. If items themselves were changed 
 has the changed fields.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """Calls that may hang, in a thread beside the test, and bounded waits for other threads."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

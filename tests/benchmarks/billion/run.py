@@ -3,8 +3,6 @@
 Every step's figures are written down when it ends. An interrupted run continues with its first unfinished step.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
