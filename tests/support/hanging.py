@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(met: Callable[[], object], *, within_s: float = 60, every_s: float = 0.001) -> None:
+def until(met: Callable[[], object], *, within_s: float = 120, every_s: float = 0.001) -> None:
     """Wait until the condition is true."""
     end_s = time.monotonic() + within_s
     while not met():
