@@ -1,7 +1,5 @@
 """The archive is verified, repaired, copied, expired and erased, and other systems open it as a table."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Topics of Kafka as a source: all partitions, from the index's own positions on, and the rule for each surprise."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from functools import partial
