@@ -195,7 +195,7 @@ READING = [
     ("topics",),
     ("topics", "--begin", "0", "--end", "9223372036854775807"),
     ("files",),
-    ("du", "--by", "topic,state"),
+    ("topics", "--by", "topic,state"),
     ("verify", "--deep"),
 ]
 

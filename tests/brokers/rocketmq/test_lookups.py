@@ -134,7 +134,7 @@ def test_ingest_gives_every_entry_of_the_brokers_own_index_files(beside, topic, 
     assert len(theirs) >= 3
     index = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
     tiered_index("ingest", broker.store, *index, "--topics", "*", "--index-tags", "--wait")
-    files = (tiered_index("inspect", path, "--entries") for path in (tmp_path / "root").rglob("*.index"))
+    files = (tiered_index("files", path, "--entries") for path in (tmp_path / "root").rglob("*.index"))
     entries = [json.loads(line) for printed in files for line in printed.splitlines()[:-1]]
     ours_of = Counter(entry["offset"] for entry in entries)
     theirs_of = Counter(offset for offset, _ in theirs)

@@ -186,7 +186,7 @@ def test_commands_read_the_files(tiered, state):
     path, *_ = tiered.files[state]
     _, items = opened(path, state)
     geometry = ("--set", f"slots={LAYOUT.slots}", "--set", f"items={LAYOUT.items}")
-    *dumped, status = map(json.loads, tiered_index("inspect", path, "--entries", *geometry).splitlines())
+    *dumped, status = map(json.loads, tiered_index("files", path, "--entries", *geometry).splitlines())
     assert status == {"status": "complete", "entries": len(items), "checksummed": False}
     names = ("key_hash", "topic_id", "queue_id", "offset", "size")
     assert [tuple(entry[name] for name in names) for entry in dumped] == [row[:5] for row in items]

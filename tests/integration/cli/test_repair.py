@@ -160,7 +160,7 @@ def test_a_lost_catalog_is_given_up_by_name_and_its_source_restores_it(run_here,
     assert run_here(*copy).code == 4, "a dry run changes nothing"
     assert run_here(*lost).document["catalogs"] == rows and run_here(*copy).code == 0
     assert run_here(*lost).document["lost_segments"] == 5, "it is lost already"
-    assert run_here("du", "--storage", uri).code == 0
+    assert run_here("topics", "--by", "topic,day,state", "--storage", uri).code == 0
     checked = run_here("verify", "--deep", "--storage", uri, "--json").document
     note = f"{name} was given up: messages of up to 5 segments of 1 logs are lost"
     assert checked["status"] == "ok" and note in checked["notes"]
