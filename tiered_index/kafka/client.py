@@ -656,11 +656,19 @@ class KafkaBroker:
             is_well = False  # a client may stay silent after its broker was killed, while a new one reads
             raise
         finally:
+            self._give_back(consumer, many=many, is_well=is_well)
+
+    def _give_back(self, consumer: Any, *, many: bool, is_well: bool) -> None:
+        """Keep a consumer for the next reader; close it if it or this object is of no more use."""
+        try:
             consumer.unassign()  # else it reads on
-            if self._closed or not is_well:
-                consumer.close()
-            else:
-                self._idle[many].append(consumer)
+        except BaseException:
+            consumer.close()
+            raise
+        if self._closed or not is_well:
+            consumer.close()
+        else:
+            self._idle[many].append(consumer)
 
     def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
         """Return the record at a place; None: the log has none there. Raises `Deleted`, `NoTopic`, and as `asked`.
