@@ -422,12 +422,12 @@ def test_a_stream_under_way_at_the_end_of_the_service_is_cut_without_a_traceback
 @pytest.mark.usefixtures("little_sent")
 def test_a_client_that_takes_its_stream_slowly_gets_it_whole(many, monkeypatch):
     """The time bounds each piece, not the stream."""
-    monkeypatch.setattr(gate, "SEND_S", 0.5)
+    monkeypatch.setattr(gate, "SEND_S", 2.0)
     head = HOST + b"Connection: close\r\n"
     with on_a_port(many) as client, asking_slowly(client, b"&all=true", head) as asking:
         got, began_s = bytearray(), time.monotonic()
         while data := asking.recv(1 << 20):
             got += data
-            # more than a second in all
-            time.sleep(max(0.0, began_s + len(got) / 20e6 - time.monotonic()))
-    assert b'"status":"complete","count":100000' in got
+            # longer in all than a piece may take, also if the machine is busy
+            time.sleep(max(0.0, began_s + len(got) / 5e6 - time.monotonic()))
+    assert b'"status":"complete","count":100000' in got and len(got) / 5e6 > 2.0
