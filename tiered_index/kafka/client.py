@@ -31,6 +31,7 @@ from tiered_index.errors import (
     install_hint,
 )
 from tiered_index.kafka.record import KafkaRecord, TimestampType
+from tiered_index.repeated_lines import OnceAMinute
 from tiered_index.storage.context import check_deadline
 
 try:
@@ -54,9 +55,6 @@ _MESSAGES, _FEW = 500, 1_000
 # else each record of an answer waits for a broker that is away
 _AWAY_S = 5.0
 _log = logging.getLogger(__name__)
-_LINE_S, _LINES = 60.0, 1_000
-# Durations and counts that differ in each line about the same trouble
-_VARYING = re.compile(r"\([^()]*\d[^()]*\)")
 _ADDRESS = re.compile(r"kafka://([^/@\s]+)(?:/([^/\s]*))?")
 # Settings that the source depends on: it alone chooses positions
 _OURS = {
@@ -106,34 +104,8 @@ _UNREACHED = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
 _DAMAGED = ("_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG")
 
 
-class _Spared(logging.Filter):
-    """Passes a text once a minute, and then says how often it was left out since. Any thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        # of each text: when it was passed, and how often it was left out since
-        self._passed: dict[str, tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is passed."""
-        now_s, line = time.monotonic(), record.getMessage()
-        text = _VARYING.sub("", line)
-        with self._lock:
-            passed_s, left_out = self._passed.pop(text, (now_s - _LINE_S, 0))
-            if now_s - passed_s < _LINE_S:
-                self._passed[text] = passed_s, left_out + 1
-                return False
-            self._passed[text] = now_s, 0
-            while len(self._passed) > _LINES:
-                del self._passed[next(iter(self._passed))]
-        if left_out:
-            record.msg, record.args = f"{line} ({left_out:,} more such lines were left out)", ()
-        return True
-
-
 # the client repeats lines about a broker that is away
-_log.addFilter(_Spared())
+_log.addFilter(OnceAMinute())
 
 
 class HeldLog:
