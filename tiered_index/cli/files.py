@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from typer import Argument, Option
 
 from tiered_index.cli.contents import Array, Contents, opened_contents
 from tiered_index.cli.exit_codes import DONE, PARTIAL
-from tiered_index.cli.options import NAMES_OF_FILES, LimitOptions, RangeOptions, ServiceOptions, human_duration
+from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, human_duration
 from tiered_index.cli.output import counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
@@ -102,7 +103,9 @@ def _open_topics(
 @command
 def files(
     session: Session,
-    file: str | None = Argument(None, metavar="[FILE]", help=f"Show this file: its {NAMES_OF_FILES}."),
+    file: str | None = Argument(
+        None, metavar="[FILE]", help="Show this file: its path, object name, file id, or the end of a file id."
+    ),
     entries: bool = Option(
         False, "--entries", help="Print the entries of FILE as JSON lines, in the order of the file."
     ),
@@ -150,13 +153,13 @@ def _list_files(session: Session, client: IndexClient | None) -> int:
     if client is not None:
         with client:
             document = client.files()
-        sums = _archived_sums(map(_range_of, document["archived"]))
+        sums = _archived_sums(msgspec.convert(document["archived"], list[ArchivedSegment]))
     else:
         with session.open_reader(session.config()) as reader:
             handles = reader.files()
             document = files_document(reader.genesis.index_id, reader.log_state.number, handles, reader.segments())
             document["files"] = list(document["files"])
-            sums = {} if session.out.as_json else _archived_sums(map(_range, reader.segments()))
+            sums = {} if session.out.as_json else _archived_sums(reader.segments())
         broken_handles = [handle for handle in handles if isinstance(handle, DamagedFile)]
         damaged = {handle.file_id for handle in broken_handles if isinstance(handle.error, CorruptFile)}
     listed, totals = document["files"], document["totals"]
@@ -186,32 +189,13 @@ def _row(file: dict[str, Any], broken: str) -> dict[str, Any]:
     }
 
 
-class _Range(NamedTuple):
-    """The place and size of an archived segment, or of several neighbours."""
-
-    store: str
-    start: int
-    end: int
-    size_bytes: int
-
-
-def _range(segment: ArchivedSegment) -> _Range:
-    return _Range(segment.store, segment.start, segment.end, segment.size_bytes)
-
-
-def _range_of(document: dict[str, Any]) -> _Range:
-    start, size_bytes = document["start"], document["size_bytes"]
-    length = document["columns"][0] if "columns" in document else size_bytes
-    return _Range(document["store"], start, start + length, size_bytes)
-
-
-def _archived_sums(segments: Iterable[_Range]) -> dict[str, str]:
+def _archived_sums(segments: Iterable[ArchivedSegment]) -> dict[str, str]:
     """Return for each store how much is archived, and where segments are missing between others."""
     texts = {}
-    for store, ranges in groupby(segments, key=attrgetter("store")):
+    for store, of_store in groupby(segments, key=attrgetter("store")):
         start = end = None
         count = size_bytes = gaps = last_gap = 0
-        for segment in ranges:
+        for segment in of_store:
             start = segment.start if start is None else start
             if end is not None and end < segment.start:
                 gaps, last_gap = gaps + 1, segment.start

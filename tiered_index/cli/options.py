@@ -84,9 +84,6 @@ class RangeOptions:
     end: int | None = declare(parser=end_option, metavar="T", help=f"Latest time: {LAST}.")
 
 
-# For commands that read single files: files, verify
-NAMES_OF_FILES = "path, object name, file id, or the end of a file id"
-
 # For commands that run until stopped: serve, ingest --follow
 LogAs = Annotated[
     Literal["text", "json"],

@@ -687,19 +687,14 @@ def error_of(error: Any, what: str) -> TieredIndexError:
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
-    """Return the headers of a message of the client. The client can't return them if a name is not UTF-8: then none."""
+    """Return the headers of a message of the client. If a name is not UTF-8, log its place, and return none."""
     try:
         return message.headers() or []
     except SystemError:
-        leave_out_headers(message)
+        place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+        _log.warning("%s: its headers are left out: a name is not UTF-8", place)
+        message.set_headers([])  # else the next call returns a damaged list
         return []
-
-
-def leave_out_headers(message: Any) -> None:
-    """Take the headers from a message whose headers the client can't return, and log its place."""
-    place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-    _log.warning("%s: its headers are left out: a name is not UTF-8", place)
-    message.set_headers([])  # else the next call returns a damaged list
 
 
 def record_of(message: Any) -> KafkaRecord:
