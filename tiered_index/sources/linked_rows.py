@@ -29,7 +29,6 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import file_place, has_files
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
-from tiered_index.service.read.segments import MissingCatalog
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.chains import as_it_is, has_grown
 from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
@@ -213,12 +212,7 @@ class FileRows:
     def _segment(self, search: Search, topic: str, item: IndexItem) -> LinkedSegment | None:
         archive, store = self._archives[item.source], linked_store(topic, item.queue_id)
         reads = list[int]()
-        try:
-            segment = archive.segments(reads).segment(store, item.offset)
-        except MissingCatalog:
-            # a record has put another catalog in its place
-            archive.refresh()
-            segment = archive.segments(reads).segment(store, item.offset)
+        segment = archive.looked_up(lambda segments: segments.segment(store, item.offset), reads)
         search.charge(reads)
         return segment if isinstance(segment, LinkedSegment) else None
 

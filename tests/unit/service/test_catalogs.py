@@ -116,7 +116,7 @@ def test_segments_in_lines_and_catalogs_equal_a_list(seed):
         elif act in ("replace", "give up") and shown:
             segment = random.choice(shown)
             fresh = (a_segment(*segment.place, attempt),) if act == "replace" else ()
-            append(log, archive=fresh, **segments.removal(segment))
+            append(log, archive=fresh, **segments.removal([segment]))
             assert not Segments(log.state, log.storage).names_object(segment.name)
             del model.segments[segment.place]
             model.segments |= {new.place: new for new in fresh}
@@ -220,7 +220,7 @@ def test_what_changes_during_a_merge_is_as_the_log_says_after_it():
     def replace_both():
         for place in (("a", 100), ("b", 100)):
             segments = Segments(other.state, storage)
-            append(other, archive=(a_segment(*place, attempt=9),), **segments.removal(segments.at(*place)))
+            append(other, archive=(a_segment(*place, attempt=9),), **segments.removal([segments.at(*place)]))
 
     storage.meanwhile("put_if_absent", replace_both)
     assert merge_catalogs(log) == 1
@@ -420,7 +420,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     lost = add_catalog(log, [a_segment("a", 0), a_segment("a", 100), a_segment("b", 0)])
     add_catalog(log, [a_segment("a", 200), a_segment("c", 0)])
     segments = Segments(log.state, life.storage)
-    append(log, archive=(a_segment("a", 100, 2),), **segments.removal(segments.at("a", 100)))
+    append(log, archive=(a_segment("a", 100, 2),), **segments.removal([segments.at("a", 100)]))
     for segment in Segments(log.state, life.storage):
         life.storage.put(segment.name, b"bytes")
     life.clock.advance(2 * 86400)
@@ -483,7 +483,7 @@ def test_records_that_lose_segments_of_catalogs_are_findings(kind, remaining, le
     log = a_log(MemoryStorage())
     old = add_catalog(log, run_of("a", 0, 4))
     if kind != "repair":
-        append(log, **Segments(log.state, log.storage).removal(a_segment("a", 300)))
+        append(log, **Segments(log.state, log.storage).removal([a_segment("a", 300)]))
     added = (send_catalog(log, run_of("a", 0, remaining))[0],) if remaining else ()
     record = LogRecord(0, kind, 0, "", 0, remove=(old.name,), catalogs=added, left_out=left_out)
     log.append("test", None, lambda state: record)
@@ -621,7 +621,7 @@ def test_a_sweep_keeps_objects_that_catalogs_no_longer_show_for_a_day(open_index
     clock.advance(2 * 86400)
     segments = Segments(log.state, storage)
     first, second = segments.at("broker", 0), segments.at("broker", 100)
-    append(log, **segments.removal(second))
+    append(log, **segments.removal([second]))
     assert log.state.hidden and second.name not in {info.name for info in find_orphans(storage, log).objects}
     append(log, expired=Expired(segments={"broker": 100}))
     merge_catalogs(log)

@@ -27,7 +27,7 @@ from tiered_index.format.archived import footer_bytes_of, segment_object_bytes
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import Times
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
-from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, Workers, removal
+from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, Workers
 from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
 from tiered_index.service.jobs.whole import Named, defects_of
 from tiered_index.service.log.log import StorageLog
@@ -177,7 +177,7 @@ class SegmentRewrite(Rewrite):
         placed = {fresh: old for fresh, old in there.items() if old is not None and old.name in names}
         if not placed:
             raise JobOvertaken(f"{', '.join(sorted(names))}: replaced by another record")
-        return LogRecord(0, self.kind, 0, "", 0, archive=tuple(placed), **removal(segments, placed.values()))
+        return LogRecord(0, self.kind, 0, "", 0, archive=tuple(placed), **segments.removal(placed.values()))
 
 
 def erase_messages(

@@ -264,7 +264,8 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
     still name them.
     """
     sent = [stored for result in results for stored in result.sent]
-    publication = Publication(log, sent, epoch, names_object(log.storage))
+    is_named = names_object(log.storage)
+    publication = Publication(log, sent, epoch, is_named)
     rewrite.check_proof(results)
     publication.check()
     replaced = rewrite.replaced(results)
@@ -272,16 +273,11 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
         return log.state
 
     def make(state: LogState) -> LogRecord | None:
-        segments = Segments(state, log.storage)
-
-        def is_named(name: str) -> bool:
-            return state.names(name) or segments.names_object(name)
-
-        if any(is_named(stored.name) for stored in sent) or not (
-            sent or any(is_named(stored.name) for stored in replaced)
+        if any(is_named(state, stored.name) for stored in sent) or not (
+            sent or any(is_named(state, stored.name) for stored in replaced)
         ):
             return None  # an earlier try appended the record
-        return replace(rewrite.record(segments, results), epoch=epoch or 0)
+        return replace(rewrite.record(Segments(state, log.storage), results), epoch=epoch or 0)
 
     try:
         state = publication.record(rewrite.title, make)
@@ -293,15 +289,6 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
     logged = rewrite.title, len(replaced), rewrite.entries, added
     _log.info("carried out %s of %d objects with %d entries; new objects: %s", *logged)
     return state
-
-
-def removal(segments: Segments, removed: Iterable[ArchivedSegment]) -> dict[str, Any]:
-    """Return the fields of a record that removes archived segments of a state: `remove` and `hide`."""
-    parts = [segments.removal(segment) for segment in removed]
-    return {
-        name: tuple(name_or_segment for part in parts for name_or_segment in part.get(name, ()))
-        for name in ("remove", "hide")
-    }
 
 
 def replace_input(rewrite: Rewrite, log: StorageLog) -> list[TaskResult]:

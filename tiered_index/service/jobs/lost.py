@@ -13,7 +13,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.jobs.job import removal
 from tiered_index.service.jobs.whole import is_bad
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, StoredCatalog, StoredObject
@@ -69,7 +68,7 @@ def give_up(
         local = [lost for lost in unpublished.values() if lost.name not in state.lost]
         unlisted = [catalogs[name] for name in catalogs if name in state.catalogs]
         present = Segments(_without(state, unlisted), storage)
-        removed = removal(present, present.named(segment.name for segment in gone_segments))
+        removed = present.removal(present.named(segment.name for segment in gone_segments))
         if not (gone or local or unlisted or any(removed.values())):
             return None  # an earlier try or a merge has removed them
         removed["remove"] += (*(stored.name for stored in gone), *(stored.name for stored in unlisted))

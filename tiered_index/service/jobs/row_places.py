@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tiered_index.errors import IndexClosed
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segment import LinkedSegment
-from tiered_index.service.read.segments import MissingCatalog
+from tiered_index.service.read.segments import Segments
 from tiered_index.types import FilePlace
 
 if TYPE_CHECKING:
@@ -102,16 +102,11 @@ class RowPlaces:
 
 def _segments_of(archive: SegmentArchive, offsets: Collection[tuple[str, int]]) -> dict[tuple[str, int], LinkedSegment]:
     """Return the linked segments of (store, offset); the offsets of no file are left out."""
-    for left in (1, 0):
-        segments = archive.segments()
-        try:
-            segments.prefetch(offsets)
-            # in the order of the catalog, which decodes each of its groups once
-            located = {place: segments.segment(*place) for place in sorted(offsets)}
-            return {place: segment for place, segment in located.items() if isinstance(segment, LinkedSegment)}
-        except MissingCatalog:
-            if not left:
-                raise
-            # a record has put another catalog in its place
-            archive.refresh()
-    return {}
+
+    def look(segments: Segments) -> dict[tuple[str, int], LinkedSegment]:
+        segments.prefetch(offsets)
+        # in the order of the catalog, which decodes each of its groups once
+        located = {place: segments.segment(*place) for place in sorted(offsets)}
+        return {place: segment for place, segment in located.items() if isinstance(segment, LinkedSegment)}
+
+    return archive.looked_up(look)

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -45,6 +46,7 @@ from tiered_index.service.read.segments import MissingCatalog, Segments, names_o
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.types import inclusive
 
+T = TypeVar("T")
 QueuesOf = Callable[[], bytes]
 """Returns the queue offsets of a segment (`format/queue_offsets.py`); empty if they are unknown."""
 MessagesOf = Callable[[], tuple[int | None, Times | None]]
@@ -85,17 +87,23 @@ class SegmentArchive:
 
         The bytes of each read of a catalog are appended to `reads`.
         """
-        try:
-            return self._holding(offset, store, reads)
-        except MissingCatalog:
-            # a merge has removed the catalog since the log was read
-            self.refresh()
-            return self._holding(offset, store, reads)
 
-    def _holding(self, offset: int, store: str | None, reads: list[int] | None) -> list[ArchivedSegment]:
-        segments = self.segments(reads)
-        stores = segments.byte_stores if store is None else (store,)
-        return [segment for name in stores if (segment := segments.holding(name, offset)) is not None]
+        def look(segments: Segments) -> list[ArchivedSegment]:
+            stores = segments.byte_stores if store is None else (store,)
+            return [segment for name in stores if (segment := segments.holding(name, offset)) is not None]
+
+        return self.looked_up(look, reads)
+
+    def looked_up(self, look: Callable[[Segments], T], reads: list[int] | None = None) -> T:
+        """Return the result of `look` for the segments of the known state, or of a newer one.
+
+        It calls `look` again if a record has put another catalog in the place of one. `reads` as in `segments`.
+        """
+        try:
+            return look(self.segments(reads))
+        except MissingCatalog:
+            self.refresh()
+            return look(self.segments(reads))
 
     def prefetch(self, offsets: Iterable[int], store: str | None = None, reads: list[int] | None = None) -> None:
         """Read what `holding` needs for `offsets`, several parts at the same time. It may raise its errors instead."""
@@ -289,43 +297,13 @@ class SegmentUploads:
                 self._unpublished.forget(source.place)
                 return False
             _check_overlap(source, self._segments(state))
-            self._uploaded(source)
+            self._upload(source)
             return True
 
     def name_sent(self, places: Sequence[tuple[str, int]]) -> int:
         """Append one record for all segments at `places`, which were sent. Return how many of them are archived."""
         with self._writing():
-            # in the order of catalogs, so that each group of rows is read and decoded once
-            sent = list(filter(None, map(self._unpublished.get, sorted(places))))
-            segments, epoch, log = [segment for segment, _ in sent], self.session.epoch, self.session.log
-
-            def missing(state: LogState) -> tuple[ArchivedSegment, ...]:
-                named = self._segments(state)
-                return tuple(segment for segment in segments if named.at(*segment.place) is None)
-
-            def unexpired(state: LogState) -> tuple[ArchivedSegment, ...]:
-                expired = state.expired.segments
-                return tuple(segment for segment in missing(state) if segment.end > expired.get(segment.store, 0))
-
-            objects, listed = [publication.sent for _, publication in sent], unexpired(log.refresh())
-            catalog: StoredCatalog | None = None
-            if len(listed) > LINES_OF_RECORD:
-                catalog, of_catalog = send_catalog(log, listed, epoch)
-                objects.append(of_catalog.sent)
-            publication = Publication(log, objects, epoch, names_object(self.session.storage))
-
-            def make(state: LogState) -> LogRecord | None:
-                archive = unexpired(state)
-                if catalog is not None and archive == listed and overlapped(state.catalogs.values(), catalog) is None:
-                    return LogRecord(0, "archive", epoch, "", 0, catalogs=(catalog,))
-                return LogRecord(0, "archive", epoch, "", 0, archive=archive) if archive else None
-
-            # an earlier record of unknown outcome may name an object whose place is empty
-            state = publication.record("archived segments", make, lambda state: None if missing(state) else "all")
-            for place in places:
-                self._unpublished.forget(place)
-            self._merge_catalogs(state)
-            return sum(map(self._segments(state).names_object, [segment.name for segment in segments]))
+            return self._name(places)
 
     def link(
         self, added: Sequence[LinkedSegment], finished: Sequence[LinkedSegment], gone: Sequence[tuple[str, int]]
@@ -392,43 +370,71 @@ class SegmentUploads:
     def _publish(
         self, source: SourceSegment, instead_of: str | None = None, erased: ArchivedSegment | None = None
     ) -> bool:
-        """Append a segment's record, which removes object `instead_of`. Return false if another one was first.
+        """Archive a segment by a record, which removes object `instead_of`. Return false if another one was first.
 
         `erased`: the segment with the same erased messages.
         """
-        place = source.place
-        segment, publication = self._uploaded(source)
-        if erased is not None:
-            segment = structs.replace(segment, source=erased.source, published_ms=erased.published_ms)
-
-        def make(state: LogState) -> LogRecord | None:
-            segments = self._segments(state)
-            there = segments.at(*place)
-            if there is not None and there.name != instead_of:
-                return None
-            gone = {} if there is None else segments.removal(there)
-            return LogRecord(0, "archive", self.session.epoch, "", 0, archive=(segment,), **gone)
-
-        state = publication.record("an archived segment", make, lambda state: self._segments(state).at(*place))
-        self._unpublished.forget(place)
-        self._merge_catalogs(state)
-        there = self._segments(state).at(*place)
-        if there is None or there.name == segment.name:
+        self._upload(source, erased)
+        if self._name([source.place], instead_of):
             return True
-        # an earlier try's record, of unknown outcome, came first
-        _compare(there, source)
+        if (there := self._segments(self.session.log.state).at(*source.place)) is not None:
+            # an earlier try's record, of unknown outcome, came first
+            _compare(there, source)
         return False
 
-    def _uploaded(self, source: SourceSegment) -> tuple[ArchivedSegment, Publication]:
-        """Send a segment, unless the object of an earlier try can be used. Return it with its publication."""
+    def _upload(self, source: SourceSegment, erased: ArchivedSegment | None = None) -> None:
+        """Send a segment, unless the object of an earlier try can be used."""
 
         def send() -> tuple[ArchivedSegment, Publication]:
             section = b"" if source.queues is None else source.queues()
             messages = (None, None) if source.messages is None else source.messages()
-            log, epoch, size_bytes = self.session.log, self.session.epoch, source.size_bytes
-            return send_segment(log, source.place, size_bytes, source.pieces, section, epoch, source.columns, messages)
+            log, epoch, of_source = self.session.log, self.session.epoch, (source.size_bytes, source.pieces)
+            sent, publication = send_segment(log, source.place, *of_source, section, epoch, source.columns, messages)
+            if erased is not None:
+                sent = structs.replace(sent, source=erased.source, published_ms=erased.published_ms)
+            return sent, publication
 
-        return self._unpublished.sent(source.place, send, partial(_is_same, source=source))
+        self._unpublished.sent(source.place, send, partial(_is_same, source=source))
+
+    def _name(self, places: Sequence[tuple[str, int]], instead_of: str | None = None) -> int:
+        """Append one record for the segments at `places` that were sent. Return how many of them are archived.
+
+        It removes the segment of object `instead_of` if that is at one of the places.
+        """
+        # in the order of catalogs, so that each group of rows is read and decoded once
+        sent = list(filter(None, map(self._unpublished.get, sorted(places))))
+        segments, epoch, log = [segment for segment, _ in sent], self.session.epoch, self.session.log
+
+        def at(state: LogState, places_of: Sequence[ArchivedSegment]) -> list[ArchivedSegment | None]:
+            return [self._segments(state).at(*segment.place) for segment in places_of]
+
+        def due(state: LogState) -> tuple[ArchivedSegment, ...]:
+            left = [segment for segment in segments if segment.end > state.expired.segments.get(segment.store, 0)]
+            known = zip(left, at(state, left), strict=True)
+            return tuple(segment for segment, old in known if old is None or old.name == instead_of)
+
+        objects, listed = [publication.sent for _, publication in sent], due(log.refresh())
+        catalog: StoredCatalog | None = None
+        if len(listed) > LINES_OF_RECORD:
+            catalog, of_catalog = send_catalog(log, listed, epoch)
+            objects.append(of_catalog.sent)
+        publication = Publication(log, objects, epoch, names_object(self.session.storage))
+
+        def make(state: LogState) -> LogRecord | None:
+            archive = due(state)
+            if catalog is not None and archive == listed and overlapped(state.catalogs.values(), catalog) is None:
+                return LogRecord(0, "archive", epoch, "", 0, catalogs=(catalog,))
+            gone = self._segments(state).removal(filter(None, at(state, archive)))
+            return LogRecord(0, "archive", epoch, "", 0, archive=archive, **gone) if archive else None
+
+        # an earlier record of unknown outcome may name an object whose place is empty
+        state = publication.record(
+            "archived segments", make, lambda state: None if None in at(state, segments) else "all"
+        )
+        for place in places:
+            self._unpublished.forget(place)
+        self._merge_catalogs(state)
+        return sum(map(self._segments(state).names_object, [segment.name for segment in segments]))
 
 
 def send_segment(
@@ -490,7 +496,7 @@ def _is_same(sent: ArchivedSegment, source: SourceSegment) -> bool:
         return (sent.size_bytes, sent.columns) == (source.size_bytes, source.columns)
     try:
         # as an old one, so that all of it is compared: a clock may have gone back since
-        _compare(structs.replace(sent, published_ms=0), source)
+        _compare(structs.replace(sent, published_ms=0, source=None), source)
     except CorruptFile:
         return False
     return True

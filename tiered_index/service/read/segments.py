@@ -230,12 +230,16 @@ class Segments:
         is_kept = offset >= self._expired(store)
         return next((lost for lost in reversed(ranges) if is_kept and lost.begin <= offset < lost.end), None)
 
-    def removal(self, segment: ArchivedSegment) -> dict[str, Any]:
-        """Return the fields of a record that removes `segment`, which `at` has returned: `remove` or `hide`."""
-        if segment.name in self.state.archive:
-            return {"remove": (segment.name,)}
-        (catalog,) = [stored for stored, log in self._parts(segment.store) if log.start <= segment.start < log.end]
-        return {"hide": (hidden_in(catalog, segment),)}
+    def removal(self, removed: Iterable[ArchivedSegment]) -> dict[str, Any]:
+        """Return the fields of a record that removes segments, which `at` has returned: `remove` and `hide`."""
+        names, hide = list[str](), list[HiddenSegment]()
+        for segment in removed:
+            if segment.name in self.state.archive:
+                names.append(segment.name)
+                continue
+            (catalog,) = [stored for stored, log in self._parts(segment.store) if log.start <= segment.start < log.end]
+            hide.append(hidden_in(catalog, segment))
+        return {"remove": tuple(names), "hide": tuple(hide)}
 
     def has_expired(self, catalog: StoredCatalog) -> bool:
         """Return whether a segment of a catalog has expired.
