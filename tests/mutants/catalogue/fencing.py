@@ -121,7 +121,7 @@ build-published-twice: a build publishes again although its record was stored an
   tests/spark/test_publishing.py::test_a_driver_that_is_killed_at_any_call_leaves_the_old_state_or_the_new_one
 merge-published-twice: a merge whose record was stored, but the response lost, fails as if overtaken
   in service/jobs/job.py:publish.make
-  - if any(is_named(stored.name) for stored in sent) or not
+  - if any(is_named(state, stored.name) for stored in sent) or not
   + if not
   tests/unit/service/merge/test_readers_and_writers.py::test_publishing_again_after_an_unknown_outcome_finds_its_own_record
 expiry-by-a-fenced-writer: a fenced writer expires entries by its own rule

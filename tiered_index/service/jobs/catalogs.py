@@ -66,14 +66,18 @@ class CatalogTask:
 class CatalogRewrite(Rewrite):
     """Replaces catalogs, and segments of lines. `shown` is the state that has these inputs as the rows show them.
 
-    `added` are rows of the new catalogs that no input has.
+    `added` are rows of the new catalogs that no input has, behind all others of their stores.
     """
 
     shown: LogState
     added: Sequence[Segment] = ()
 
     def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
-        """Return the record. What was hidden, replaced or given up since the plan is hidden in the new catalogs."""
+        """Return the record. What was hidden, replaced or given up since the plan is hidden in the new catalogs.
+
+        Raises `JobOvertaken` if another record changed the catalogs, or as `check_behind`.
+        """
+        check_behind(segments.state, self.added)
         now, names = segments.state, {named.name for named in self.inputs if isinstance(named, StoredCatalog)}
         made = tuple(catalog for result in results for catalog, _ in result.catalogs)
         others = [other for name, other in now.catalogs.items() if name not in names]
@@ -91,6 +95,14 @@ class CatalogRewrite(Rewrite):
         left_out = before + len(self.added) - sum(catalog.rows.count for catalog in made) - (0 if made else len(gone))
         remove = (*sorted(names), *sorted({line.name for line in lines} & now.archive.keys()))
         return LogRecord(0, self.kind, 0, "", 0, remove=remove, catalogs=made, hide=tuple(hide), left_out=left_out)
+
+
+def check_behind(state: LogState, added: Sequence[Segment]) -> None:
+    """Raise `JobOvertaken` unless segments begin behind all segments that catalogs list for their stores."""
+    for segment in added:
+        ends = [log.end for _, log in state.listed_logs.get(segment.store, ())]
+        if segment.start < max(ends, default=0):
+            raise JobOvertaken(f"another job has added files of the log {segment.store} meanwhile: try again")
 
 
 def _lists(catalog: StoredCatalog, place: ArchivedSegment | HiddenSegment) -> bool:
@@ -113,15 +125,13 @@ def plan_catalogs(
     segments = Segments(state, storage)
     due = {stored.name for stored in by_count if stored.name in hiding or segments.has_expired(stored)}
     if due or lines:
-        return _plan(state, lines, _grown(state, lines, due, by_count))
-    for at, smallest in enumerate(by_count if len(by_count) >= MOST_CATALOGS else ()):
-        names = _grown(state, lines, {smallest.name}, by_count[at + 1 :])
-        if len(names) > 1:
-            return _plan(state, lines, names)
-    return None
-
-
-def _plan(state: LogState, lines: frozenset[str], names: set[str]) -> tuple[list[StoredCatalog], list[ArchivedSegment]]:
+        names = _grown(state, lines, due, by_count)
+    else:
+        smallest = enumerate(by_count if len(by_count) >= MOST_CATALOGS else ())
+        grown = (_grown(state, lines, {stored.name}, by_count[at + 1 :]) for at, stored in smallest)
+        names = next((joined for joined in grown if len(joined) > 1), set())
+        if not names:
+            return None
     listed = [stored for name, stored in state.catalogs.items() if name in names]
     return listed, [segment for name, segment in state.archive.items() if name in lines]
 

@@ -282,16 +282,26 @@ class KnownStats:
         self._cold = cold
         self._known: dict[str, NamedStats] = {}
 
-    def of(self, rule: Retention, state: LogState, now_ms: int, beat: Callable[[], object] = lambda: None) -> Stats:
-        """Return the stats that decide which objects `rule` removes. Raises the errors of the storage.
+    def of(
+        self,
+        rule: Retention,
+        state: LogState,
+        now_ms: int,
+        beat: Callable[[], object] = lambda: None,
+        *,
+        all_mixed: bool = False,
+    ) -> Stats:
+        """Return the stats that decide which objects `rule` removes; `all_mixed`: of all that have expired entries.
 
-        `beat` is called again and again meanwhile.
+        Raises the errors of the storage. `beat` is called again and again meanwhile.
         """
         # by ages alone first, so that objects that ages remove do not count for `max_bytes`
         plan = plan_expiry(structs.replace(rule, max_bytes=None), state, now_ms, storage=self._cold.storage)
-        mixed = [stored for stored in plan.mixed if stored.second_max * 1000 < plan.expired.latest_ms]
+        mixed = plan.mixed if _has_topics(plan.expired) else ()
+        if not all_mixed:
+            mixed = tuple([stored for stored in mixed if stored.second_max * 1000 < plan.expired.latest_ms])
         fresh = [stored for stored in mixed if stored.name not in self._known]
-        looked_up = {**self._known, **_stats(replace(plan, mixed=tuple(fresh)), self._cold, beat)}
+        looked_up = {**self._known, **_looked_up(fresh, self._cold, beat)}
         # an object that can't be read is read again next time
         self._known = {stored.name: looked_up[stored.name] for stored in mixed if stored.name in looked_up}
         return self._known
@@ -316,11 +326,9 @@ def expire(
         probe_put_if_absent(storage)
     state = log.refresh()
     assert state.genesis is not None
-    # by ages alone first, so that objects that ages remove do not count for `max_bytes`
-    plan = plan_expiry(structs.replace(rule, max_bytes=None), state, clock.now_ms(), storage=storage)
     keyed = state.genesis.layout.schema.keyed
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings or ColdSettings())) as cold:
-        stats = _stats(plan, cold)
+        stats = KnownStats(cold).of(rule, state, clock.now_ms(), all_mixed=True)
         unknown, topics = _unknown_topics(rule, state, stats, cold)
     plan = (
         record_expiry(log, rule, clock, stats=stats)
@@ -360,11 +368,6 @@ def _names(stats: Stats) -> frozenset[str]:
 def _unmatched(rule: Retention, topics: frozenset[str]) -> tuple[str, ...]:
     patterns = dict.fromkeys((*rule.topics, *rule.segments_topics))
     return tuple(p for p in patterns if p not in topics and not any(fnmatchcase(topic, p) for topic in topics))
-
-
-def _stats(plan: ExpiryPlan, cold: ColdPath, beat: Callable[[], object] = lambda: None) -> Stats:
-    """Return the stats of mixed objects if the rule has topics: one request each. Unreadable objects are left out."""
-    return _looked_up(plan.mixed, cold, beat) if _has_topics(plan.expired) else {}
 
 
 def _has_topics(expired: Expired) -> bool:

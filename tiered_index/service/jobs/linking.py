@@ -8,27 +8,16 @@ Threads: one.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.segment import LinkedSegment, Segment
-from tiered_index.service.jobs.catalogs import CatalogRewrite, CatalogTask, Rows, part_of
+from tiered_index.service.jobs.catalogs import CatalogRewrite, CatalogTask, Rows, check_behind, part_of
 from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, StoredCatalog
+from tiered_index.service.log.records import StoredCatalog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRewrite(CatalogRewrite):
-    """Adds segments, too."""
-
-    def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
-        """Return the record. Raises as `CatalogRewrite.record` and `check_behind`."""
-        check_behind(segments.state, self.added)
-        return CatalogRewrite.record(self, segments, results)
 
 
 def link(
@@ -63,7 +52,7 @@ def link(
         rows: list[Rows] = [partial(changed, state, stored) for stored in listed]
         rows += [lambda: iter(added)] if added else []
         tasks = [CatalogTask(number, log, epoch, of_task) for number, of_task in enumerate(rows)]
-        yield LinkRewrite("link", "linked files", tuple(listed), tasks, part_of(state, listed), added)
+        yield CatalogRewrite("link", "linked files", tuple(listed), tasks, part_of(state, listed), added)
 
     def run(rewrite: Rewrite) -> Iterator[TaskResult]:
         yield from in_turn(log)(rewrite)
@@ -74,14 +63,6 @@ def link(
         Job(log, planned, run, epoch).run()
     except JobOvertaken as error:
         raise StorageUnavailable(str(error)) from error
-
-
-def check_behind(state: LogState, added: Sequence[Segment]) -> None:
-    """Raise `JobOvertaken` unless segments begin behind all segments that catalogs list for their stores."""
-    for segment in added:
-        ends = [log.end for _, log in state.listed_logs.get(segment.store, ())]
-        if segment.start < max(ends, default=0):
-            raise JobOvertaken(f"another job has added files of the log {segment.store} meanwhile: try again")
 
 
 def _catalogs_of(state: LogState, places: Sequence[tuple[str, int]]) -> list[StoredCatalog]:

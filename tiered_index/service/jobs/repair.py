@@ -43,7 +43,7 @@ from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.root_view import RootView, has_whole_unsealed
 from tiered_index.service.read.segments import Segments
 from tiered_index.service.root import Root, RootLock
-from tiered_index.storage.base import Storage, Writer
+from tiered_index.storage.base import ObjectInfo, Storage, Writer
 from tiered_index.types import no_progress
 
 Action = Literal["restore", "drop"]
@@ -245,13 +245,8 @@ class Repairs:
         )
 
     def _segment_copies(self, segment: ArchivedSegment) -> Iterator[SegmentCopy]:
-        prefix = f"{store_prefix(segment.store)}{segment.start:020d}/"
-        for info in list(own_objects(self.storage, prefix)):
-            if info.name != segment.name:
-                yield SegmentCopy.of_object(self.storage, info.name, info.name, segment)
-        if self.standby is not None:
-            for info in list(own_objects(self.standby, prefix)):
-                yield SegmentCopy.of_object(self.standby, info.name, f"{self.standby.uri}: {info.name}", segment)
+        for storage, copy, info in self._uploads(segment.name, f"{store_prefix(segment.store)}{segment.start:020d}/"):
+            yield SegmentCopy.of_object(storage, info.name, copy, segment)
         if self.source is not None:
             yield from self.source.copies(segment)
 
@@ -260,12 +255,15 @@ class Repairs:
         if stored.shard is None and (file := (self.local or {}).get(stored.file_id)) is not None and file.local:
             data = file.local.data
             yield file.local.file, len(data), lambda position, length: data[position : position + length]
-        for info in list(own_objects(self.storage, data_prefix(stored.file_id))):
-            if info.name != stored.name:
-                yield info.name, info.size_bytes, partial(self.storage.get_range, info.name)
-        if self.standby is not None:
-            for info in list(own_objects(self.standby, data_prefix(stored.file_id))):
-                yield f"{self.standby.uri}: {info.name}", info.size_bytes, partial(self.standby.get_range, info.name)
+        for storage, copy, info in self._uploads(stored.name, data_prefix(stored.file_id)):
+            yield copy, info.size_bytes, partial(storage.get_range, info.name)
+
+    def _uploads(self, name: str, prefix: str) -> Iterator[tuple[Storage, str, ObjectInfo]]:
+        """Yield the objects below a prefix but `name`, and those of the copied index: the storage, and their names."""
+        yield from [(self.storage, info.name, info) for info in own_objects(self.storage, prefix) if info.name != name]
+        if (standby := self.standby) is not None:
+            copies = list(own_objects(standby, prefix))
+            yield from [(standby, f"{standby.uri}: {info.name}", info) for info in copies]
 
     def _repair_root(self, reported: set[str], bad: set[str], *, yes: bool) -> list[Repair]:
         """Delete damaged copies of whole objects, and damaged compacted files that have a whole unsealed form."""

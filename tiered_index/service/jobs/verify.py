@@ -302,7 +302,7 @@ def check_storage(
 def _take_back_removed(storage: Storage, state: LogState, report: Report) -> None:
     """Take back findings about missing objects that records have removed meanwhile: a sweep may delete them."""
     missing = {defect.file for defect in report.findings if defect.problem == _NOT_THERE}
-    after = _refreshed(storage, state) if missing else state
+    after = _log_at(storage, state).read_next() if missing else state
     segments = Segments(after, storage)
     removed = {name for name in missing if after.input_of(name) is None and not segments.names_object(name)}
     report.findings[:] = [defect for defect in report.findings if defect.file not in removed]
@@ -412,7 +412,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
         return None
     if not state.number:
         raise NotAnIndex(f"{storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
-    state = _refreshed(storage, state)
+    state = _log_at(storage, state).read_next()
     _note_given_up(storage, state, given_up, report)
     _note_catalogs(state, report)
     for number, names in checkpoints.items():
@@ -450,10 +450,10 @@ def _note_given_up(storage: Storage, state: LogState, given_up: dict[tuple[str, 
             report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: messages are lost")
 
 
-def _refreshed(storage: Storage, state: LogState) -> LogState:
+def _log_at(storage: Storage, state: LogState) -> StorageLog:
     log = StorageLog(storage, SystemClock())
     log.advance(state)
-    return log.read_next()
+    return log
 
 
 def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Report) -> None:
@@ -514,8 +514,7 @@ def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str)
 
     Raises `CorruptFile` if the log was damaged, or went back in time, since `state`.
     """
-    log = StorageLog(storage, SystemClock())
-    log.advance(state)
+    log = _log_at(storage, state)
     listing = own_objects(storage, prefix, foreign=partial(_note_foreign, report=report))
     try:
         strays = unnamed(log, [listing], state)
@@ -644,8 +643,7 @@ def check_index(
 
 def _is_behind(storage: Storage, state: LogState, beside: RootBeside, report: Report) -> bool:
     """Return whether storage or root went back in time. If so, add a finding."""
-    log = StorageLog(storage, SystemClock())
-    log.advance(state)
+    log = _log_at(storage, state)
     try:
         beside.check(log.identity, log.state)
     except (StorageBehind, RootBehind) as error:

@@ -140,7 +140,7 @@ class Lifecycle:
                 isinstance(error, BackPressure) for error in (self._context.flusher.error, *self._failed.values())
             )
             if self._step("storage", self._claim) and has_root:
-                self._step("damaged", self._tend_damaged)
+                self._step("damaged", self._damaged.tend)
                 self._tend(progress)
                 for ready in self._ready():
                     if self._step(ready.file_id, partial(self._upload, ready), "upload"):
@@ -192,7 +192,7 @@ class Lifecycle:
     def tend_damaged(self) -> None:
         """Drop damaged files that were published. Rounds repeat it after an error."""
         with self._lock:
-            self._step("damaged", self._tend_damaged)
+            self._step("damaged", self._damaged.tend)
 
     def end(self) -> None:
         """Make `run_once` raise `IndexClosed` from now on."""
@@ -333,9 +333,6 @@ class Lifecycle:
             # it lists the whole log, which takes longer than the lease lives in an index of years
             sweep(session.storage, session.log, rule, delete=True, beat=self._renew)
             self._sweep_s = now_s + _SWEEP_EVERY_S
-
-    def _tend_damaged(self) -> None:
-        self._damaged.tend()
 
     def _tend(self, progress: Progress) -> None:
         """Upload sealed files for jobs, and adopt files that jobs compacted. Stop at an error of the storage."""

@@ -26,8 +26,7 @@ from tiered_index.errors import InvalidArgument, ObjectNotFound
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Segment, Times
-from tiered_index.service.jobs.catalogs import send_catalog
-from tiered_index.service.jobs.linking import check_behind
+from tiered_index.service.jobs.catalogs import check_behind, send_catalog
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject
