@@ -1,5 +1,7 @@
 """Fixtures of fault tests: worlds, small indexes, and disks and storages that are small, slow or missing."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

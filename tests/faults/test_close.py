@@ -3,6 +3,8 @@
 What a call has confirmed stays, the root is free for the next writer, and no call hangs.
 """
 
+from __future__ import annotations
+
 import gc
 import shutil
 import subprocess

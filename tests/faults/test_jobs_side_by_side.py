@@ -3,6 +3,8 @@
 The log decides: entries that either job removes are gone. No other entry is lost or doubled.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections import Counter
 from collections.abc import Callable

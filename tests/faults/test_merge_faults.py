@@ -3,6 +3,8 @@
 The index then has the state before the merge or the one after it.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable
 from typing import Literal

@@ -3,6 +3,8 @@
 Nothing is confirmed that is not durable, and no other folder changes.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os

@@ -2,6 +2,8 @@
 works around them.
 """
 
+from __future__ import annotations
+
 import pytest
 from botocore.exceptions import ClientError
 

@@ -2,6 +2,8 @@
 and the log named an object that was gone. A root did not know its own record if that arrived after a second attempt.
 """
 
+from __future__ import annotations
+
 from concurrent.futures import Future
 
 import pytest

@@ -3,6 +3,8 @@
 `tests/fencing` has the scenarios of several processes.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import socket

@@ -1,5 +1,7 @@
 """Runs tests on each golden case."""
 
+from __future__ import annotations
+
 import pytest
 
 from tests.golden.naive import CASES, load

@@ -2,6 +2,8 @@
 call.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 

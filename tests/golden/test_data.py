@@ -1,5 +1,7 @@
 """The golden files are those that RocketMQ's code wrote."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 

@@ -5,6 +5,8 @@ its known faults, which are counted. The index answers golden queries in `test_f
 `test_exported_files`.
 """
 
+from __future__ import annotations
+
 import struct
 from collections import Counter, defaultdict
 

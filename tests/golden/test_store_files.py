@@ -1,5 +1,7 @@
 """RocketMQ's own store: our reads have the same fields, and our writes the same bytes."""
 
+from __future__ import annotations
+
 import json
 import zlib
 from collections import defaultdict

@@ -2,6 +2,8 @@
 root.
 """
 
+from __future__ import annotations
+
 import json
 import shutil
 from collections.abc import Callable

@@ -2,6 +2,8 @@
 pipe.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Callable

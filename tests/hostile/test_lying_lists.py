@@ -2,6 +2,8 @@
 of another kind.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest

@@ -2,6 +2,8 @@
 it.
 """
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path

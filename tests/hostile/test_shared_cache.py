@@ -2,6 +2,8 @@
 use them.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 from collections.abc import Callable

@@ -5,6 +5,8 @@ must have each of them once, and no other. The logs are
 read again without the engine. A table shows how much was tried.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json

@@ -1,5 +1,7 @@
 """The keys that a record is found by."""
 
+from __future__ import annotations
+
 import json
 import struct
 import uuid

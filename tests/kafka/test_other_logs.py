@@ -1,5 +1,7 @@
 """Logs that are not the ones that were read: topics that were deleted and created again, and logs without an offset."""
 
+from __future__ import annotations
+
 import confluent_kafka
 import pytest
 

@@ -1,5 +1,7 @@
 """`serve --follow kafka://...`: lookups over HTTP of records that arrive, how far it is, and its refusals."""
 
+from __future__ import annotations
+
 import signal
 
 import pytest

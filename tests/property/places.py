@@ -2,6 +2,8 @@
 it.
 """
 
+from __future__ import annotations
+
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """A workload with its right answers, for tests of whole indexes on a real server."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ class Sample:
     answers: ReferenceAnswers
 
     @classmethod
-    def generate(cls, seed: int = 1) -> "Sample":
+    def generate(cls, seed: int = 1) -> Sample:
         workload = Workload.generate(MESSAGES, seed=seed)
         return cls(workload, ReferenceAnswers(workload))
 

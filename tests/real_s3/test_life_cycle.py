@@ -2,6 +2,8 @@
 per file.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -2,6 +2,8 @@
 continue.
 """
 
+from __future__ import annotations
+
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor

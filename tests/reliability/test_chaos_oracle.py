@@ -3,6 +3,8 @@
 (The campaign: `tests/real_s3`.)
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 

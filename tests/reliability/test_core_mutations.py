@@ -1,5 +1,7 @@
 """A sample of the changes that compare the compiled core with NumPy, and the defects that they have found."""
 
+from __future__ import annotations
+
 import pytest
 
 from tests.reliability import core_mutations

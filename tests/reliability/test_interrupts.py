@@ -1,5 +1,7 @@
 """A sample of the interrupts campaign."""
 
+from __future__ import annotations
+
 import pytest
 
 from tests.reliability.interrupts import strike

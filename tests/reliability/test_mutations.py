@@ -1,5 +1,7 @@
 """A sample of the mutations of every format, and defects that the campaign itself must detect."""
 
+from __future__ import annotations
+
 import tempfile
 from pathlib import Path
 

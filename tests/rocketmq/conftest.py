@@ -2,6 +2,8 @@
 fails.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

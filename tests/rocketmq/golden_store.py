@@ -2,6 +2,8 @@
 that `StoreWriter` writes.
 """
 
+from __future__ import annotations
+
 import base64
 import gzip
 import json

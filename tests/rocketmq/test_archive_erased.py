@@ -2,6 +2,8 @@
 process restores the erased ones.
 """
 
+from __future__ import annotations
+
 import contextlib
 import shutil
 from functools import partial

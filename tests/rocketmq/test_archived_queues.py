@@ -2,6 +2,8 @@
 prove.
 """
 
+from __future__ import annotations
+
 import json
 from contextlib import contextmanager
 

@@ -5,6 +5,8 @@ A reader of a mutated log must find exactly the messages that decode by themselv
 damage.
 """
 
+from __future__ import annotations
+
 import struct
 from pathlib import Path
 

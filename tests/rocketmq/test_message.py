@@ -2,6 +2,8 @@
 byte.
 """
 
+from __future__ import annotations
+
 import struct
 import zlib
 

@@ -2,6 +2,8 @@
 place, within a budget, or with a reason for their absence.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import threading

@@ -2,6 +2,8 @@
 shows.
 """
 
+from __future__ import annotations
+
 from contextlib import nullcontext
 from pathlib import Path
 

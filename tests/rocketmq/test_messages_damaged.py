@@ -2,6 +2,8 @@
 archive.
 """
 
+from __future__ import annotations
+
 import random
 
 import pytest

@@ -1,5 +1,7 @@
 """A batch by columns has the same answers as single lookups: as JSON, as lines, and as an Arrow stream."""
 
+from __future__ import annotations
+
 import dataclasses
 import io
 import json

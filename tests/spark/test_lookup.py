@@ -352,7 +352,6 @@ def test_the_command(spark, index, tmp_path):
         (f"{lookup} {keys} --out {out}", "exists already"),
         (f"{of_csv} --out {stored}", "has objects already"),
         (f"{of_csv} --out sqlite:///{tmp_path}/answers.ndjson", "answers in a storage are Parquet"),
-        (f"{lookup} s3://bucket/k.ndjson --out {tmp_path}/no", "keys in a storage are Parquet"),
         (of_csv, "no folder for the answers"),
         (f"{of_csv} --column topic=order_id --out {tmp_path}/no", "by --column and for all rows"),
         (f"{lookup} {tmp_path}/none.csv --out {tmp_path}/no", "none.csv: No such file"),

@@ -23,7 +23,7 @@ from tiered_index.format.layout import PRESETS
 from tiered_index.server import wire
 from tiered_index.server.entries import parsed
 from tiered_index.service.write.validation import TopicTable, batch_columns
-from tiered_index.sources.files import NdjsonSource
+from tiered_index.sources.files import open_source
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile
@@ -239,7 +239,7 @@ def test_a_task_and_the_service_take_the_keys_that_ingest_takes(tmp_path: Path) 
     texts = ["10.50", "-0", "1E+3", "12345678901234567.25", '"k"', '["a", 1.50, ""]', '""', "null"]
     data = "".join(f'{{**, "key": {text}}}\n' for text in texts).replace("{**", json.dumps(PLACE)[:-1]).encode()
     (path := tmp_path / "m.ndjson").write_bytes(data)
-    (batch,) = NdjsonSource(LocalFile(path)).batches(0)
+    (batch,) = open_source(LocalFile(path)).batches(0)
     keys = [key for record in batch.records() if record.message is not None for key in record.message.keys]
     assert keys == [*texts[:4], "k", "a", "1.50"]
     batches = read(reader_of(path), "key", HAS_KEY)

@@ -2,6 +2,8 @@
 Linux.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import os

@@ -2,6 +2,8 @@
 end.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

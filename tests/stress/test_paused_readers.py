@@ -2,6 +2,8 @@
 answer.
 """
 
+from __future__ import annotations
+
 import threading
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Changed bits in bytes, files and objects, and the check that finds them."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

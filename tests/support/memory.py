@@ -1,5 +1,7 @@
 """Measures the memory that Python and Arrow allocate in a block."""
 
+from __future__ import annotations
+
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -3,6 +3,8 @@
 It has objects, ranges, conditional puts, uploads in parts, and lists. It checks no signatures, and counts requests.
 """
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import os

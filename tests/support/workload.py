@@ -1,5 +1,7 @@
 """The demo's stream as messages and as entries."""
 
+from __future__ import annotations
+
 import numpy as np
 import pyarrow as pa
 

@@ -34,12 +34,12 @@ from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 from tiered_index.service.read.export import METADATA, entries_checksum, export_schema
 from tiered_index.service.root import Root
 from tiered_index.sources.columns import bounded_lines
-from tiered_index.sources.files import GZIP_MAGIC
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import DAMAGE, ParquetTable
 from tiered_index.sources.places import LocalFile, Place, Stdin, StoredFile
 from tiered_index.storage.disk import Disk
 
+_GZIP_MAGIC = b"\x1f\x8b"
 _ROWS = 1 << 17
 _TAIL_BYTES = 1 << 20
 
@@ -209,7 +209,7 @@ def _unzipped(place: Place) -> Iterator[IO[bytes]]:
     with place.open() as handle:
         is_gzipped = False
         if not isinstance(place, Stdin):
-            is_gzipped = handle.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            is_gzipped = handle.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             handle.seek(0)
         try:
             yield cast(IO[bytes], gzip.GzipFile(fileobj=handle)) if is_gzipped else handle

@@ -53,7 +53,7 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.service.write.validation import column_defaults
 from tiered_index.sources.columns import FIELDS, CheckedMessage, columns_of, own_value
-from tiered_index.sources.files import ParquetSource, Source, open_source, other_files, source_name
+from tiered_index.sources.files import ColumnMessages, MessageFile, open_source, other_files, source_name
 from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record
 from tiered_index.sources.places import Place, Stdin, local_path, opened_place
 from tiered_index.sources.table_folders import check_outside_tables
@@ -148,7 +148,7 @@ class RowNumbers:
         return self._queues[topic]
 
 
-def _check_first_message(config: IndexConfig, source: Source) -> None:
+def _check_first_message(config: IndexConfig, source: MessageFile) -> None:
     """Raise `InvalidArgument` for a bad first message before a new root is made, so that the run leaves no index."""
     if isinstance(source.place, Stdin) or config.root is None or Root(config.root, Disk()).read_marker() is not None:
         return
@@ -167,7 +167,7 @@ def _names_a_key(options: FileOptions) -> bool:
     )
 
 
-def _bad(source: Source, record: Record) -> InvalidArgument:
+def _bad(source: MessageFile, record: Record) -> InvalidArgument:
     return InvalidArgument(f"{source.place}, {record.where}: {record.problem}")
 
 
@@ -176,7 +176,7 @@ class FileIntake:
     """Puts one file of messages into one index."""
 
     index: IndexService
-    source: Source
+    source: MessageFile
     name: str | None
     skip_bad: bool
     patient: PatientPut
@@ -434,12 +434,11 @@ def ingest(
     A file that `export` wrote (Parquet, Arrow, or NDJSON, also gzipped) puts the same entries, with their hashes of
     keys. NDJSON can also come from stdin. An export has no source positions, erasures and expiries: `copy` keeps them.
 
-    archive:URI indexes the archived segments of RocketMQ, records of Kafka and rows of files in the index at URI, as
-    `ingest` would index the store, the topics and the files. It copies the rows. It works even if all files of that
-    index are lost. Entries that expired or were erased there stay out. The new index gets the same slots, items and
-    preset, and a storage of its own, outside the old one. Without --root the command uses a temporary folder, and
-    uploads everything before it ends. --dry-run compares count and checksum of one store's entries with the index's.
-    Exit code 1: they differ.
+    archive:URI indexes the archived segments of RocketMQ and records of Kafka in the index at URI, as `ingest` would
+    index the store and the topics. It works even if all files of that index are lost. Entries that expired or were
+    erased there stay out. The new index gets the same slots, items and preset, and a storage of its own, outside the
+    old one. Without --root the command uses a temporary folder, and uploads everything before it ends. --dry-run
+    compares count and checksum of one store's entries with the index's. Exit code 1: they differ.
 
     Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
     it from its start, and reports it as rewritten. Kafka before 2.8 is not supported.
@@ -609,7 +608,7 @@ class Ingestion:
                 f"offset=COLUMN with a number that is unique in its queue, or {ROW_NUMBER} for the row's number"
             )
         opened = open_source(place, fields)
-        if isinstance(opened, ParquetSource):
+        if isinstance(opened, ColumnMessages):
             check_outside_tables(self.source, config)
         if not self.of_files.skip_bad:
             _check_first_message(config, opened)

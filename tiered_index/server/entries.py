@@ -32,7 +32,7 @@ from tiered_index.server.tokens import Caller
 from tiered_index.service.index import IndexService
 from tiered_index.sources.arrow import TooLarge, read_table
 from tiered_index.sources.columns import FIELDS, check_kinds, check_names, columns_of, entry_columns, is_list
-from tiered_index.sources.messages import Fields, json_fields
+from tiered_index.sources.messages import Fields, json_object, written_keys
 
 _FIELDS = Fields()
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
@@ -78,7 +78,7 @@ def _ndjson(body: bytes, most_bytes: int) -> EntriesBatch:
         if not line.strip():
             continue
         try:
-            fields = json_fields(line)
+            fields = written_keys(json_object(line))
             if unknown := fields.keys() - _COLUMNS:
                 raise InvalidArgument(f"{min(unknown)!r:.80} is not a field of a message")
             messages.append(_FIELDS.checked(fields))

@@ -1,11 +1,11 @@
-"""Reads files of messages: Parquet, NDJSON, and CSV with a header. Text may be gzipped.
+"""Reads files of messages, the entry form of `ingest`: rows of files that have the fields of entries.
 
 One thread; memory: a few blocks. Other columns and blank lines are skipped. A message without key makes no entry. A
-position is a row number of a Parquet file, or a byte offset in uncompressed text. A last line without newline may still
-be written. Unless it is a complete JSON object, it is held back and the position stays before it. Arrow parses a block
-of lines at once. If that fails, or gives another number of rows, the lines are parsed one by one. In CSV one record is
-one line; `keys` are separated by blanks, as in RocketMQ; times are epoch milliseconds or ISO 8601. The name of a source
-is `file:PATH#LENGTH-HASH`, with the absolute path or URI and a fingerprint of the content. A file that grows keeps its
+position is a row number of a file with columns, or a byte offset in unpacked text. A last line without newline may
+still be written. Unless it is a complete JSON object, it is held back and the position stays before it. Arrow parses a
+block of lines at once. If that fails, or gives another number of rows, the lines are parsed one by one. In CSV `keys`
+are separated by blanks, as in RocketMQ; times are epoch milliseconds or ISO 8601. The name of a source is
+`file:PATH#LENGTH-HASH`, with the absolute path or URI and a fingerprint of the content. A file that grows keeps its
 name; another file at the same path has another one. With --column or --constant, ``/`` and a hash of these options
 follow: other messages need another position. After --restart, ``~`` and a number follow: the file is read again under
 a position of its own.
@@ -14,29 +14,23 @@ a position of its own.
 from __future__ import annotations
 
 import contextlib
-import csv
-import gzip
 import hashlib
 import io
-import json
 import os
 import re
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from itertools import accumulate
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.json as pj
 
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import InvalidArgument
+from tiered_index.json_paths import Unclear
 from tiered_index.sources.columns import (
-    MAX_BLANK_BYTES,
     MAX_ROW_BYTES,
     CheckedMessage,
     check_kinds,
@@ -45,58 +39,99 @@ from tiered_index.sources.columns import (
     is_text,
     own_type,
 )
-from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record, json_fields, json_object
+from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record, json_object, written_keys
 from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import CSV, NDJSON, LocalFile, Place, Stdin, StoredFile
+from tiered_index.sources.places import LocalFile, Place, Stdin
+from tiered_index.sources.rows.forms import open_rows
+from tiered_index.sources.rows.table import ColumnsFile
+from tiered_index.sources.rows.text import HEAD_BYTES, CsvFile, TextBlock, TextBlocks, TextFile, decompressed, read_text
 
-MAGIC = b"PAR1"
-_FOOTER_BYTES = 1 << 20
+FINGERPRINT_BYTES = 1 << 20
 _AGAIN = "Give it another name, or read it from its start with --restart"
+_KEY_FIELDS = ("key", "keys")
+_INTEGERS = ("queue_id", "offset", "size", "topic_id")
 
 
-class ParquetSource:
-    """One file. Raises `InvalidArgument` for missing columns or bad rows, `CorruptFile` for damage."""
+class MessageFile(ABC):
+    """The messages of one file. Raises `InvalidArgument` for one that is no message, `CorruptFile` for damage."""
+
+    unit: str
+    """The unit of positions."""
+    held_back_bytes = 0
+    """Bytes of a last line without newline, which is held back."""
+
+    def __init__(self, place: Place, fields: Fields, total: int | None, names: Iterable[str]) -> None:
+        self.place, self.fields = place, fields
+        self.total = total
+        """The greatest position; None: not known."""
+        there = list(names)
+        self.unused = fields.unused(there)
+        """Columns that are no field."""
+        self.counts_rows = fields.counts_rows(there)
+        """Whether the offset or another field is the generated row number."""
+
+    @abstractmethod
+    def fingerprint(self, length: int | None) -> tuple[int, str]:
+        """Return the number of bytes that a hash covers (`length`, or as many as a new name has), and the hash."""
+
+    @abstractmethod
+    def batches(self, start: int, end: int | None = None) -> Iterator[MessageBatch]:
+        """Yield the messages from position `start`, the end of one, to before `end`, which is the end of one, too."""
+
+    @abstractmethod
+    def part(self, begin: int, end: int | None) -> Iterator[MessageBatch]:
+        """Yield the messages that begin at positions [begin, end) (None: to the end)."""
+
+    def _entries(self, rows: pa.Table) -> tuple[pa.RecordBatch | None, int]:
+        """Return the entries of rows with the fields of messages, and the number of rows without key.
+
+        None: rows must be read by themselves.
+        """
+        with_key = self._with_key(rows)
+        keyless = len(rows) - len(with_key) + _empty_lists(with_key)
+        return entry_columns(with_key, self.fields.own), keyless
+
+    @abstractmethod
+    def _with_key(self, rows: pa.Table) -> pa.Table:
+        """Return rows without those that have no key."""
+
+
+class ColumnMessages(MessageFile):
+    """The messages of a file with columns: Parquet or Arrow. Raises `InvalidArgument` also for missing columns."""
 
     unit = "rows"
-    held_back_bytes = 0
 
-    def __init__(self, place: LocalFile | StoredFile, fields: Fields | None = None) -> None:
-        self.place = place
-        self.fields = fields or Fields()
-        self._table = ParquetTable(place)
-        self.schema = schema = self._table.schema
-        self.group_rows = self._table.group_rows
-        self.fields.check_columns(schema.names, str(place))
-        there = {name: column for name, column in self.fields.names.items() if column in schema.names}
+    def __init__(self, rows: ColumnsFile, place: Place, fields: Fields) -> None:
+        self._file, self.table = rows.place, rows.table
+        self.schema = schema = self.table.schema
+        super().__init__(place, fields, self.table.rows, schema.names)
+        fields.check_columns(schema.names, str(place))
+        there = {name: column for name, column in fields.names.items() if column in schema.names}
         kinds = {name: schema.field(column).type for name, column in there.items()}
-        check_kinds(kinds, self.fields.shown, f"{place}: ", self.fields.schema.caller_columns)
-        self.unused = self.fields.unused(schema.names)
-        self.counts_rows = self.fields.counts_rows(schema.names)
+        check_kinds(kinds, fields.shown, f"{place}: ", fields.schema.caller_columns)
         self._names = list(dict.fromkeys(there.values()))
-        self.total: int | None = self._table.rows
+        self.group_rows = self.table.group_rows if isinstance(self.table, ParquetTable) else [self.table.rows]
 
     def fingerprint(self, length: int | None) -> tuple[int, str]:
-        """Return the file's size and a hash of its last MiB, which has the footer."""
-        with self.place.ranges() as handle:
+        """Return the file's size and a hash of its last MiB, which has the footer of Parquet."""
+        with self._file.ranges() as handle:
             size = handle.seek(0, io.SEEK_END)
-            handle.seek(max(0, size - _FOOTER_BYTES))
-            return size, hashlib.sha256(handle.read(_FOOTER_BYTES)).hexdigest()[:16]
+            handle.seek(max(0, size - FINGERPRINT_BYTES))
+            return size, hashlib.sha256(handle.read(FINGERPRINT_BYTES)).hexdigest()[:16]
 
-    def batches(self, start: int) -> Iterator[MessageBatch]:
-        """Yield the rows from number `start` on."""
+    def batches(self, start: int, end: int | None = None) -> Iterator[MessageBatch]:
         if self.total is not None and start > self.total:
             raise InvalidArgument(
                 f"{self.place} has changed since it was read up to row {start}: it has {self.total} rows. {_AGAIN}"
             )
-        for first, rows in self._table.read(self._names, start):
-            yield self._batch(rows, first + len(rows))
+        for first, rows in self.table.read(self._names, start) if end is None or start < end else ():
+            yield self._batch(rows, first)
+            if first + len(rows) == end:
+                return
 
     def part(self, begin: int, end: int | None) -> Iterator[MessageBatch]:
-        """Yield the rows with the numbers [begin, end), which are those of row groups (None: to the end)."""
-        for batch in self.batches(begin) if end is None or begin < end else ():
-            yield batch
-            if batch.end == end:
-                return
+        """As `MessageFile`; the rows are those of row groups."""
+        return self.batches(begin, end)
 
     def has_every_key(self, begin: int, end: int | None) -> bool:
         """Return whether the statistics of the file say that each row of the row groups in [begin, end) has one key."""
@@ -105,19 +140,22 @@ class ParquetSource:
         column = self.fields.names.get("key", "")
         # a repeated column that is no list by the file's schema has its own name, too
         is_one = column in self.schema.names and is_text(self.schema.field(column).type)
-        return is_one and all(self._table.has_every_text(number, column) for number in groups)
+        table = self.table
+        return is_one and isinstance(table, ParquetTable) and all(table.has_every_text(n, column) for n in groups)
 
-    def _batch(self, rows: pa.Table, end: int) -> MessageBatch:
+    def _batch(self, rows: pa.Table, first: int) -> MessageBatch:
+        end = first + len(rows)
         if self.counts_rows:
-            rows = rows.append_column(ROW_NUMBER, pa.array(range(end - len(rows), end), pa.int64()))
-        table = self.fields.of_table(rows)
-        keys = table["keys" if "keys" in table.column_names else "key"]
+            rows = rows.append_column(ROW_NUMBER, pa.array(range(first, end), pa.int64()))
+        messages = self.fields.of_table(rows)
+        columns, keyless = self._entries(messages)
+        return MessageBatch(columns, len(rows), end, partial(self._records, messages, first), keyless)
+
+    def _with_key(self, rows: pa.Table) -> pa.Table:
+        keys = rows["keys" if "keys" in rows.column_names else "key"]
         has_key = pc.not_equal(keys, "") if is_text(keys.type) else pc.is_valid(keys)
         # the filter leaves nulls out, too
-        with_key = table if pc.all(has_key, skip_nulls=False).as_py() else table.filter(has_key)
-        columns = entry_columns(with_key, self.fields.own)
-        keyless = len(rows) - len(with_key) + _empty_lists(with_key)
-        return MessageBatch(columns, len(rows), end, partial(self._records, table, end - len(rows)), keyless)
+        return rows if pc.all(has_key, skip_nulls=False).as_py() else rows.filter(has_key)
 
     def _records(self, table: pa.Table, first: int) -> Iterator[Record]:
         for number, fields in enumerate(table.to_pylist(), first):
@@ -137,316 +175,167 @@ def _empty_lists(table: pa.Table) -> int:
     return pc.sum(pc.equal(pc.list_value_length(table["keys"]), 0)).as_py() or 0
 
 
-BLOCK_BYTES = 8 << 20
-FINGERPRINT_BYTES = 1 << 20
-GZIP_MAGIC = b"\x1f\x8b"
-_KEY_FIELDS = ("key", "keys")
-_INTEGERS = ("queue_id", "offset", "size", "topic_id")
-
-
-class TextSource(ABC):
-    """One file. Raises `InvalidArgument` for a line that is not a message, `CorruptFile` for a damaged gzip file."""
+class TextMessages(MessageFile):
+    """The messages of a text: NDJSON or CSV. Raises `InvalidArgument` also for columns that CSV lacks."""
 
     unit = "bytes"
-    # Position of the first message
-    begin = 0
-    # Bytes of a last line without newline, which is held back
-    held_back_bytes = 0
-    # Columns that are no field
-    unused: Sequence[str] = ()
-    # whether the offset or another field is the generated row number
-    counts_rows = False
 
-    def __init__(self, place: Place, fields: Fields) -> None:
-        self.place = place
-        self.fields = fields
-        self._gzipped, self.total = False, cast(int | None, None)
-        if not isinstance(place, Stdin):
-            with place.open() as raw:
-                self._gzipped = raw.read(2) == GZIP_MAGIC
-                self.total = None if self._gzipped else raw.seek(0, io.SEEK_END)
+    def __init__(self, text: TextFile, place: Place, fields: Fields) -> None:
+        self._text = text
+        is_whole_known = text.compression is None and not isinstance(place, Stdin)
+        names = list[str]()
+        if isinstance(text, CsvFile):
+            names = text.header
+            fields.check_columns(names, str(place))
+        else:
+            with contextlib.suppress(InvalidArgument):
+                names = list(json_object(text.head.lstrip().partition(b"\n")[0]))
+        super().__init__(place, fields, text.size_bytes if is_whole_known else None, names)
+        self.counts_rows = fields.counts_rows(text.header if isinstance(text, CsvFile) else ())
+        # the types of columns. The last ones with which a block could be read are tried first
+        self._kinds = list(self._possible_kinds())
 
-    @abstractmethod
-    def _read(self, block: bytes) -> pa.Table:
-        """Return the columns of a block of lines. Raises an `ArrowException`, `InvalidArgument`."""
-
-    def _fields_of(self, table: pa.Table) -> pa.Table:
-        """Return the message fields of a table from `_read`. Raises as `_read`."""
-        return self.fields.of_table(table)
-
-    @abstractmethod
-    def _is_whole(self, line: bytes) -> bool:
-        """Return whether a line without newline is complete."""
-
-    @abstractmethod
-    def _message(self, line: bytes, number: int) -> CheckedMessage:
-        """Return the message of line `number`, from 0. Raises `InvalidArgument`."""
+    def _possible_kinds(self) -> Iterator[dict[str, pa.DataType]]:
+        names = self.fields.names
+        own = {column.name: own_type(column) for column in self.fields.schema.caller_columns}
+        if isinstance(self._text, CsvFile):
+            # a time is an integer or text
+            kinds = {**dict.fromkeys(names, pa.string()), **dict.fromkeys(_INTEGERS, pa.int64()), **own}
+            yield {column: kinds[name] for name, column in names.items() if column in self._text.header}
+            return
+        # a `key` is one key or a list
+        kinds = {"topic": pa.string(), "keys": pa.list_(pa.string()), **own}
+        for time in (pa.int64(), pa.string()):
+            for key in (pa.string(), pa.list_(pa.string())):
+                of_names = {"key": key, "timestamp_ms": time, **kinds}
+                yield {column: of_names.get(name, pa.int64()) for name, column in names.items()}
 
     def fingerprint(self, length: int | None) -> tuple[int, str]:
-        """Return the number of first bytes that the hash covers (`length`, or up to 1 MiB), and the hash."""
-        with self._open() as handle:
-            head = self._checked(handle.read, FINGERPRINT_BYTES if length is None else length)
+        """Return the number of first bytes of text that the hash covers (`length`, or up to 1 MiB), and the hash."""
+        size = FINGERPRINT_BYTES if length is None else length
+        with decompressed(self.place, self._text.compression) as handle:
+            head = read_text(self.place, handle, self._text.compression, size)
         return len(head), hashlib.sha256(head).hexdigest()[:16]
 
     def part(self, begin: int, end: int | None) -> Iterator[MessageBatch]:
-        """Yield the lines that begin within bytes [begin, end) of uncompressed text (None: to its end)."""
-        if self._gzipped and begin:
-            return
-        start = begin
-        if begin:
-            with self._open() as handle:
-                handle.seek(begin - 1)
-                start += len(self._checked(handle.readline, MAX_ROW_BYTES)) - 1
-        if end is None or start < end:
-            yield from self.batches(start, None if self._gzipped else end)
+        """As `MessageFile`. A record of CSV that has several lines is refused in one of several parts of a file."""
+        if isinstance(self._text, CsvFile):
+            self._text.has_short_records = begin > 0 or end is not None
+        start = self._line_from(begin)
+        last = None if end is None else self._line_from(end)
+        if last is None or start < last:
+            yield from self.batches(start, last)
+
+    def _line_from(self, position: int) -> int:
+        """Return the position of the first line that begins at a position of an unpacked text, or behind it."""
+        if not position:
+            return 0
+        with self.place.open() as handle:
+            handle.seek(position - 1)
+            return position - 1 + len(handle.readline(MAX_ROW_BYTES))
 
     def batches(self, start: int, end: int | None = None) -> Iterator[MessageBatch]:
-        """Yield the lines that begin from byte `start`, the end of a line, to before `end`."""
-        with self._open() as handle:
-            position = max(start, self.begin)
-            read = self.place.read if isinstance(self.place, Stdin) else handle.read
-            if not isinstance(self.place, Stdin):
-                self._seek(handle, position)
-            # Lines before the block; None: counted on use
-            number = None if start else int(self.begin > 0)
-            if number is None and self.counts_rows:
-                number = self._lines_before(position)
-            blank_bytes = 0
-            last = 1 << 62 if end is None else end
-            while block := self._checked(read, min(BLOCK_BYTES, max(0, last - position))):
-                if not block.endswith(b"\n"):
-                    rest = self._checked(handle.readline, MAX_ROW_BYTES)
-                    if len(rest) == MAX_ROW_BYTES:
-                        begun = position + block.rfind(b"\n") + 1
-                        raise InvalidArgument(f"{self.place}: the line at byte {begun} is longer than 16 MiB")
-                    block += rest
-                read_bytes = len(block)
-                block = self._without_open_line(block)
-                blank_bytes = 0 if block.strip() else blank_bytes + len(block)
-                stop = position + len(block)
-                if blank_bytes > MAX_BLANK_BYTES:
-                    raise InvalidArgument(
-                        f"{self.place}: {blank_bytes:,} bytes up to byte {stop} are blank lines only; delete them"
-                    )
-                columns, messages, keyless = self._columns(block, number or 0)
-                yield MessageBatch(columns, messages, stop, partial(self._records, block, position, number), keyless)
-                if len(block) < read_bytes:
-                    # the rest of the held line may be there by now, and would pass for a line
-                    return
-                position = stop
-                number = None if number is None else number + block.count(b"\n")
-
-    def _without_open_line(self, block: bytes) -> bytes:
-        """Return a block without an incomplete last line, which is held back."""
-        begin = block.rfind(b"\n") + 1
-        last = block[begin:]
-        if not last.strip() or self._is_whole(last):
-            return block
-        self.held_back_bytes = len(last)
-        return block[:begin]
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[IO[bytes]]:
-        with self.place.open() as raw:
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._gzipped else raw
-
-    def _seek(self, handle: IO[bytes], start: int) -> None:
+        text, bound = self._text, () if end is None else (end,)
+        reading = TextBlocks(text, max(start, text.begin), *bound)
         if not start:
-            return
-        changed = f"{self.place} has changed since it was read up to byte {start}: "
-        if self._checked(handle.seek, start - 1) != start - 1:
-            raise InvalidArgument(changed + "it is shorter. " + _AGAIN)
-        before = self._checked(handle.read, 1)
-        if before == b"\n":
-            return
-        # The last line that was read may have had no newline. It must have one now, or still be the last line.
-        if not before or self._checked(handle.read, 1) not in (b"", b"\n", b"\r"):
-            raise InvalidArgument(changed + ("no line ends there. " if before else "it is shorter. ") + _AGAIN)
-        self._checked(handle.seek, start)
+            reading.lines_before = text.head.count(b"\n", 0, text.begin)
+        elif self.counts_rows and text.compression is None:
+            reading.lines_before = self._lines_before(start)
+        is_checked = not start or isinstance(self.place, Stdin)
+        for block in reading.read():
+            if not is_checked:
+                self._check_unchanged(start, reading.before, block.data[:1])
+                is_checked = True
+            before = None if reading.lines_before is None else reading.lines_before + block.lines
+            columns, messages, keyless = self._columns(block, before or 0)
+            end_of_block = block.begin + len(block.data)
+            yield MessageBatch(columns, messages, end_of_block, partial(self._records, block, before), keyless)
+        if not is_checked:
+            self._check_unchanged(start, reading.before, b"" if not reading.held_back_bytes else b"held back")
+        self.held_back_bytes = reading.held_back_bytes
 
-    def _checked(self, read: Any, argument: int) -> Any:
-        try:
-            return read(argument)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise CorruptFile(str(self.place), f"damaged gzip file: {error}") from error
+    def _check_unchanged(self, start: int, before: bytes, behind: bytes) -> None:
+        """Raise `InvalidArgument` unless a line ends at `start`, by the bytes around it.
 
-    def _records(self, block: bytes, position: int, number: int | None) -> Iterator[Record]:
-        if not block.strip():
-            return
-        number = self._lines_before(position) if number is None else number
-        for line in io.BytesIO(block):
-            number += 1
-            start, position = position, position + len(line)
-            if not line.strip():
-                continue
-            try:
-                yield Record(f"line {number}", start, position, self._message(line, number - 1))
-            except InvalidArgument as error:
-                yield Record(f"line {number}", start, position, None, str(error))
+        The last line that was read may have had no newline. It must have one now, or still be the last line.
+        """
+        if before != b"\n" and (not before or behind not in (b"", b"\n", b"\r")):
+            problem = "no line ends there" if before else "it is shorter"
+            raise InvalidArgument(f"{self.place} has changed since it was read up to byte {start}: {problem}. {_AGAIN}")
 
     def _lines_before(self, position: int) -> int:
-        lines = 0
-        with self._open() as handle:
-            while position > 0 and (piece := self._checked(handle.read, min(position, BLOCK_BYTES))):
-                lines += piece.count(b"\n")
-                position -= len(piece)
-        return lines
+        return sum(len(block.newlines) for block in TextBlocks(self._text, 0, position, is_closed=True).read())
 
-    def _columns(self, block: bytes, first: int) -> tuple[pa.RecordBatch | None, int, int]:
+    def _columns(self, block: TextBlock, lines_before: int) -> tuple[pa.RecordBatch | None, int, int]:
         """Return a block's entries, its number of messages, and the number of messages without key.
 
-        The entries are None if the lines must be parsed one by one. `first` is the number of the first line.
+        The entries are None if the lines must be parsed one by one.
         """
-        if not block.strip():
+        starts, _ = block.places()
+        if not len(starts):
             return None, 0, 0
-        numbers = [number for number, line in enumerate(block.split(b"\n"), first) if line.strip()]
-        lines = len(numbers)
         try:
-            block.decode()  # Arrow accepts invalid UTF-8 as text
-            table = self._read(block)
-            if len(table) != lines:
-                return None, lines, 0
+            table = self._table(block.data)
+            if len(table) != len(starts):
+                return None, len(starts), 0
             if self.counts_rows:
-                counted = pa.array(self._rows(np.array(numbers, np.int64)))
+                lines = np.searchsorted(block.newlines, starts) + lines_before
+                counted = pa.array(self._row_of(lines))
                 if ROW_NUMBER in table.column_names:  # members of NDJSON
                     counted = pc.coalesce(table[ROW_NUMBER].cast(pa.int64()), counted)
                     table = table.drop_columns([ROW_NUMBER])
                 table = table.append_column(ROW_NUMBER, counted)
-            fields = self._fields_of(table)
-            keyless = lines - len(fields) + _empty_lists(fields)
-            return entry_columns(fields, self.fields.own), lines, keyless
-        except (UnicodeDecodeError, pa.ArrowException, InvalidArgument):
-            return None, lines, 0
+            columns, keyless = self._entries(self.fields.of_table(table))
+            return columns, len(starts), keyless
+        except (Unclear, pa.ArrowException, InvalidArgument):
+            return None, len(starts), 0
 
-    def _rows(self, lines: Any) -> Any:
-        """Return row numbers from line numbers; the header is no row."""
-        return lines - int(self.begin > 0)
-
-
-class NdjsonSource(TextSource):
-    """One NDJSON file."""
-
-    def __init__(self, place: Place, fields: Fields | None = None) -> None:
-        super().__init__(place, fields or Fields())
-        self.counts_rows = self.fields.counts_rows(())
-        types = {"topic": pa.string(), "keys": pa.list_(pa.string())}
-        types |= {column.name: own_type(column) for column in self.fields.schema.caller_columns}
-        # A `key` is one key or a list, a time is a number or text. The last successful combination is tried first.
-        self._options = [
-            pj.ParseOptions(
-                explicit_schema=pa.schema(
-                    {
-                        column: {"key": key, "timestamp_ms": time, **types}.get(n, pa.int64())
-                        for n, column in self.fields.names.items()
-                    }
-                ),
-                unexpected_field_behavior="ignore",
-            )
-            for time in (pa.int64(), pa.string())
-            for key in (pa.string(), pa.list_(pa.string()))
-        ]
-
-    def _read(self, block: bytes) -> pa.Table:
-        if not self.unused:
-            self.unused = self._unused(block)
-        options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
-        for place, kinds in enumerate(self._options):
+    def _table(self, lines: bytes) -> pa.Table:
+        for place, kinds in enumerate(self._kinds):
             try:
-                table = pj.read_json(io.BytesIO(block), options, kinds)
+                table = self._text.table(lines, kinds)
             except pa.ArrowException:
-                if place == len(self._options) - 1:
+                if place == len(self._kinds) - 1:
                     raise
             else:
-                self._options.insert(0, self._options.pop(place))
+                self._kinds.insert(0, self._kinds.pop(place))
                 break
         return table
 
-    def _unused(self, block: bytes) -> list[str]:
-        """Return the members of the block's first object that are no field."""
-        try:
-            return self.fields.unused(list(json_object(block.lstrip().partition(b"\n")[0])))
-        except InvalidArgument:
-            return []
+    def _with_key(self, rows: pa.Table) -> pa.Table:
+        is_csv = isinstance(self._text, CsvFile)
+        if is_csv and "key" not in rows.column_names:
+            # texts of keys
+            keys = pc.utf8_trim_whitespace(rows["keys"])
+            rows = rows.set_column(rows.column_names.index("keys"), "keys", pc.utf8_split_whitespace(keys))
+            return rows.filter(pc.not_equal(keys, ""))
+        if "key" not in rows.column_names or not pa.types.is_string(rows["key"].type):
+            return rows
+        # a null of NDJSON may be a key that is missing: such rows are read by themselves
+        has_key = pc.not_equal(rows["key"], "").fill_null(True)
+        return rows if pc.all(has_key).as_py() else rows.filter(has_key)
 
-    def _is_whole(self, line: bytes) -> bool:
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError):
-            return False
-        return line.rstrip().endswith((b"}", b"]"))  # digits may still follow a number
+    def _row_of(self, line: Any) -> Any:
+        """Return the numbers of rows from those of lines, from 0; the header is no row."""
+        return line - int(isinstance(self._text, CsvFile))
 
-    def _fields_of(self, table: pa.Table) -> pa.Table:
-        table = self.fields.of_table(table)
-        if "key" not in table.column_names or not pa.types.is_string(table["key"].type):
-            return table
-        empty = pc.equal(table["key"], "")
-        return table.filter(pc.invert(empty.fill_null(False))) if pc.any(empty).as_py() else table
+    def _records(self, block: TextBlock, lines_before: int | None) -> Iterator[Record]:
+        before = self._lines_before(block.begin) if lines_before is None else lines_before
+        for number, start, line in self._text.numbered(block.data, block.begin, before + 1):
+            where, end = f"line {number}", start + len(line)
+            try:
+                yield Record(where, start, end, self._message(line, number - 1))
+            except InvalidArgument as error:
+                yield Record(where, start, end, None, str(error))
 
     def _message(self, line: bytes, number: int) -> CheckedMessage:
-        row = json_fields(line, [self.fields.names.get(name) for name in _KEY_FIELDS])
+        """Return the message of line `number`, from 0. Raises `InvalidArgument`."""
+        row = self._text.row(line)
         if self.counts_rows and row.get(ROW_NUMBER) is None:
-            row[ROW_NUMBER] = number
-        return self.fields.checked(self.fields.of_row(row))
-
-
-class CsvSource(TextSource):
-    """One CSV file, separated by commas. Raises `InvalidArgument` also for missing columns."""
-
-    def __init__(self, place: Place, fields: Fields | None = None) -> None:
-        super().__init__(place, fields or Fields())
-        with self._open() as handle:
-            line = self._checked(handle.readline, MAX_ROW_BYTES)
-        self.begin = len(line)
-        self._header = self._cells(line.removeprefix(b"\xef\xbb\xbf"))
-        self.fields.check_columns(self._header, str(place))
-        self.unused = self.fields.unused(self._header)
-        self.counts_rows = self.fields.counts_rows(self._header)
-
-    def _is_whole(self, line: bytes) -> bool:
-        return False  # the last value may be incomplete
-
-    def _cells(self, line: bytes) -> list[str]:
-        # Arrow reads cells of any length; the module's own limit is 131,072 characters
-        before = csv.field_size_limit(MAX_ROW_BYTES)
-        try:
-            if line.count(b'"') % 2:  # else the second line of a value would look like a record
-                raise csv.Error("a quote is left open")
-            return next(csv.reader([line.decode().rstrip("\r\n")], strict=True), [])
-        except (ValueError, csv.Error) as error:
-            raise InvalidArgument(f"not CSV of one record a line: {error}") from error
-        finally:
-            csv.field_size_limit(before)
-
-    def _read(self, block: bytes) -> pa.Table:
-        if b'"' in block and any(line.count(b'"') % 2 for line in block.split(b"\n")):
-            raise InvalidArgument("a quote is left open")
-        names = [item for item in self.fields.names.items() if item[1] in self._header]
-        # time and own columns may be other than int64: a time is read as text
-        kinds = {column: pa.int64() for name, column in names if name in _INTEGERS}
-        kinds |= {column: pa.string() for name, column in names if name not in _INTEGERS}
-        own = {column.name: own_type(column) for column in self.fields.schema.caller_columns}
-        kinds |= {column: own[name] for name, column in names if name in own}
-        return pyarrow.csv.read_csv(
-            io.BytesIO(block),
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=self._header),
-            pyarrow.csv.ParseOptions(),
-            pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=list(kinds)),
-        )
-
-    def _fields_of(self, table: pa.Table) -> pa.Table:
-        table = self.fields.of_table(table)
-        if "key" in table.column_names:
-            return table.filter(pc.not_equal(table["key"], ""))
-        keys = pc.utf8_trim_whitespace(table["keys"])
-        table = table.set_column(table.column_names.index("keys"), "keys", pc.utf8_split_whitespace(keys))
-        return table.filter(pc.not_equal(keys, ""))
-
-    def _message(self, line: bytes, number: int) -> CheckedMessage:
-        cells = self._cells(line)
-        if len(cells) != len(self._header):
-            raise InvalidArgument(f"{len(cells)} columns, not {len(self._header)}")
-        row: dict[str, Any] = dict(zip(self._header, cells, strict=True))
-        fields = self.fields.of_row(row | ({ROW_NUMBER: self._rows(number)} if self.counts_rows else {}))
+            row[ROW_NUMBER] = self._row_of(number)
+        if not isinstance(self._text, CsvFile):
+            return self.fields.checked(self.fields.of_row(written_keys(row, map(self.fields.names.get, _KEY_FIELDS))))
+        fields = self.fields.of_row(row)
         for name in _INTEGERS:
             # Arrow ignores blanks around a number
             if re.fullmatch(r"[ \t]*-?[0-9]{1,20}[ \t]*", str(fields.get(name, ""))):
@@ -464,58 +353,30 @@ _NAME = re.compile(
     r"(~(?P<again>[0-9]+))?",
     re.DOTALL,
 )
-_HEAD_BYTES = 4096
 
 
-Source = NdjsonSource | CsvSource | ParquetSource
-
-
-def open_source(place: Place, fields: Fields | None = None) -> Source:
-    """Return the source at `place`, by its name and first bytes. Raises `InvalidArgument`, `CorruptFile`."""
+def open_source(place: Place, fields: Fields | None = None) -> ColumnMessages | TextMessages:
+    """Return the messages at `place`, by its first bytes and its name. Raises `InvalidArgument`, `CorruptFile`."""
     if isinstance(place, LocalFile) and place.path.is_dir():
-        raise InvalidArgument(f"{place} is a folder; give one NDJSON, CSV or Parquet file")
-    name = str(place)
-    with place.open() as handle:
-        head = _head(place, handle)
-    if head.startswith(MAGIC):
-        if isinstance(place, Stdin):
-            raise InvalidArgument("Parquet can't be read from stdin, because its end must be read first: give a file")
-        return ParquetSource(place, fields)
-    if name.endswith(".parquet"):
-        raise CorruptFile(name, "not a Parquet file", offset=0, expected=MAGIC, found=head[:4])
-    if name.endswith(CSV):
-        return CsvSource(place, fields)
-    if (
-        not name.endswith(NDJSON)
-        and not head.lstrip().startswith((b"{", b"["))
-        and (head or not isinstance(place, Stdin))
-    ):
-        if b"," in head.partition(b"\n")[0]:
-            return CsvSource(place, fields)
-        raise InvalidArgument(f"{place} is neither NDJSON nor CSV nor Parquet: convert it to one of these")
-    return NdjsonSource(place, fields)
-
-
-def _head(place: Place, handle: IO[bytes]) -> bytes:
-    """Return the first bytes of the text, or of a Parquet file."""
+        raise InvalidArgument(f"{place} is a folder; give one file")
     if isinstance(place, Stdin):
-        return place.head()
-    head = handle.read(_HEAD_BYTES)
-    if not head.startswith(GZIP_MAGIC):
-        return head
-    handle.seek(0)
-    try:
-        return gzip.GzipFile(fileobj=handle).read(_HEAD_BYTES)
-    except (EOFError, OSError, zlib.error) as error:
-        raise CorruptFile(str(place), f"damaged gzip file: {error}") from error
+        rows = open_rows(place, 0, place.head())
+    else:
+        with place.open() as handle:
+            head, size_bytes = handle.read(HEAD_BYTES), handle.seek(0, io.SEEK_END)
+        rows = open_rows(place, size_bytes, head)
+    if isinstance(rows, ColumnsFile):
+        return ColumnMessages(rows, place, fields or Fields())
+    assert isinstance(rows, TextFile)
+    return TextMessages(rows, place, fields or Fields())
 
 
-def _path_text(source: Source) -> str:
+def _path_text(source: MessageFile) -> str:
     """Return a source's path as valid Unicode, which names of sources are, and names of files need not be."""
     return os.fsencode(str(source.place)).decode("utf-8", "backslashreplace")
 
 
-def other_files(source: Source, known: Iterable[str]) -> list[str]:
+def other_files(source: MessageFile, known: Iterable[str]) -> list[str]:
     """Return the places of files with other content than `source`, among the names `known` of an index."""
     places = []
     for name in known:
@@ -527,7 +388,7 @@ def other_files(source: Source, known: Iterable[str]) -> list[str]:
     return places
 
 
-def source_name(source: Source, known: Iterable[str], *, restart: bool, called: str | None = None) -> str | None:
+def source_name(source: MessageFile, known: Iterable[str], *, restart: bool, called: str | None = None) -> str | None:
     """Return the name of `source` in an index that knows the names `known`; None for stdin.
 
     The name has the source's path, or `called` in its place, so that the file may move. Raises `InvalidArgument` if the

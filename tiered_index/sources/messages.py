@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -47,12 +47,11 @@ def json_object(line: bytes, where: str = "") -> dict[str, Any]:
 _KEYS = ("key", "keys")
 
 
-def json_fields(line: bytes, keys: Collection[str | None] = _KEYS, where: str = "") -> dict[str, Any]:
-    """Return the object of an NDJSON line; numbers in the members `keys` are text, as written. Raises as `json_object`.
+def written_keys(fields: dict[str, Any], keys: Iterable[str | None] = _KEYS) -> dict[str, Any]:
+    """Return the object of an NDJSON line; numbers in the members `keys` become text, as written.
 
     It is the one reader of JSON keys: of `ingest`, `query --keys`, requests of the service and tasks of Spark.
     """
-    fields = json_object(line, where)
     for name in keys:
         if name in fields:
             fields[name] = _written_key(fields[name])

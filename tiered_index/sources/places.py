@@ -200,11 +200,12 @@ class Stdin:
     def read(self, size_bytes: int) -> bytes:
         """Return the bytes that arrive within a moment, up to `size_bytes`; empty only at the end."""
         until_s = time.monotonic() + _MOMENT_S
-        pieces = [self._stream.read1(size_bytes)]
-        left = size_bytes - len(pieces[0])
-        while pieces[-1] and left and select.select([sys.stdin], [], [], max(0, until_s - time.monotonic()))[0]:
-            pieces.append(self._stream.read1(left))
-            left -= len(pieces[-1])
+        with self._unzipping():
+            pieces = [self._stream.read1(size_bytes)]
+            left = size_bytes - len(pieces[0])
+            while pieces[-1] and left and select.select([sys.stdin], [], [], max(0, until_s - time.monotonic()))[0]:
+                pieces.append(self._stream.read1(left))
+                left -= len(pieces[-1])
         return b"".join(pieces)
 
     def head(self) -> bytes:

@@ -1,5 +1,7 @@
 """`make bench SUITE=billion`: a year of messages in ever larger indexes. `SUITE=spark`: also Spark's own ways."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import sys

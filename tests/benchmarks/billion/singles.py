@@ -3,6 +3,8 @@
 python -m tests.benchmarks.billion.singles FOLDER STORAGE ENTRIES        prints a JSON document
 """
 
+from __future__ import annotations
+
 import json
 import statistics
 import sys

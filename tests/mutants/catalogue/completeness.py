@@ -1,5 +1,7 @@
 """Defects of answers: entries left out or answered twice, or an incomplete answer that is called complete."""
 
+from __future__ import annotations
+
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

@@ -1,5 +1,7 @@
 """Defects of erasure: tombstones, horizons, rewritten segments and certificates."""
 
+from __future__ import annotations
+
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

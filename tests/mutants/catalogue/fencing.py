@@ -1,5 +1,7 @@
 """Defects of fencing: fences, epochs, put-if-absent with lost responses, leases and locks."""
 
+from __future__ import annotations
+
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

@@ -1,5 +1,7 @@
 """Defects of files as a log: rows lost, doubled, at the wrong place, or shown though their file was changed."""
 
+from __future__ import annotations
+
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""
@@ -118,7 +120,7 @@ times-of-floats-truncated: a decimal time loses its milliseconds if rows are rea
   + numbers // per * 1000
   tests/unit/test_row_files.py::test_numbers_are_the_same_times_together_and_one_by_one
 record-cut-at-a-block: a record of CSV is cut where a block ends
-  in TextReading._cut_bytes
+  in TextBlocks._cut_bytes
   - return len(last) if self._text.is_cut(last) else 0
   + return 0
   tests/unit/test_row_files.py::test_records_of_several_lines_are_found_at_their_bytes
@@ -133,9 +135,9 @@ open-quote-takes-the-file: a quote that stays open takes all rows behind it
   + elif held_bytes < 0:
   tests/unit/test_row_files.py::test_a_quote_that_stays_open_takes_one_row
 bad-row-of-another-line: a bad row has the number of another line
-  in TextReading._batch
-  - self._lines += len(ends)
-  + self._lines += len(block)
+  in TextFile.numbered
+  - number + row.count(b"\n")
+  + number + len(row)
   tests/unit/test_row_files.py::test_a_quote_that_stays_open_takes_one_row
 arrow-rows-from-the-batch: Arrow rows before the position are read again
   in ArrowTable.read

@@ -1,5 +1,7 @@
 """Layouts, schemas and names have limits, and wrong declarations are refused."""
 
+from __future__ import annotations
+
 import pickle
 import re
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 parent. It is refused, and opens its own index or reader.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os

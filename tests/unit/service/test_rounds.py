@@ -1,5 +1,7 @@
 """Rounds of a background thread: no error ends them, and rounds that fail are ever further apart."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 

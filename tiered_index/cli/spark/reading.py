@@ -45,9 +45,7 @@ class LookupOptions:
 @command
 def lookup(
     session: Session,
-    keys: str = Option(
-        metavar="FILE", help="File or folder of keys: Parquet, NDJSON or CSV. Parquet also as s3:// URI."
-    ),
+    keys: str = Option(metavar="FILE", help="File, folder or URI of keys: Parquet, Arrow, NDJSON or CSV."),
     *,
     options: LookupOptions,
     within: RangeOptions,

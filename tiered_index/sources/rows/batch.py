@@ -20,7 +20,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.segment import Times, times_of
 from tiered_index.service.write.validation import keys_of_rows
 from tiered_index.sources.blocks import RestartPoint
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.places import LocalFile, Place, StoredFile
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, key_column
 from tiered_index.sources.values import rows_as_json, run_ends_decoded
 
@@ -182,7 +182,7 @@ class RowFile(ABC):
     format: str
     is_text = True
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: Place) -> None:
         self.file = file
         self.partition = _partition_of(str(file))
         """The values of the folders above the file, such as ``dt=2026-01-02``: fields that its rows lack."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
-from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, File, RowFile
+from tiered_index.sources.columns import MAX_ROW_BYTES
+from tiered_index.sources.places import CSV, NDJSON, PARQUET, Place, Stdin
+from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowFile
 from tiered_index.sources.rows.mapping import Dialect
 from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.sources.rows.text import HEAD_BYTES, CsvFile, NdjsonFile, compression_of, decompressed, read_text
 
 # the usual properties, and dictionary sizes of whole 64 KiB; it has no magic number
 _LZMA = b"\x5d\0\0"
-_PARQUET = b"PAR1"
+PARQUET_MAGIC = b"PAR1"
 # the begin of a frame, and the bits of the byte behind it that state the size of a dictionary's number
 _ZSTD_FRAME, _ZSTD_DICTIONARY = b"\x28\xb5\x2f\xfd", 3
 _UNPACK = {"gzip": "gzip -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "zstd": "zstd -dc"}
@@ -33,7 +35,7 @@ _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
 
 def is_growing_text(head: bytes) -> bool:
     """Return whether a file may be a text whose last line is not written yet. The other forms are written whole."""
-    whole = (_PARQUET, FILE_MAGIC, STREAM_MAGIC, b"[")
+    whole = (PARQUET_MAGIC, FILE_MAGIC, STREAM_MAGIC, b"[")
     begin = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     is_packed = compression_of(head) is not None or _is_lzma(head)
     return not is_packed and not begin.startswith(whole) and _other_form(begin) is None
@@ -60,16 +62,23 @@ def _other_encoding(head: bytes) -> str | None:
     return None
 
 
-def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:
-    """Return the rows of a file by `head`, its first 64 KiB; `dialect` is for CSV. Raises `InvalidArgument`.
+def open_rows(file: Place, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:
+    """Return the rows of a file by `head`, its first 64 KiB; `dialect` is for CSV.
 
-    A text that has no row yet, such as a packed empty file, has rows of the bound 0: its first row decides the form.
+    The name decides only where the first line does not. Of stdin, `head` are the first bytes that are there. A text
+    that has no row yet, such as a packed empty file, has rows of the bound 0: its first row decides the form. Raises
+    `InvalidArgument` for a file of another form, and `CorruptFile`.
     """
-    if head.startswith(_PARQUET):
-        return ColumnsFile(file, "parquet")
-    if head.startswith((FILE_MAGIC, STREAM_MAGIC)):
-        return ColumnsFile(file, "arrow")
     compression = compression_of(head)
+    has_columns = head.startswith((PARQUET_MAGIC, FILE_MAGIC, STREAM_MAGIC))
+    if isinstance(file, Stdin):
+        if has_columns:
+            raise InvalidArgument("Parquet and Arrow can't be read from stdin: give a file")
+        if compression is not None:
+            raise InvalidArgument(f"stdin is packed by {compression}: unpack it by `{_UNPACK[compression]}`")
+        head = file.first_line(MAX_ROW_BYTES)
+    elif has_columns:
+        return ColumnsFile(file, "parquet" if head.startswith(PARQUET_MAGIC) else "arrow")
     if _is_lzma(head):
         command = "xz --format=lzma -dc FILE | xz --block-size=4MiB > FILE.xz"
         raise InvalidArgument(f"{file} is packed by LZMA alone: pack it by xz, for example with `{command}`")
@@ -98,9 +107,15 @@ def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None 
         return NdjsonFile(file, compression, size_bytes)
     if (form := _other_form(text)) is not None:
         raise InvalidArgument(f"{file} is {form}: convert it to NDJSON, CSV, Parquet or Arrow")
-    if b"\0" not in begin and any(mark.encode() in line for mark in (dialect or Dialect()).delimiters):
+    name = str(file).lower()
+    if dialect is None and name.endswith(NDJSON):
+        return NdjsonFile(file, compression, size_bytes)
+    has_delimiter = any(mark.encode() in line for mark in (dialect or Dialect()).delimiters)
+    if b"\0" not in begin and (has_delimiter or name.endswith(CSV)):
         return CsvFile(file, compression, size_bytes, dialect)
+    if name.endswith(PARQUET):
+        raise CorruptFile(str(file), "not a Parquet file", offset=0, expected=PARQUET_MAGIC, found=head[:4])
     raise InvalidArgument(
         f"{file} is neither NDJSON nor CSV, Parquet or Arrow: convert it to one of these, "
-        "or give the --delimiter of CSV"
+        "or give the --delimiter of CSV, with --topic"
     )

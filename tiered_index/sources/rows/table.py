@@ -32,7 +32,7 @@ class ColumnsFile(RowFile):
 
     def __init__(self, file: File, file_format: str) -> None:
         super().__init__(file)
-        self.format, self.table = file_format, TABLES[file_format](file)
+        self.place, self.format, self.table = file, file_format, TABLES[file_format](file)
         names = self.table.schema.names
         self.partition = {name: value for name, value in self.partition.items() if name not in names}
         self.schema = pa.schema([*self.table.schema, *((name, KEY_TYPE) for name in self.partition)])

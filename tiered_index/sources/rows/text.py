@@ -1,7 +1,7 @@
 """Reads the rows of text, compressed or not: NDJSON and CSV.
 
-Text is read in blocks; a block that the quick parser refuses is read line by line, so that a bad row is named. Memory:
-some blocks. One thread.
+Text is read in blocks of whole rows; a block that the quick parser refuses is read row by row, so that a bad row is
+named. Memory: some blocks. One thread.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import re
 import zlib
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import IO, Any, cast
 
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.json
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.json_paths import Unclear, searched
@@ -31,11 +32,11 @@ from tiered_index.kernels import GzipFile, crc32, gzip_error
 from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.columns import MAX_ROW_BYTES
 from tiered_index.sources.messages import json_object
+from tiered_index.sources.places import Place, Stdin
 from tiered_index.sources.restart import RESTARTED, PointedText, packed_text
 from tiered_index.sources.rows.batch import (
     BYTE_ORDER_MARK,
     BadRow,
-    File,
     RowBatch,
     RowFile,
     RowReading,
@@ -103,12 +104,12 @@ def compression_of(head: bytes) -> str | None:
 
 
 @contextlib.contextmanager
-def decompressed(file: File, compression: str | None, *, noting: bool = False) -> Iterator[IO[bytes]]:
+def decompressed(file: Place, compression: str | None, *, noting: bool = False) -> Iterator[IO[bytes]]:
     """Yield the text of a file. Read it by `read_text`.
 
     `noting`: it is read as a whole. So its next pieces are read ahead, and it has `points` if it may have some.
     """
-    with file.ahead() if noting else file.open() as raw:
+    with file.ahead() if noting and not isinstance(file, Stdin) else file.open() as raw:
         if compression == "gzip" and not noting:
             yield cast(IO[bytes], GzipFile(fileobj=raw))
         elif compression in RESTARTED:
@@ -117,7 +118,7 @@ def decompressed(file: File, compression: str | None, *, noting: bool = False) -
             yield raw
 
 
-def read_text(file: File, handle: IO[bytes], compression: str | None, size: int) -> bytes:
+def read_text(file: Place, handle: IO[bytes], compression: str | None, size: int) -> bytes:
     """Return the next bytes of an open text, fewer only at its end. Raises `CorruptFile` for damage."""
     try:
         pieces, left = [], size
@@ -138,7 +139,7 @@ _RATIO, _LEAST_BOUND = 64, 4 * MAX_ROW_BYTES
 class TextFile(RowFile):
     """NDJSON or CSV. `size_bytes` are those of the file; 0: its text has no row."""
 
-    def __init__(self, file: File, compression: str | None, size_bytes: int) -> None:
+    def __init__(self, file: Place, compression: str | None, size_bytes: int) -> None:
         super().__init__(file)
         self.compression, self.size_bytes = compression, size_bytes
         self.format = self.kind if compression is None else f"{self.kind}+{compression}"
@@ -155,7 +156,9 @@ class TextFile(RowFile):
 
     @cached_property
     def head(self) -> bytes:
-        """The first whole lines; the first one, if it is longer than 64 KiB."""
+        """The first whole lines; the first one, if it is longer than 64 KiB, or of stdin."""
+        if isinstance(self.file, Stdin):
+            return self.file.first_line(MAX_ROW_BYTES)
         with decompressed(self.file, self.compression) as handle:
             size = HEAD_BYTES
             while True:
@@ -169,6 +172,40 @@ class TextFile(RowFile):
     def begin(self) -> int:
         """The position of the first row."""
         return 0
+
+    def table(self, lines: bytes, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+        """Return the columns of these types of whole lines. Raises `Unclear`, an `ArrowException`."""
+        try:
+            lines.decode()  # Arrow accepts invalid UTF-8 as text
+        except UnicodeDecodeError as error:
+            raise Unclear from error
+        return self.columns(lines, kinds)
+
+    @abstractmethod
+    def columns(self, lines: bytes, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+        """As `table`, of valid UTF-8."""
+
+    @abstractmethod
+    def row(self, line: bytes) -> dict[str, Any]:
+        """Return the fields of a row. Raises `InvalidArgument`."""
+
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield all rows, each with its line for people. Raises `InvalidArgument`, which names the line."""
+        for block in TextBlocks(self, is_closed=True).read():
+            for number, at, line in self.numbered(block.data, block.begin, block.lines + 1):
+                if at >= self.begin:
+                    where = f"line {number:,}"
+                    try:
+                        yield where, self.row(line)
+                    except InvalidArgument as error:
+                        raise InvalidArgument(f"{self.file}: {where}: {error}") from error
+
+    def numbered(self, lines: bytes, position: int, number: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield each row of whole lines that is not blank, with the number of its first line and its position."""
+        for row in self.split(lines):
+            if row.strip():
+                yield number, position, row
+            position, number = position + len(row), number + row.count(b"\n")
 
     @abstractmethod
     def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
@@ -247,6 +284,16 @@ class NdjsonFile(TextFile):
                 columns[number] = [value if member is None else member for member in columns[number]]
         return [*columns]
 
+    def columns(self, lines: bytes, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+        return pyarrow.json.read_json(
+            io.BytesIO(lines),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            pyarrow.json.ParseOptions(explicit_schema=pa.schema(kinds), unexpected_field_behavior="ignore"),
+        )
+
+    def row(self, line: bytes) -> dict[str, Any]:
+        return json_object(line)
+
     def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
         document = json_object(line)
         for name, value in self.partition.items():
@@ -271,20 +318,29 @@ class NdjsonFile(TextFile):
 
 # most bytes of a record of several lines
 _MOST_QUOTED = 1 << 20
+_OPEN = "a quote is not closed"
+# the usual errors of module `csv`, and what they mean here
+_TOLD = {
+    "unexpected end of data": _OPEN,
+    "' expected after '": "'\"' in a quoted cell is not doubled",
+    "new-line character": "a line ends with \\r alone, or a cell with \\r has no quotes",
+}
 
 
 class CsvFile(TextFile):
-    """A header, and records. A value in quotes may have newlines.
+    """A header, and records. A value in quotes may have newlines, unless `has_short_records` says that none has.
 
     If a dialect is given, the format names it: ``csv:``, and delimiter and quote as two hexadecimal digits each.
     """
 
     kind = "csv"
+    has_short_records = False
 
-    def __init__(self, file: File, compression: str | None, size_bytes: int, dialect: Dialect | None = None) -> None:
+    def __init__(self, file: Place, compression: str | None, size_bytes: int, dialect: Dialect | None = None) -> None:
         super().__init__(file, compression, size_bytes)
-        header, mark, _ = self.head.partition(b"\n")
-        self._begin = len(header) + len(mark)
+        begun = self.head.lstrip(b"\r\n")
+        header, mark, _ = begun.partition(b"\n")
+        self._begin = len(self.head) - len(begun) + len(header) + len(mark)
         try:
             text = header.removeprefix(BYTE_ORDER_MARK).decode().rstrip("\r")
         except UnicodeDecodeError as error:
@@ -325,12 +381,14 @@ class CsvFile(TextFile):
             marks: dict[str, Any] = {"delimiter": self.delimiter, "quotechar": self.quote or None, "quoting": quoting}
             return next(csv.reader([line], strict=True, **marks), [])
         except csv.Error as error:
-            raise InvalidArgument(f"not CSV: {error}") from error
+            problem = str(error)
+            told = next((ours for theirs, ours in _TOLD.items() if theirs in problem), problem)
+            raise InvalidArgument(f"not CSV: {told}") from error
         finally:
             csv.field_size_limit(before)
 
     def split(self, lines: bytes) -> Iterator[bytes]:
-        if not self.has_odd_line(lines):
+        if self.has_short_records or not self.has_odd_line(lines):
             yield from io.BytesIO(lines)
             return
         quote = self.quote.encode()
@@ -357,16 +415,16 @@ class CsvFile(TextFile):
             yield b"".join(held)
 
     def is_cut(self, row: bytes) -> bool:
-        if not self.quote or row.count(self.quote.encode()) % 2 == 0 or len(row) > _MOST_QUOTED:
+        is_even = not self.quote or row.count(self.quote.encode()) % 2 == 0
+        if self.has_short_records or is_even or len(row) > _MOST_QUOTED:
             return False
         try:
             self._cells(row.decode(errors="replace").rstrip("\r\n"))
         except InvalidArgument as error:
-            return "unexpected end of data" in str(error)
+            return _OPEN in str(error)
         return False
 
     def row(self, line: bytes) -> dict[str, str]:
-        """Return the cells of a line by column. Raises `InvalidArgument`."""
         try:
             cells = self._cells(line.decode().rstrip("\r\n"))
         except UnicodeDecodeError as error:
@@ -375,24 +433,23 @@ class CsvFile(TextFile):
             raise InvalidArgument(f"{len(cells)} columns, not {len(self.header)}")
         return dict(zip(self.header, cells, strict=True))
 
+    def columns(self, lines: bytes, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+        if self.has_odd_line(lines):
+            raise Unclear
+        return pyarrow.csv.read_csv(
+            io.BytesIO(lines),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=self.header),
+            pyarrow.csv.ParseOptions(delimiter=self.delimiter, quote_char=self.quote or False),
+            pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=[*kinds]),
+        )
+
     def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
         fields = self.fields()
         names = [_column_name(path, mapping, fields) for _, path in mapping.names]
         of_lines = [name for name in dict.fromkeys(names) if name in self.header]
         if None in names or not of_lines or len(set(self.header)) != len(self.header):
             raise Unclear
-        if self.has_odd_line(lines):
-            raise Unclear
-        try:
-            lines.decode()  # Arrow accepts invalid UTF-8 as text
-        except UnicodeDecodeError as error:
-            raise Unclear from error
-        table = pyarrow.csv.read_csv(
-            io.BytesIO(lines),
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=self.header),
-            pyarrow.csv.ParseOptions(delimiter=self.delimiter, quote_char=self.quote or False),
-            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(of_lines, pa.string()), include_columns=of_lines),
-        )
+        table = self.table(lines, dict.fromkeys(of_lines, pa.string()))
         return [
             table[name].combine_chunks() if name in of_lines else pa.repeat(self.partition[name or ""], len(table))
             for name in names
@@ -426,30 +483,84 @@ def _column_name(path: str, mapping: RowMapping, there: Sequence[str]) -> str | 
     return names[0] if names is not None and len(names) == 1 and names[0] in there else None
 
 
-class TextReading(RowReading):
-    """One reading of a part of a text."""
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    """Whole lines of a text from position `begin` on, with the places of their newlines.
 
-    def __init__(self, text: TextFile, mapping: RowMapping, position: int, end: int) -> None:
-        self._text, self._mapping, self._position, self._bound = text, mapping, position, end
-        self._sums = BlockSums()
-        self._lines = 0
+    `lines` is the number of lines of the reading before them.
+    """
+
+    begin: int
+    data: bytes
+    newlines: npt.NDArray[np.int64]
+    lines: int
+
+    def without(self, size: int) -> TextBlock:
+        """Return the block without its first bytes, which are whole lines."""
+        if not size:
+            return self
+        skipped = int(np.searchsorted(self.newlines, size))
+        newlines = self.newlines[skipped:] - size
+        return TextBlock(self.begin + size, self.data[size:], newlines, self.lines + skipped)
+
+    def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return where each line that is not blank begins in the block, and its bytes without the newline."""
+        units, ends = np.frombuffer(self.data, np.uint8), self.newlines + 1
+        if not self.data.endswith(b"\n"):
+            ends = np.append(ends, len(self.data))
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        sizes = ends - starts - (units[ends - 1] == 10)
+        is_filled = sizes > 0
+        # lines of blanks are blank, too: no other line begins with one, as a rule
+        for row in np.flatnonzero(is_filled & (units[starts] <= 32)).tolist():
+            is_filled[row] = bool(self.data[starts[row] : starts[row] + sizes[row]].strip())
+        return (starts, sizes) if is_filled.all() else (starts[is_filled], sizes[is_filled])
+
+
+_NO_BOUND = 1 << 62
+
+
+class TextBlocks:
+    """The whole rows of a part of a text, in blocks.
+
+    `noting`: restart points are noted, and the next bytes are read ahead. `is_closed`: nothing more will be written, so
+    that the last line is a row. `end`, `is_whole`, `held_back_bytes` and `lines_before` are those of `RowReading`.
+    """
+
+    def __init__(
+        self,
+        text: TextFile,
+        position: int = 0,
+        bound: int = _NO_BOUND,
+        *,
+        noting: bool = False,
+        is_closed: bool = False,
+    ) -> None:
+        self._text, self._position, self._bound = text, position, bound
+        self._is_noting, self._is_closed = noting, is_closed or text.compression is not None
         self.lines_before = None if position else 0
+        self.end, self.is_whole, self.held_back_bytes = position, False, 0
+        self.before = b""
+        """The byte before the position, once the first block was read; empty if the text has none there."""
         self._packed: PointedText | None = None
-        self.end = position
 
     @property
     def points(self) -> list[RestartPoint]:
+        """As `RowReading.points`."""
         return [] if self._packed is None else self._packed.points
 
-    def batches(self, start: int) -> Iterator[RowBatch]:
+    def read(self) -> Iterator[TextBlock]:
+        """Yield the rows that end up to the bound. Raises `CorruptFile`, and `InvalidArgument` for a long line."""
         text = self._text
-        with decompressed(text.file, text.compression, noting=True) as handle:
+        with decompressed(text.file, text.compression, noting=self._is_noting) as handle:
             self._packed = handle if isinstance(handle, PointedText) else None
-            self._skip_to(handle, self._position)
-            carried, is_last = b"", False
+            self._skip(handle)
+            carried, is_last, lines = b"", False, 0
             while not is_last:
-                piece = read_text(text.file, handle, text.compression, BLOCK_BYTES)
-                data, is_last = carried + piece, len(piece) < BLOCK_BYTES
+                piece = self._next(handle, BLOCK_BYTES)
+                # stdin gives what is there
+                is_last = len(piece) < (1 if isinstance(text.file, Stdin) else BLOCK_BYTES)
+                data = carried + piece
                 cut = data.rfind(b"\n", 0 if is_last else len(carried)) + 1
                 if self.end + cut > self._bound:
                     # the rest is of a further segment
@@ -460,7 +571,7 @@ class TextReading(RowReading):
                     last = data[cut:]
                     self.is_whole = True
                     if last.strip() and self.end + len(data) <= self._bound:
-                        if text.compression is not None or text.is_complete(last):
+                        if self._is_closed or text.is_complete(last):
                             cut = len(data)
                         else:
                             self.held_back_bytes = len(last)
@@ -472,20 +583,31 @@ class TextReading(RowReading):
                         f"{text.file}: the line at byte {at:,} is longer than {MAX_ROW_BYTES:,} bytes"
                     )
                 block, carried = data[:cut], data[cut:]
-                newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-                self._sums.update(block, newlines)
                 begin, self.end = self.end, self.end + len(block)
-                # of an earlier run, or a header
-                skip = min(len(block), max(0, max(start, text.begin) - begin))
-                skipped_lines = int(np.searchsorted(newlines, skip))
-                self._lines += skipped_lines
-                if len(block) > skip:
-                    before = None if self.lines_before is None else self.lines_before + self._lines
-                    rows, begin = block[skip:], begin + skip
-                    batch = self._batch(rows, begin, newlines[skipped_lines:] - skip)
-                    yield replace(batch, begin=begin, source=rows, lines_before=before)
-        self.blocks = self._sums.blocks
-        self.lines = None if self.lines_before is None else (self.lines_before, self._sums.lines)
+                if block:
+                    newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+                    yield TextBlock(begin, block, newlines, lines)
+                    lines += len(newlines)
+
+    def _next(self, handle: IO[bytes], size: int) -> bytes:
+        """Return the next bytes of the text, fewer only at its end; of stdin those that are there."""
+        text = self._text
+        if isinstance(text.file, Stdin):
+            return text.file.read(size)
+        return read_text(text.file, handle, text.compression, size)
+
+    def _skip(self, handle: IO[bytes]) -> None:
+        """Go to the position."""
+        left = self._position
+        if self._text.compression is None and not isinstance(self._text.file, Stdin):
+            handle.seek(max(0, left - 1))
+            self.before = handle.read(min(1, left))
+            return
+        self.lines_before = 0
+        while left and (piece := self._next(handle, min(left, BLOCK_BYTES))):
+            left -= len(piece)
+            self.lines_before += piece.count(b"\n")
+            self.before = b"" if left else piece[-1:]
 
     def _cut_bytes(self, lines: bytes) -> int:
         """Return the bytes of a last row that also has the next line."""
@@ -496,63 +618,58 @@ class TextReading(RowReading):
             last = row
         return len(last) if self._text.is_cut(last) else 0
 
-    def _skip_to(self, handle: IO[bytes], position: int) -> None:
-        if self._text.compression is None:
-            handle.seek(position)
-            return
-        self.lines_before = 0
-        while position and (
-            piece := read_text(self._text.file, handle, self._text.compression, min(position, BLOCK_BYTES))
-        ):
-            position -= len(piece)
-            self.lines_before += piece.count(b"\n")
 
-    def _batch(self, block: bytes, begin: int, newlines: npt.NDArray[np.int64]) -> RowBatch:
-        """Return the rows of a block of whole lines, which end at `newlines`. Memory: the block some times."""
-        text, mapping = self._text, self._mapping
-        units, ends = np.frombuffer(block, np.uint8), newlines + 1
-        if not block.endswith(b"\n"):
-            ends = np.append(ends, len(block))
-        self._lines += len(ends)
-        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-        # without the newline; lines of one carriage return are blank, too
-        sizes = ends - starts - (units[ends - 1] == 10)
-        is_blank = (sizes == 0) | ((sizes == 1) & (units[starts] == 13))
-        if is_blank.any():
-            starts, sizes = starts[~is_blank], sizes[~is_blank]
-        end = begin + len(block)
-        if not text.are_plain(units, starts, sizes):
-            return self._slowly(block, begin)
+class TextReading(TextBlocks, RowReading):
+    """One reading of a part of a text, with checksums."""
+
+    def __init__(self, text: TextFile, mapping: RowMapping, position: int, end: int) -> None:
+        super().__init__(text, position, end, noting=True)
+        self._mapping = mapping
+
+    def batches(self, start: int) -> Iterator[RowBatch]:
+        sums = BlockSums()
+        for block in self.read():
+            sums.update(block.data, block.newlines)
+            # of an earlier run, or a header
+            skip = min(len(block.data), max(0, max(start, self._text.begin) - block.begin))
+            if len(block.data) > skip:
+                rows = block.without(skip)
+                before = None if self.lines_before is None else self.lines_before + rows.lines
+                batch = self._batch(rows, before)
+                yield replace(batch, begin=rows.begin, source=rows.data, lines_before=before)
+        self.blocks = sums.blocks
+        self.lines = None if self.lines_before is None else (self.lines_before, sums.lines)
+
+    def _batch(self, block: TextBlock, lines_before: int | None) -> RowBatch:
+        """Return the rows of a block. Memory: the block some times."""
+        text, mapping, data = self._text, self._mapping, block.data
+        starts, sizes = block.places()
+        if not text.are_plain(np.frombuffer(data, np.uint8), starts, sizes):
+            return self._slowly(block, lines_before)
         try:
-            columns = text.members(block, mapping)
+            columns = text.members(data, mapping)
         except (Unclear, pa.ArrowException):
-            return self._slowly(block, begin)
+            return self._slowly(block, lines_before)
         if len(columns[0]) != len(starts):
-            return self._slowly(block, begin)
+            return self._slowly(block, lines_before)
 
         def may_be_minus_zero(rows: npt.NDArray[np.int64]) -> bool:
             return any(
-                _MINUS_ZERO.search(block, at, at + size)
+                _MINUS_ZERO.search(data, at, at + size)
                 for at, size in zip(starts[rows].tolist(), sizes[rows].tolist(), strict=True)
             )
 
-        batch = batch_of_columns(columns, mapping, begin + starts, sizes, end, may_be_minus_zero)
-        return batch or self._slowly(block, begin)
+        end = block.begin + len(data)
+        batch = batch_of_columns(columns, mapping, block.begin + starts, sizes, end, may_be_minus_zero)
+        return batch or self._slowly(block, lines_before)
 
-    def _slowly(self, block: bytes, begin: int) -> RowBatch:
-        rows, position = SingleRows(), begin
-        number = self._lines - block.count(b"\n") - (not block.endswith(b"\n"))
-        for line in self._text.split(block):
-            start, position = position, position + len(line)
-            number += 1
-            at, number = number, number + line.rstrip(b"\n").count(b"\n")
-            if not line.strip():
-                continue
+    def _slowly(self, block: TextBlock, lines_before: int | None) -> RowBatch:
+        rows = SingleRows()
+        for number, start, line in self._text.numbered(block.data, block.begin, (lines_before or 0) + 1):
             try:
                 members = self._text.members_of(line, self._mapping)
                 rows.add(members, self._mapping, start, len(line.rstrip(b"\n")))
             except InvalidArgument as error:
-                before = self.lines_before
-                where = f"byte {start:,}" if before is None else f"line {before + at:,} (byte {start:,})"
+                where = f"byte {start:,}" if lines_before is None else f"line {number:,} (byte {start:,})"
                 rows.bad.append(BadRow(where, str(error)))
-        return rows.batch(position, self._mapping)
+        return rows.batch(block.begin + len(block.data), self._mapping)

@@ -1,7 +1,7 @@
 """Files of keys and of answers of a bulk lookup, and lookups from a DataFrame of keys.
 
-The driver reads files of keys with the readers of `sources`: Parquet, local ones also of NDJSON and CSV. Answers go to
-a local folder by Spark's writers, or to a storage through the driver.
+The driver reads files of keys as files of rows, of any form and in any place. Answers go to a local folder by Spark's
+writers, or to a storage through the driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,11 +22,13 @@ import pyarrow.parquet as pq
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, ObjectExists
 from tiered_index.sources.columns import has_items, is_text
-from tiered_index.sources.files import MAGIC
-from tiered_index.sources.keys import csv_rows, ndjson_rows
-from tiered_index.sources.listing import SourceFile, listed_files
+from tiered_index.sources.keys import text_rows
+from tiered_index.sources.listing import listed_files
 from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile, local_path
+from tiered_index.sources.places import NDJSON, local_path
+from tiered_index.sources.rows.forms import open_rows
+from tiered_index.sources.rows.table import ColumnsFile
+from tiered_index.sources.rows.text import CsvFile, NdjsonFile
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import batches_of_arrow, cleaned_up_on_error, gathered, times_of_day_written
@@ -47,34 +48,30 @@ _PART_BYTES = 64 << 20
 def read_keys(path: str, s3: StorageOptions, key: str = "key") -> pa.Table:
     """Return the rows of a file or folder of keys, in types of Spark. Needs no Spark.
 
-    Files are Parquet, or local ones of CSV or NDJSON. In CSV, empty cells are null, and an unnamed column is `_c` and a
-    number. In NDJSON, a number in the column `key` is text, as written. Raises `InvalidArgument` for no files or
-    several kinds, and for types that Spark lacks; `CorruptFile`, the storage's errors.
+    Files have rows of one form. In CSV, empty cells are null, and an unnamed column is `_c` and a number. In NDJSON, a
+    number in the column `key` is text, as written. Raises `InvalidArgument` for no rows or several forms, and for types
+    that Spark lacks; `CorruptFile`, the storage's errors.
     """
-    of_storage = InvalidArgument(f"{path}: keys in a storage are Parquet; copy NDJSON and CSV to a local disk")
-    if local_path(path) is None and path.partition("?")[0].endswith((*CSV, *NDJSON)):
-        raise of_storage
     with listed_files([path], IndexConfig(s3=s3)) as files:
-        kinds = {_kind_of(file) for file in files}
-        if len(kinds) > 1:
-            raise InvalidArgument(f"{path}: keys are files of one kind, not of {' and '.join(sorted(kinds))}")
-        if kinds == {"Parquet"}:
-            # Spark loses rows of a table with empty chunks
-            return pa.concat_tables(map(_parquet_table, files), promote_options="permissive").combine_chunks()
-        paths = [file.file.path for file in files if isinstance(file.file, LocalFile)]
-    if local_path(path) is None:
-        raise of_storage
-    return _csv_table(paths) if kinds == {"CSV"} else _json_table(paths, key)
+        opened = [open_rows(file.file, file.size_bytes, file.head()) for file in files]
+        opened = [rows for rows in opened if rows.length_bound(0)]
+        forms = {rows.format.partition("+")[0] for rows in opened}
+        if not forms:
+            raise InvalidArgument(f"{path}: no file has a row")
+        if len(forms) > 1:
+            raise InvalidArgument(f"{path}: keys are files of one kind, not of {' and '.join(sorted(forms))}")
+        if texts := [rows for rows in opened if isinstance(rows, NdjsonFile)]:
+            return _json_table(texts, key)
+        if texts_of_csv := [rows for rows in opened if isinstance(rows, CsvFile)]:
+            return _csv_table(texts_of_csv)
+        tables = [_columns_table(rows) for rows in opened if isinstance(rows, ColumnsFile)]
+        # Spark loses rows of a table with empty chunks
+        return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
 
 
-def _kind_of(file: SourceFile) -> str:
-    if file.uri.lower().endswith(PARQUET) or file.head(len(MAGIC)) == MAGIC:
-        return "Parquet"
-    return "CSV" if file.uri.lower().endswith(CSV) else "NDJSON"
-
-
-def _parquet_table(file: SourceFile) -> pa.Table:
-    table = ParquetTable(file.file, "us")
+def _columns_table(file: ColumnsFile) -> pa.Table:
+    # Spark's times have microseconds
+    table = ParquetTable(file.place, "us") if file.format == "parquet" else file.table
     schema = pa.schema([field.with_type(_known_type(field.type, field.name, str(file.file))) for field in table.schema])
     try:
         parts = [rows.cast(schema) for _, rows in table.read(schema.names)]
@@ -83,30 +80,28 @@ def _parquet_table(file: SourceFile) -> pa.Table:
     return pa.concat_tables([schema.empty_table(), *parts]).replace_schema_metadata()
 
 
-def _csv_table(files: Sequence[Path]) -> pa.Table:
-    rows: list[list[str]] = []
-    header, first = list[str](), files[0]
-    for file in files:
-        cells = (cells for _, cells in csv_rows(file))
-        cells_read = next(cells, header)
-        header, first = (header, first) if header else (cells_read, file)
-        if cells_read != header:
-            raise InvalidArgument(f"{file} has other columns than {first}: {cells_read} instead of {header}")
-        rows += cells
-    if not header:
-        raise InvalidArgument(f"{files[0]}: CSV needs a header")
+def _csv_table(files: Sequence[CsvFile]) -> pa.Table:
+    first = files[0]
+    header = first.header
+    if other := next((file for file in files if file.header != header), None):
+        raise InvalidArgument(f"{other.file} has other columns than {first.file}: {other.header} instead of {header}")
     names = [name or f"_c{place}" for place, name in enumerate(header)]
     # Spark ignores the case of names
     if twice := [name for place, name in enumerate(names) if name.lower() in map(str.lower, names[:place])]:
-        raise InvalidArgument(f"{first}: two columns {twice[0]!r}")
-    columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    return pa.table([pa.array([cell or None for cell in column], pa.string()) for column in columns], names)
+        raise InvalidArgument(f"{first.file}: two columns {twice[0]!r}")
+    columns: list[list[str | None]] = [[] for _ in names]
+    for file in files:
+        file.header = names
+        for _, row in text_rows(file):
+            for column, cell in zip(columns, row.values(), strict=True):
+                column.append(cell)
+    return pa.table([pa.array(column, pa.string()) for column in columns], names)
 
 
-def _json_table(files: Sequence[Path], key: str) -> pa.Table:
+def _json_table(files: Sequence[NdjsonFile], key: str) -> pa.Table:
     tables = []
     for file in files:
-        rows = ndjson_rows(file, key)
+        rows = text_rows(file, key)
         while part := [row for _, row in islice(rows, _BATCH_ROWS)]:
             columns = {}
             for name in dict.fromkeys(name for row in part for name in row):
@@ -114,8 +109,10 @@ def _json_table(files: Sequence[Path], key: str) -> pa.Table:
                     columns[name] = pa.array([row.get(name) for row in part])
                 except (pa.ArrowException, OverflowError) as error:
                     raise InvalidArgument(
-                        f"{file}: column {name!r} has values of several types, or a number beyond 64 bits: {error}"
+                        f"{file.file}: column {name!r} has values of several types, or a number beyond 64 bits: {error}"
                     ) from error
+                except UnicodeEncodeError as error:
+                    raise InvalidArgument(f"{file.file}: column {name!r} has half of a surrogate pair") from error
             tables.append(pa.table(columns))
     try:
         table = pa.concat_tables(tables, promote_options="permissive")

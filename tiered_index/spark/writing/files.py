@@ -23,7 +23,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.chains import as_it_is
 from tiered_index.sources.columns import CheckedMessage, columns_of
-from tiered_index.sources.files import ParquetSource, Source, open_source
+from tiered_index.sources.files import ColumnMessages, MessageFile, open_source
 from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
 from tiered_index.sources.messages import Fields, MessageBatch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path
@@ -155,7 +155,7 @@ def _sizes(file: SourceFile, constants: Mapping[str, Any], fields: Fields) -> _S
     """Open a file on the driver. Raises `InvalidArgument` for a missing column, or one whose values were lost."""
     source = open_source(file.file, _with(fields, constants))
     _check_folders_apart(source, fields, constants)
-    if not isinstance(source, ParquetSource):
+    if not isinstance(source, ColumnMessages):
         return _Sizes(None, source.total if isinstance(source.place, LocalFile) else None)
     there = source.schema
     for name, column in fields.names.items():
@@ -167,8 +167,8 @@ def _sizes(file: SourceFile, constants: Mapping[str, Any], fields: Fields) -> _S
     return _Sizes(source.group_rows, None)
 
 
-def _check_folders_apart(source: Source, fields: Fields, constants: Mapping[str, Any]) -> None:
-    """Raise `InvalidArgument` if a file has the column of a value of its folders. Of NDJSON it is known when read."""
+def _check_folders_apart(source: MessageFile, fields: Fields, constants: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgument` if a file, or the first line of NDJSON, has the column of a value of its folders."""
     for name, column in fields.names.items():
         if column in source.unused and _constant_of(name) in constants:
             raise InvalidArgument(
@@ -234,10 +234,9 @@ class PartsReader:
                     fields = _with(self.fields, unread | {**part.constants})
                     source = open_source(file, fields)
                     is_counted = "key" not in names
-                    if is_counted and isinstance(source, ParquetSource) and source.has_every_key(part.begin, part.end):
+                    if is_counted and isinstance(source, ColumnMessages) and source.has_every_key(part.begin, part.end):
                         source = open_source(file, _with(fields, {"key": "any"}))
                     for messages in source.part(part.begin, part.end):
-                        _check_folders_apart(source, self.fields, part.constants)
                         self._last = str(file), messages
                         yield from _rows(messages, str(file), self.fields, names)
                     if source.held_back_bytes:

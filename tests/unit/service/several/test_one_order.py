@@ -3,6 +3,8 @@
 The order in which the indexes are given does not matter.
 """
 
+from __future__ import annotations
+
 import itertools
 from dataclasses import dataclass, replace
 
