@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiered_index.format.names import linked_store
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
@@ -76,6 +76,14 @@ def time_unit_position(positions: Mapping[str, int], store: str, path: str, unit
 
 
 _TIME_UNIT = "files-unit:"
+
+
+def positions_of_files(positions: Mapping[str, int], store: str) -> dict[str, int]:
+    """Return the positions that say how the rows of a log of files were indexed."""
+    begins = [files_key(store), f"{_TIME_UNIT}{store}/"]
+    if store == linked_store("", TOPICS_QUEUE):
+        begins.append(files_topic(""))
+    return {name: at for name, at in positions.items() if name.startswith(tuple(begins))}
 
 
 def _time_units(positions: Mapping[str, int], store: str, path: str) -> dict[str, int]:

@@ -42,4 +42,6 @@ case " ${options[*]} " in
   *" --deploy-mode"[\ =]"cluster "* | *[\ =]"spark.submit.deployMode=cluster "*) driver=$PYSPARK_PYTHON ;;
 esac
 export PYSPARK_DRIVER_PYTHON=$driver
-exec "$submit" "${options[@]}" "$here/job.py" spark "$@"
+# merge is no command of Spark alone: under spark-submit it runs on Spark
+[ "$1" = merge ] || set -- spark "$@"
+exec "$submit" "${options[@]}" "$here/job.py" "$@"

@@ -1,7 +1,5 @@
 """`python -m tests.benchmarks SUITE [OPTIONS]`: measure one suite. `make bench SUITE=...` runs it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

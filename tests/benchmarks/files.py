@@ -11,8 +11,6 @@ is that of `messages`, the lookup and the rows, by a reader that is open. DuckDB
 files on the local disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing

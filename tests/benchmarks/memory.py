@@ -7,8 +7,6 @@ last sample, because an idle worker that Spark ends is in no process's times of 
 own, and the caller's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -4,8 +4,6 @@ Each message has one key of 24 to 36 characters and one topic of 12. There are t
 time. Pure.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -12,8 +12,6 @@ two ways: file by file, and with as many parallel reads as a reader of this proj
 Two further tables need no server: the requests of new readers, and those of `query_many` by the number of keys.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

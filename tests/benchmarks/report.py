@@ -1,7 +1,5 @@
 """What all suites share: options, folders, facts about the machine (Linux), tables, and checks of their work."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -147,7 +145,7 @@ class Spent:
     def __init__(self) -> None:
         self.elapsed_s = self.cpu_s = 0.0
 
-    def __enter__(self) -> Spent:
+    def __enter__(self) -> "Spent":
         self._began = time.perf_counter(), time.process_time()
         return self
 

@@ -4,8 +4,6 @@ The log, the checkpoint, the catalog and the skip list are the real ones. Only t
 them, and they are empty. Nothing here reads an entry. Each phase runs in a new process, so that its memory counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import statistics

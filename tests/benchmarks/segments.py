@@ -5,8 +5,6 @@ memory of a reader and of jobs that read all segments, and the bytes of a record
 in a process of its own, so that its peak of memory is its own.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ wrong one ends the run. The clients use one asyncio loop and no HTTP library. A 
 the whole answer, and sends the next one. A latency is the time from the first byte sent to the last byte received.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

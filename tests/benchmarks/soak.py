@@ -7,8 +7,6 @@ lookup began. It has no entry whose put began after the lookup ended. Threads: t
 merges, and the caller's, which samples.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

@@ -2,8 +2,6 @@
 
 The checks find every kind of wrong answer. No test judges a figure that depends on the machine."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """`python -m tests.demo`."""
 
-from __future__ import annotations
-
 from tests.demo.command import main
 
 if __name__ == "__main__":

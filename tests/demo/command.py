@@ -4,8 +4,6 @@ Each stage is one method. A broker's process writes the stream into a store. The
 killed twice. The newest part passes through the states in this process. One thread runs beside the engine's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time

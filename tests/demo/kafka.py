@@ -6,8 +6,6 @@ customer), a header (a trace) and JSON (an order). All three are keys of the ind
 trace afterwards.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -4,8 +4,6 @@ The broker writes everything up to the tail into a RocketMQ store, prints a line
 This module computes each message's place from the lengths alone. One thread uses it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The demos with few messages: kills happen, nothing is lost, no answer is wrong. Their checks find wrong answers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ of the key, as sorted arrays, with the engine's own hashes. The lookups show tha
 entry, several times.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,7 +58,7 @@ class Workload:
     keys: tuple[str, ...]
 
     @classmethod
-    def generate(cls, messages: int, *, seed: int = 1) -> Workload:
+    def generate(cls, messages: int, *, seed: int = 1) -> "Workload":
         """Return `messages` messages of three days. Key 0 is the most frequent one."""
         rng = np.random.default_rng(seed)
         topic = rng.choice(len(TOPICS), messages, p=_TOPIC_SHARES).astype(np.int8)

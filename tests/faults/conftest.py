@@ -1,7 +1,5 @@
 """Fixtures of fault tests: worlds, small indexes, and disks and storages that are small, slow or missing."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

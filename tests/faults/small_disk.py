@@ -1,7 +1,5 @@
 """Mounts file systems that are small, empty or read-only, if the system allows it, until the test ends."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -2,8 +2,6 @@
 a flush or an upload has freed space. Disk space is taken in steps, before entries are written.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import pickle

@@ -3,8 +3,6 @@
 What a call has confirmed stays, the root is free for the next writer, and no call hangs.
 """
 
-from __future__ import annotations
-
 import gc
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Repeats count, too. `tests/unit/service/cold` has damaged responses and outages.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Damaged files in every state: their bytes are never used, nothing is deleted, and answers name what is unreadable."""
 
-from __future__ import annotations
-
 import os
 import struct
 import traceback

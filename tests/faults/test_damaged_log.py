@@ -1,7 +1,5 @@
 """Damaged records and checkpoints of the storage's log: errors name them, and a checkpoint is only a cache."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -4,8 +4,6 @@ The crash campaigns (`tests/reliability/test_crashes.py`) let each call fail, al
 power cuts.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 

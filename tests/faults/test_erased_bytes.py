@@ -1,7 +1,5 @@
 """A certificate says `erased` only if no byte of the erased entries is left. The tests search every file for them."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator

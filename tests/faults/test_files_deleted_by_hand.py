@@ -1,7 +1,5 @@
 """If a user deletes a file from a root before its upload, lookups, `verify` and `recover` report it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

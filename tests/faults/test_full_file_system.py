@@ -4,8 +4,6 @@ No entry is lost, `health` reports it, and the index recovers. If no file system
 every call that needs space.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.cli.command_lines import run_here

@@ -3,8 +3,6 @@
 The log decides: entries that either job removes are gone. No other entry is lost or doubled.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable

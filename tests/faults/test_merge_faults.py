@@ -3,8 +3,6 @@
 The index then has the state before the merge or the one after it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Literal

@@ -1,7 +1,5 @@
 """A reader beside the writer, whose files move between any two of its looks. No complete answer lacks an entry."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """`recover` sends what the storage lacks, also if it was interrupted, and keeps what it can not send."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

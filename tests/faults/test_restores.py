@@ -1,7 +1,5 @@
 """Storages and roots that are restored, cloned, mixed or half synced: no durable entry is lost without an error."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

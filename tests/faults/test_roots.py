@@ -3,8 +3,6 @@
 Nothing is confirmed that is not durable, and no other folder changes.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

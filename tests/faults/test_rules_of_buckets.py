@@ -2,8 +2,6 @@
 works around them.
 """
 
-from __future__ import annotations
-
 import pytest
 from botocore.exceptions import ClientError
 

@@ -3,8 +3,6 @@
 The state machine and the simulation let each call of a storage fail, before and after it acts.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -2,8 +2,6 @@
 and the log named an object that was gone. A root did not know its own record if that arrived after a second attempt.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 
 import pytest

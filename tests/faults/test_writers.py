@@ -3,8 +3,6 @@
 `tests/fencing` has the scenarios of several processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Leaves the slowest processes to longer runs: the log's code is the same on every storage."""
 
-from __future__ import annotations
-
 import pytest
 
 _ANSWER = "before the answer to a record"

@@ -5,8 +5,6 @@ In some rounds they wait for each other before each try, so that all but one of 
 `python -m tests.fencing.races URI NAME` runs one racer.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 A test module derives a class and has two fixtures: `uri`, a place for the test only, and `storage`, opened there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """One writer per index, in several processes, on every shared storage: S3 (a stand-in), a folder, a database file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

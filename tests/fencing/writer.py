@@ -6,8 +6,6 @@ MOMENT is a call to the storage. At this call the writer prints a line on stdout
 reads a line. Then it puts until it is fenced, and prints its state. It prints one JSON document per line.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

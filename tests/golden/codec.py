@@ -1,7 +1,5 @@
 """Calls of the codecs for tests: rows to table and entries, compaction to bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs tests on each golden case."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden.naive import CASES, load

@@ -4,8 +4,6 @@
 UTF-16 unit, Java's truncation, Java's overflow.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

@@ -1,7 +1,5 @@
 """The classic `IndexFile`: the writes of tests and demo have the same bytes, and the package reads all entries."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -2,8 +2,6 @@
 call.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

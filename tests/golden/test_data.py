@@ -1,7 +1,5 @@
 """The golden files are those that RocketMQ's code wrote."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """Every kind of stored document of earlier versions is read, also with lone surrogates, which no call takes now."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path

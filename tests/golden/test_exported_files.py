@@ -3,8 +3,6 @@
 If puts were in order of time, the files are Java's own, byte for byte.
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -27,8 +27,6 @@ with the model.
 | handles leak                                                  | #8017, #7222, #10462  |        | test_handles.py     |
 """
 
-from __future__ import annotations
-
 import errno
 import struct
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ its known faults, which are counted. The index answers golden queries in `test_f
 `test_exported_files`.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import Counter, defaultdict
 

@@ -1,7 +1,5 @@
 """A second, larger store of RocketMQ's: the writer's files and the followed index have its bytes."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 program to write them again.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

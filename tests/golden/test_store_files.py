@@ -1,7 +1,5 @@
 """RocketMQ's own store: our reads have the same fields, and our writes the same bytes."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections import defaultdict

@@ -6,8 +6,6 @@ Directories whose runs have no whole items raised `IndexError` and `ValueError`.
 time into single seconds.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -2,8 +2,6 @@
 of another kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A server that redirects its clients: no request reaches another host, and so no signature and no token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any

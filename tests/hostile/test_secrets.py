@@ -1,7 +1,5 @@
 """Credentials, wherever a set-up has them: no error, traceback, log, `repr` or document shows them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import traceback

@@ -2,8 +2,6 @@
 use them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Another index's storage replaces that of a running index: neither storage gets data of the other index."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

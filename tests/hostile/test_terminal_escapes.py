@@ -1,7 +1,5 @@
 """Other people's text in the output of every command: none of it reaches a terminal as a control sequence."""
 
-from __future__ import annotations
-
 import ast
 import io
 import itertools
@@ -71,19 +69,19 @@ def test_every_command_on_an_index(folder: Path) -> None:
     assert SAFE in refused_or_done("files", *place)
     assert "2 found" in refused_or_done("query", TEXT, TEXT, *place, "--explain")
     for file in (uploaded, unsealed):
-        assert SAFE in refused_or_done("inspect", file, *place)
-        refused_or_done("inspect", file, "--entries", *place)
+        assert SAFE in refused_or_done("files", file, *place)
+        refused_or_done("files", file, "--entries", *place)
     for line in (("verify",), ("recover",), ("orphans",), ("merge",), ("query", TEXT, TEXT, "--cursor", TEXT)):
         refused_or_done(*line, *place)
     for form in ((), ("--entries",)):
-        assert SAFE in refused_or_done("inspect", folder / TEXT, *form, *place)
+        assert SAFE in refused_or_done("files", folder / TEXT, *form, *place)
 
 
 def test_damage_of_a_file_with_such_a_name_is_reported(folder: Path, tmp_path: Path) -> None:
     damaged = tmp_path / f"{NAME}.index"
     damaged.write_bytes(next((folder / "root" / "uploaded").glob("*.index")).read_bytes()[:-9])
     for form in ((), ("--entries",)):
-        assert SAFE in refused_or_done("inspect", damaged, *form)
+        assert SAFE in refused_or_done("files", damaged, *form)
     source = tmp_path / f"{NAME}.ndjson"
     source.write_text(json.dumps({"topic": TEXT, "keys": "\ud800", "offset": TEXT}) + "\n")
     place = ("--root", tmp_path / NAME / "root", "--storage", f"file://{tmp_path}/storage")

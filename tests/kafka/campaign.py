@@ -5,8 +5,6 @@ must have each of them once, and no other. The logs are
 read again without the engine. A table shows how much was tried.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Clusters for the tests of Kafka, one of each kind a test process; tests have topics of their own."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.kafka_cluster import Cluster, Producing, kafka_cluster, look_often, wait_briefly

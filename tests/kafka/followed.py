@@ -1,7 +1,5 @@
 """Topics that are read into an index."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import deque
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ followers had put records before. `LIFE_S` is the longest life of a follower aft
 `archive` they archive, too, and the life of each fifth begins when it has archived.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Records in the archive: every one once, found by its offset, whatever is killed or deleted meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from types import SimpleNamespace

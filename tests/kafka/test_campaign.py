@@ -1,7 +1,5 @@
 """The campaign of kills and faults, in a sample and whole: nothing is lost, nothing is doubled."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kafka.campaign import run

@@ -1,7 +1,5 @@
 """`ingest` of topics, and its refusals."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Brokers that fail, are slow or away, and connections that are cut: nothing is lost, nothing is doubled."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import socket

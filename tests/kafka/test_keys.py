@@ -1,7 +1,5 @@
 """The keys that a record is found by."""
 
-from __future__ import annotations
-
 import json
 import struct
 import uuid

@@ -1,7 +1,5 @@
 """Records as the answer: from the broker while it has them, else out of the archive, and of the key alone."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Logs that are not the ones that were read: topics that were deleted and created again, and logs without an offset."""
 
-from __future__ import annotations
-
 import confluent_kafka
 import pytest
 

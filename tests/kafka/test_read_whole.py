@@ -1,7 +1,5 @@
 """Answers are complete up to the time before which every record of a topic was read, and no later."""
 
-from __future__ import annotations
-
 from tests.kafka.followed import ingest
 from tiered_index.kafka.names import Name
 from tiered_index.kafka.reads import Look, TopicRead

@@ -1,7 +1,5 @@
 """`serve --follow kafka://...`: lookups over HTTP of records that arrive, how far it is, and its refusals."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

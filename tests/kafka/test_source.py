@@ -1,8 +1,7 @@
 """Topics of Kafka as a source: all partitions, from the index's own positions on, and the rule for each surprise."""
 
-from __future__ import annotations
-
 import contextlib
+import threading
 import time
 from functools import partial
 from random import Random
@@ -254,6 +253,26 @@ def test_records_written_while_the_ends_are_asked_for_are_no_open_transaction():
     assert not partition.is_seen_again
     partition.look_at(LogRange(0, 125, 138), now_ms=11_000)
     assert partition.is_seen_again and "offset, 125, since 1970-01-01T00:00:06Z" in (partition.held or "")
+
+
+def test_a_client_whose_reading_can_not_be_ended_is_closed(servers, producing, topic):
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    is_closed = []
+
+    def refused():
+        raise RuntimeError("the client is broken")
+
+    broken = SimpleNamespace(
+        assign=lambda _: None, consume=lambda *_: [], unassign=refused, close=lambda: is_closed.append(True)
+    )
+    with contextlib.closing(KafkaBroker({"bootstrap.servers": servers})) as broker:
+        broker._idle[False].append(broken)
+        stopped = threading.Event()
+        stopped.set()
+        with pytest.raises(RuntimeError, match="broken"):
+            list(broker.records((topic, 0), 0, 1, stopped))
+        assert is_closed
+        assert [record.key for record in broker.records((topic, 0), 0, 1)] == [b"k"]
 
 
 def test_a_client_that_stays_silent_is_not_used_again(servers, producing, topic, monkeypatch):

@@ -1,7 +1,5 @@
 """A seeded defect, and the text of the file with it. Pure."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Sequence

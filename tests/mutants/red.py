@@ -4,8 +4,6 @@ A worker of pytest has a private copy of the tree, and puts one defect at a time
 tests must pass. The working tree is only read. Choose defects by name: `pytest tests/mutants/red.py -k journal`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The catalogue fits the code. A defect counts as noticed only if a named test itself fails."""
 
-from __future__ import annotations
-
 import builtins
 import symtable
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ any order. After a crash, the entries that no flush confirmed may be there or no
 then on they must stay so. `rules_of_readers` adds readers, and `rules_of_faults` adds faults of lookups.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import random

@@ -5,8 +5,6 @@ tests may kill the processes and start them again. A method ends a process only 
 folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The console script in a separate process, which tests stop and kill at chosen moments."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The server under test: the one that `make test-s3` starts, or the endpoint in TIERED_INDEX_TEST_S3_ENDPOINT."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterator

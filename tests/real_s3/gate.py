@@ -6,8 +6,6 @@
 - `gate.wait()` returns once the gate holds the request. Then the test may kill or stop the client, or call `release`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading

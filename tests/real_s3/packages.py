@@ -5,8 +5,6 @@ neither reads nor changes the machine's packages. Downloaded packages stay there
 second run needs no network.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pwd

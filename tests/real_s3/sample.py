@@ -1,7 +1,5 @@
 """A workload with its right answers, for tests of whole indexes on a real server."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class Sample:
     answers: ReferenceAnswers
 
     @classmethod
-    def generate(cls, seed: int = 1) -> Sample:
+    def generate(cls, seed: int = 1) -> "Sample":
         workload = Workload.generate(MESSAGES, seed=seed)
         return cls(workload, ReferenceAnswers(workload))
 

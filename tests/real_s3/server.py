@@ -13,8 +13,6 @@ Environment:
 - `TIERED_INDEX_TEST_S3_ENDPOINT` is another S3 service. If it is set, `run` starts no server.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

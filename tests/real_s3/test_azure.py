@@ -1,7 +1,5 @@
 """`az://` against Azurite, Microsoft's emulator, which npm installs once into the cache of the S3 server."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """A short run of the chaos campaign (`python -m tests.reliability.chaos`), in separate processes: no check fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The storage contract on a real server, and facts that only a real server shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """One index, two roots, a real server: leases, takeover, and writers that continue too late."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -5,8 +5,6 @@ The moments are requests: the gate holds one (or its response), and the process 
 unfinished, or the server has stored a part or a record without the client's knowledge.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

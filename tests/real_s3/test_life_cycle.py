@@ -2,8 +2,6 @@
 per file.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Shards here are large enough for uploads in parts. A sweep lists and deletes the parts that a killed merge leaves.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 continue.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor

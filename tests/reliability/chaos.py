@@ -16,8 +16,6 @@ one.
 Threads: the main thread starts and ends processes. Each of the other timelines has a thread.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -6,8 +6,6 @@ other exception ends it. Then its traceback on stderr is a finding, also that of
 longer than `HANG_S`, the process prints the stacks of its threads and ends. It ends when the campaign's process ends.
 """
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import ctypes

@@ -10,8 +10,6 @@ The model judges the answers. The functions are pure. Only its writer uses a `Jo
 `Gone`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence
@@ -60,7 +58,7 @@ def problem_with(
     end_s: int = 1 << 40,
     truncated: bool = False,
     after: OrderKey | None = None,
-    gone: Gone | None = None,
+    gone: "Gone | None" = None,
     log_number: int = -1,
 ) -> Problem | None:
     """Return the fault of an answer (its kind, and a sentence), or None.

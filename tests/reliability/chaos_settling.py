@@ -5,8 +5,6 @@ merge. Erased entries are gone, counts agree, no orphans are left, and `verify` 
 processes of the campaign have ended.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -10,8 +10,6 @@ keys: then the core must answer as NumPy does with the same filter. A changed su
 differs from the file's own.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

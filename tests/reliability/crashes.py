@@ -14,8 +14,6 @@ put. The writer then continues, closes, and opens again. States with equal bytes
 the state of a name.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

@@ -9,8 +9,6 @@ bare/               RocketMQ's own index files, without journal or trailer      
 `put` of an index has the entries that were put: (topic, key) -> (queue, offset, size).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress

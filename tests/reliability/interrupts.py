@@ -8,8 +8,6 @@ and open again at once. Its answers must have all durable entries, and only entr
 example: `python -m tests.reliability.interrupts --lives 30 --interrupts 200`
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Scenarios of the crash campaigns: scripts that each use one part of an index. A script continues if a step fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 

@@ -3,8 +3,6 @@
 A change corrects the checksums. A decoder gets the bytes of one file, and decodes everything that needs no other file.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

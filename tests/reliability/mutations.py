@@ -20,8 +20,6 @@ and put others. So an answer may lack entries. If items themselves were changed 
 has the changed fields.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl
@@ -284,14 +282,14 @@ class Campaign:
         self._command("files", "--storage", storage_uri(self.tree, self.name), "--json")
 
     def inspect(self) -> None:
-        self._command("inspect", str(self.tree / self.path), "--json" if len(self.path) % 2 else "--quiet")
+        self._command("files", str(self.tree / self.path), "--json" if len(self.path) % 2 else "--quiet")
 
     def inspect_object(self) -> None:
         self.inspect()
         self._command("verify", str(self.tree / self.path))
 
     def dump(self) -> None:
-        self._command("inspect", str(self.tree / self.path), "--entries", "--json")
+        self._command("files", str(self.tree / self.path), "--entries", "--json")
 
     def verify_file(self) -> None:
         self._command("verify", str(self.tree / self.path))

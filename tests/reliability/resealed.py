@@ -6,8 +6,6 @@ negative, huge, missing, doubled, swapped, off by one, overlapping or out of ord
 nothing. Pure.
 """
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

@@ -14,8 +14,6 @@ So a run is a function of its seed. Nothing in it may depend on the real time, o
 strings.
 """
 
-from __future__ import annotations
-
 import _thread
 import concurrent.futures.thread
 import contextlib
@@ -121,7 +119,7 @@ class Scheduler:
         """A short hash of the trace. Two runs of one seed have the same."""
         return hashlib.blake2b("\n".join(self.trace).encode(), digest_size=8).hexdigest()
 
-    def __enter__(self) -> Scheduler:
+    def __enter__(self) -> "Scheduler":
         """Replace locks, queues, threads and random names.
 
         Garbage collection is disabled, because its moments do not depend on the seed.

@@ -1,7 +1,5 @@
 """The hosts of the simulation. Each has a root, a disk, a clock, and one process at a time that writes there."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable
@@ -32,7 +30,7 @@ _IMPLAUSIBLE_MS = (0, NOW_MS + 10**9, 5_999)
 class Host:
     """A machine: a root, a disk, a clock, at most one writing process, and its entries that are known to be durable."""
 
-    def __init__(self, name: str, world: Writers) -> None:
+    def __init__(self, name: str, world: "Writers") -> None:
         self.name = name
         self.root = world.folder / name
         self.disk = HostDisk(world.scheduler, world.truth, random.Random(world.chance.random()))

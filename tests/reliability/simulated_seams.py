@@ -4,8 +4,6 @@ The storage is one server, with a client for each process. If a process is kille
 last request, and the process may not have received the response.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

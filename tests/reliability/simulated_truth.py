@@ -6,8 +6,6 @@ objects by the format's codec. It also knows the entries that records state as e
 and all others must stay.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable

@@ -14,8 +14,6 @@ position. At the end all faults are over, and each host continues once more. The
 ever was durable, except those that the log states as expired or erased.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """The counts and failures of a campaign. Each campaign returns and prints them, and docs/reliability.md has them."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -61,7 +59,7 @@ class Tally:
         text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).replace("\n", " ")
         self.fail(kind, f"{text[:600]} at {' '.join(places)}: {what}")
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: "Tally") -> None:
         """Add the counts and failures of another process."""
         self.tried += other.tried
         self.by_kind += other.by_kind

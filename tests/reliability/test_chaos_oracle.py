@@ -3,8 +3,6 @@
 (The campaign: `tests/real_s3`.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

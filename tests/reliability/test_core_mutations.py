@@ -1,7 +1,5 @@
 """A sample of the changes that compare the compiled core with NumPy, and the defects that they have found."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reliability import core_mutations

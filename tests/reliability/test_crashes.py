@@ -1,7 +1,5 @@
 """A sample of the crash campaigns. `python -m tests.reliability.crashes --all` tries every state."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """A sample of the interrupts campaign."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reliability.interrupts import strike

@@ -1,7 +1,5 @@
 """A sample of the mutations of every format, and defects that the campaign itself must detect."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ten runs of the simulation, 10,000 as a slow test. A run is a function of its seed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One root and one storage for fault tests and crash campaigns, with the entries that were put and expected answers."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """An index of the golden store, and of small stores that tests write: their messages, and their archives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 dispatcher.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -73,7 +71,7 @@ def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tu
     return count
 
 
-def missing(followed: Followed) -> set[tuple[str, str]]:
+def missing(followed: "Followed") -> set[tuple[str, str]]:
     """Return the topics and keys for which a scan finds more than the index."""
     parts = by_key(scan(followed.path))
     indexed = {name: {item.offset for item in followed.index.query(*name, max_count=10_000)} for name in parts}

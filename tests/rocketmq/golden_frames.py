@@ -1,7 +1,5 @@
 """Frames of RocketMQ's remoting protocol, as its own code wrote them."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -2,8 +2,6 @@
 that `StoreWriter` writes.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

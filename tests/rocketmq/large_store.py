@@ -4,8 +4,6 @@ RocketMQ's `DefaultMessageStore` (8fc57f14) put these messages into a store. `da
 times at which it stored them and made its index files, and the SHA-256 of its files.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

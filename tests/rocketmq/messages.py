@@ -1,7 +1,5 @@
 """Messages and logs for tests: a test chooses any field, and the others have usual values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.stored_messages import message_size

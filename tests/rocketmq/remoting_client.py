@@ -1,7 +1,5 @@
 """A client of RocketMQ's remoting protocol, and a running server of it, for tests of the server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -31,7 +29,7 @@ class Client:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, server: RemotingServer, **more: Any) -> AsyncIterator[Client]:
+    async def open(cls, server: RemotingServer, **more: Any) -> AsyncIterator["Client"]:
         client = cls(*await asyncio.open_connection(server.address.ip, server.address.port, **more))
         try:
             yield client

@@ -2,8 +2,6 @@
 Whatever the broker does meanwhile, no copy is wrong. What uploads survive is in unit/service/test_segment_archive.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

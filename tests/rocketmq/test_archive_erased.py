@@ -2,8 +2,6 @@
 process restores the erased ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from functools import partial

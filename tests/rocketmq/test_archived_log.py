@@ -3,8 +3,6 @@
 Reads check each piece, need bounded memory, and name damage.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.rocketmq.archived_store import log_of, open_index

@@ -2,8 +2,6 @@
 prove.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 

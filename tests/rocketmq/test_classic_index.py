@@ -1,7 +1,5 @@
 """The classic index beyond the golden files: geometry, damage, the names in a folder."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

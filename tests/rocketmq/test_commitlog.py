@@ -3,8 +3,6 @@
 Reads return every readable message, and report every unreadable range. Its end is found without a walk.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

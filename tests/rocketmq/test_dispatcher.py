@@ -2,8 +2,6 @@
 Tests compare answers with a scan.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -2,8 +2,6 @@
 earlier log left there prove nothing, and damage is named once it can't be a write in progress.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, missing, rounds

@@ -2,8 +2,6 @@
 rewritten, replaced. The follower always notices, by its record of the log.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

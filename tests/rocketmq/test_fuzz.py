@@ -5,8 +5,6 @@ A reader of a mutated log must find exactly the messages that decode by themselv
 damage.
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Decoding many messages at once equals decoding each by itself. It stops exactly before the first invalid one."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -2,8 +2,6 @@
 may lack. A log that looks whole is an error if the consume queues or the checkpoint name later messages.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 

@@ -2,8 +2,6 @@
 byte.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 

@@ -2,8 +2,6 @@
 place, within a budget, or with a reason for their absence.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

@@ -2,8 +2,6 @@
 shows.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

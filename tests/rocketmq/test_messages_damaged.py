@@ -2,8 +2,6 @@
 archive.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A rewritten log: each present message is an answer once, by its own entry and in its order, however pages cut it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -64,7 +62,7 @@ class Rewritten:
     """Seconds of the entries of each place."""
 
     @classmethod
-    def make(cls, random: Random, index: IndexService, count: int = 14) -> Rewritten:
+    def make(cls, random: Random, index: IndexService, count: int = 14) -> "Rewritten":
         made, written, offset = cls(), [], 0
         for number in range(count):
             rewritten = random.random() < 0.7

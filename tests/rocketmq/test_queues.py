@@ -1,7 +1,5 @@
 """Consume queues over several files, live, truncated and damaged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 Real brokers prove the plain answers (tests/brokers). Here are faults, damage, bounds, access keys and odd requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

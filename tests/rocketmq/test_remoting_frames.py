@@ -1,7 +1,5 @@
 """The codec of RocketMQ's remoting protocol: golden frames, round trips of any command, and invalid bytes."""
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The server's connections over real sockets: many, slow, silent, invalid and ended. Its bounds hold for each."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

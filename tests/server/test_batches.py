@@ -1,7 +1,5 @@
 """A batch by columns has the same answers as single lookups: as JSON, as lines, and as an Arrow stream."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

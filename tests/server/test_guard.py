@@ -258,11 +258,11 @@ def test_requests_are_bounded_in_time_and_by_their_heads(index, bodies_within, s
 
 
 def test_a_lookup_may_take_longer_than_its_body(index, bodies_within, monkeypatch):
-    bodies_within(0.2)
+    bodies_within(2.0)
     look_up = IndexService.query_many
 
     def slow(*arguments, **limits):
-        time.sleep(0.5)
+        time.sleep(2.5)
         return look_up(*arguments, **limits)
 
     monkeypatch.setattr(IndexService, "query_many", slow)
@@ -274,12 +274,12 @@ def test_a_lookup_may_take_longer_than_its_body(index, bodies_within, monkeypatc
 def test_a_long_body_has_more_time(tmp_path, bodies_within, monkeypatch):
     """What has arrived gives the rest time."""
     line = b'{"topic": "t", "queue_id": 0, "key": "slow", "offset": 1, "size": 1, "timestamp_ms": 1762000000000}\n'
-    bodies_within(1.0)
+    bodies_within(2.0)
     monkeypatch.setattr(bounds, "_LEAST_BYTES_PER_S", 1)
 
     def pieces():
         yield line
-        time.sleep(1.5)
+        time.sleep(2.5)
         yield line.replace(b'"offset": 1', b'"offset": 2')
 
     with index_in(tmp_path) as index, on_a_port(index) as client:

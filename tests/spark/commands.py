@@ -1,4 +1,7 @@
-"""Runs the commands of `tiered-index spark` in this process, and programs of this folder in processes of their own."""
+"""Runs the commands of `tiered-index spark` and `merge --master` in this process.
+
+Programs of this folder run in processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,13 @@ from tests.integration.cli.command_lines import TOP, Outcome, run_here
 
 
 def outcome_of(line: str, *more: object, code: int = 0, **environment: str) -> Outcome:
-    """Run `tiered-index spark LINE --json --quiet`, which must end with `code`; return its output."""
-    outcome = run_here("spark", *line.split(), *more, "--json", "--quiet", environment=environment)
+    """Run `tiered-index spark LINE --json --quiet`, which must end with `code`; return its output.
+
+    `merge` gets a master in place of the word spark.
+    """
+    words = line.split()
+    words = [*words, "--master", "local[2]"] if words[0] == "merge" else ["spark", *words]
+    outcome = run_here(*words, *more, "--json", "--quiet", environment=environment)
     assert outcome.code == code, outcome
     return outcome
 

@@ -326,7 +326,7 @@ def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
         session_module.check_java()
     without = "import sys; sys.modules['pyspark'] = None; sys.modules['pyspark.errors'] = None\n"
     program = f"{without}from tiered_index.cli.main import run; run(sys.argv[1:])"
-    command = [sys.executable, "-c", program, "spark", "merge", "--storage", "file:///nowhere/at/all"]
+    command = [sys.executable, "-c", program, "merge", "--master", "local", "--storage", "file:///nowhere/at/all"]
     environment = {**os.environ, "COLUMNS": "200"}
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert ended.returncode == 2

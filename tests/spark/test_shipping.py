@@ -194,15 +194,21 @@ def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypa
 def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mode, archive):
     submit = tmp_path / "bin" / "spark-submit"
     submit.parent.mkdir()
-    submit.write_text('#!/bin/sh\necho "$PYSPARK_DRIVER_PYTHON" "$PYSPARK_PYTHON"\n')
+    submit.write_text('#!/bin/sh\necho "$PYSPARK_DRIVER_PYTHON" "$PYSPARK_PYTHON"; echo "$@" >&2\n')
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho {submit}\n")
     for path in (submit, python):
         path.chmod(0o755)
     environment = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
     environment |= {"TIERED_INDEX_ARCHIVE": "e.tar.gz"} if archive else {"PYSPARK_PYTHON": "/opt/python"}
-    command = [SUBMIT, "--master", "yarn", *mode, "--", "merge"]
-    interpreters = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    done = {
+        name: subprocess.run(
+            [SUBMIT, "--master", "yarn", *mode, "--", name], env=environment, capture_output=True, text=True, check=True
+        )
+        for name in ("merge", "build")
+    }
+    assert done["merge"].stderr.endswith("/job.py merge\n") and done["build"].stderr.endswith("/job.py spark build\n")
+    interpreters = done["build"].stdout.split()
     node = "./environment/bin/python" if archive else "/opt/python"
     assert interpreters == [node if "cluster" in "".join(mode) else str(python), node]
 

@@ -3,8 +3,6 @@
 It follows the protocol's documentation. It proves nothing about Google's own service.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import threading

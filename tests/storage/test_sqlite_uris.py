@@ -1,7 +1,5 @@
 """URIs of databases as other programs write them, and databases that many make at once."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor

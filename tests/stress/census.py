@@ -2,8 +2,6 @@
 Linux.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -4,8 +4,6 @@ Files that wait for compaction, for the storage or for retirement must not use t
 open.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ There are cycles of every kind over every storage. In some, one call of a writer
 handle fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -227,7 +225,7 @@ class FailingCall:
 
         return call
 
-    def __enter__(self) -> FailingCall:
+    def __enter__(self) -> "FailingCall":
         for owner, name in self.CALLS:
             error = self._error
             if owner is threading.Thread:

@@ -2,8 +2,6 @@
 answer.
 """
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 log. Each step is done once, and no file is lost.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 

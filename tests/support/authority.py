@@ -1,7 +1,5 @@
 """A private certificate authority, and a server's certificate of it for 127.0.0.1."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 from pathlib import Path

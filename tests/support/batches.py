@@ -1,7 +1,5 @@
 """Columns for `put_batch`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

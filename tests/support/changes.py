@@ -1,7 +1,5 @@
 """`replace` for dataclasses and for the `Struct`s of msgspec."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, TypeVar
 

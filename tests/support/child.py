@@ -1,7 +1,5 @@
 """A child process that answers lines with lines, and ends with its stdin."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -5,8 +5,6 @@ previous one. A message below the newest end offset is ignored (RocketMQ's `Inde
 a writer.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,7 +68,7 @@ class WritableClassicFile(ClassicIndexFile):
     @classmethod
     def create(
         cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file"
-    ) -> WritableClassicFile:
+    ) -> "WritableClassicFile":
         """Return a new file that inherits end offset and end timestamp of the previous file (0: there is none)."""
         if geometry.slots < 1 or geometry.items < 2 or geometry.file_bytes > 2**31 - 1:
             raise InvalidArgument(f"{geometry} can't be: at least 1 slot and 2 items, and a file below 2 GiB")

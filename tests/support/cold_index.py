@@ -7,8 +7,6 @@
 File f (0: the oldest) has the keys ``kF-0`` ... and ``all``, each once. The files' times do not overlap.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """Compacted files in memory: reading and verification."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An index with a history that tests copy, and the checks of a copy."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The compiled core, for tests that compare it with NumPy."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ endpoint. A request is counted before its response is sent, so a client with the
 in memory: keep them small. Threads: any number of clients.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import socket

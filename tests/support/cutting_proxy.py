@@ -1,7 +1,5 @@
 """A proxy in front of an address. It cuts or delays answers in their middle, as a test scripts. Threads: any client."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

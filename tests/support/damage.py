@@ -1,7 +1,5 @@
 """Changed bits in bytes, files and objects, and the check that finds them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

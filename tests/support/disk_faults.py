@@ -15,8 +15,6 @@ bytes count as written, and reads return them until a power cut. No later sync w
 again. Threads: any number.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -85,7 +83,7 @@ class _Write:
         else:
             content[self.position : end] = self.data
 
-    def sectors(self) -> list[_Write]:
+    def sectors(self) -> list["_Write"]:
         """Return the write in pieces that a disk writes atomically."""
         if self.data is None:
             return [self]
@@ -170,7 +168,7 @@ class FaultDisk(Faults[_Script], Disk):
             self._scripts.clear()
             self.crashed = False
 
-    def copy(self, folder: Path, target: Path) -> FaultDisk:
+    def copy(self, folder: Path, target: Path) -> "FaultDisk":
         """Copy all files below `folder` to the new folder `target`. Return a disk for the copy.
 
         It has the same unsynced changes. The copy has the files after a kill; `lose_unsynced` of the new disk makes

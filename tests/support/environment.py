@@ -1,7 +1,5 @@
 """The environment of a program that makes its own settings: the demo and the benchmarks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 They compare stored times in milliseconds. They return copies of items with normalised hashes, newest insertion first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,14 +1,12 @@
 """Calls that may hang, in a thread beside the test, and bounded waits for other threads."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 
-def until(met: Callable[[], object], *, within_s: float = 60, every_s: float = 0.001) -> None:
+def until(met: Callable[[], object], *, within_s: float = 120, every_s: float = 0.001) -> None:
     """Wait until the condition is true."""
     end_s = time.monotonic() + within_s
     while not met():

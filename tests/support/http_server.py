@@ -1,7 +1,5 @@
 """An HTTP server of a test, in threads of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

@@ -5,8 +5,6 @@ a line. The first record makes its topic, with four partitions. A partition keep
 batches as a real one does by its retention.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A storage whose clock is ahead: its objects look old to a sweep, without waiting."""
 
-from __future__ import annotations
-
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage, WrapperStorage

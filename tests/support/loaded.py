@@ -1,7 +1,5 @@
 """The modules that a process of the command line loads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Records of the storage's log as uploads and jobs append them, without the uploads."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -4,8 +4,6 @@
 dependencies, of the service's and of PySpark, and the packages of tests as in requirements.lock.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measures the memory that Python and Arrow allocate in a block."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ life.merge(DAY_S)
 life.check()
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterable, Iterator
@@ -155,7 +153,7 @@ class Merging:
         self.index.close()
         self.index = self.open(root)
 
-    def copied(self, folder: Path) -> Merging:
+    def copied(self, folder: Path) -> "Merging":
         """Return a copy that continues from here, with its own folder and memory. This one's writer must be closed."""
         shutil.copytree(self.folder, folder)
         clock = ManualClock(self.clock.now_ms())

@@ -5,8 +5,6 @@ an engine must give equal answers at every step: after buffering, flushing, comp
 `ReferenceModel.problem_with` checks an answer that may or may not have some entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -50,7 +48,7 @@ class Answer:
     extra: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, item: IndexItem, extra: Iterable[str] = ()) -> Answer:
+    def of(cls, item: IndexItem, extra: Iterable[str] = ()) -> "Answer":
         """Return an engine's answer with the fields of the model. `extra` names columns whose values callers give."""
         more = tuple((name, getattr(item, name)) for name in extra)
         return cls(item.topic, item.queue_id, item.offset, item.size, item.timestamp_ms, item.key_hash, more)

@@ -8,8 +8,6 @@ damaged and hostile input. With `--mutations` it runs the campaign `tests.reliab
 options. A read outside a buffer, or undefined arithmetic, ends the run.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

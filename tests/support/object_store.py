@@ -3,8 +3,6 @@
 It has objects, ranges, conditional puts, uploads in parts, and lists. It checks no signatures, and counts requests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

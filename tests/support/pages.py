@@ -1,7 +1,5 @@
 """Lookups by pages, one after the other by their cursors, and lookups alone or as a batch of one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A merge that compacts pending files in this process, without Spark; entries for an index, and lookups."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tiered_index import IndexReader, IndexService
@@ -29,14 +27,14 @@ class Job:
         self.rewrites: Sequence[MergeRewrite] = ()
         self.results: list[Sequence[TaskResult]] = []
 
-    def look(self, *file_ids: str) -> Job:
+    def look(self, *file_ids: str) -> "Job":
         """Plan, for all pending files or only those of `file_ids`."""
         state = self.log.refresh()
         left_out = {file.name for file in state.pending.values() if file_ids and file.file_id not in file_ids}
         self.rewrites = plan_merge(state, YOUNG, now_s=self.clock.now_ms() // 1000, lost=left_out).rewrites
         return self
 
-    def compact(self) -> Job:
+    def compact(self) -> "Job":
         """Run the tasks."""
         now_ms = self.clock.now_ms()
         self.results = [[task.run(self.storage, now_ms) for task in rewrite.tasks] for rewrite in self.rewrites]

@@ -5,8 +5,6 @@
 a test can kill it. The file `HOLD_UPLOADS_MARK` is made when one waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

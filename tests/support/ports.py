@@ -1,7 +1,5 @@
 """Ports of this host for servers that tests start."""
 
-from __future__ import annotations
-
 import random
 import socket
 

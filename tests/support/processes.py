@@ -1,7 +1,5 @@
 """Processes of tests. None outlives the block that started it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence

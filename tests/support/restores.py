@@ -1,7 +1,5 @@
 """Roots and storages that are restored, cloned, mixed or half synced."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rounds of an index's life cycle."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.storage_faults import FaultStorage

@@ -1,7 +1,5 @@
 """A second reader of packed files, written from SPEC.md alone with plain integers: sections 2, 6, 10 and 11."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -6,8 +6,6 @@ with IndexReader.open(cluster.uris) as reader:
     assert cluster.answers(reader.query("t", "k")) == cluster.model().query("t", "k")
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

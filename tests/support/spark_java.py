@@ -3,8 +3,6 @@
 `python -m tests.support.spark_java` writes the archive.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

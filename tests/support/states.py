@@ -1,7 +1,5 @@
 """An index and its model, moved through every state of a file. All objects that can answer must answer as the model."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -13,8 +13,6 @@ listing is one call per page.
 Threads: any number. Each script still acts on exactly `times` calls.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import threading

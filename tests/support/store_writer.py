@@ -6,8 +6,6 @@ memory. `flush` writes the commit log before the consume queues, so that a concu
 queue names. Nothing is synced: this is no broker. One thread uses a writer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -269,7 +267,7 @@ class StoreWriter:
         write_sized(self._disk, self.root / "checkpoint", CHECKPOINT_BYTES, checkpoint)
         self._disk.unlink(self.root / "abort")
 
-    def __enter__(self) -> StoreWriter:
+    def __enter__(self) -> "StoreWriter":
         return self
 
     def __exit__(self, *_: object) -> None:

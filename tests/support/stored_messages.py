@@ -1,7 +1,5 @@
 """The length, the properties and the compressed body of a message that a test stores as a broker does."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A process that temporarily can't start threads."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """The real file system without syncs, for tests without power cuts. Thousands of syncs would take minutes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tiered_index.storage.disk import Disk

@@ -1,7 +1,5 @@
 """The demo's stream as messages and as entries."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

@@ -1,7 +1,5 @@
 """Names say what they hold, and two classes have two names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

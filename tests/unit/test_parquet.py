@@ -1,7 +1,5 @@
 """Parquet files of every layout and coding are read unchanged. Row groups are checked by their stated sizes first."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

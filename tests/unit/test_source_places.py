@@ -1,7 +1,5 @@
 """Objects that are a source may have any name, with the escapes of a URI or without. They are read ahead."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 from urllib.parse import quote

@@ -1,21 +1,15 @@
 """The entry point of the console script `tiered-index` and of `python -m tiered_index`."""
 
-import _thread
-import contextlib
 import gc
 import os
 import signal
 import sys
-import threading
 from typing import Any
-
-_AGAIN_S = 0.01
 
 
 def run() -> None:
     """Run the command line and exit with its code; interrupts also end it while it loads and exits."""
-    interrupts = _Interrupts()
-    sys.unraisablehook = interrupts.unraisable
+    sys.unraisablehook = _unraisable
     try:
         if os.getpid() == 1:
             # the system drops SIGTERM for the first process of a container if the process has no handler
@@ -41,33 +35,17 @@ def run() -> None:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     finally:
-        interrupts.is_ending = True
         if not gc.isenabled():
             gc.freeze()
 
 
-class _Interrupts:
-    """Handles interrupts that Python only prints: those in a finalizer, and at exit."""
-
-    def __init__(self) -> None:
-        self.is_ending = False
-
-    def unraisable(self, error: Any) -> None:
-        """As `sys.unraisablehook`, but an interrupt ends the process."""
-        if error.exc_type is not KeyboardInterrupt:
-            sys.__unraisablehook__(error)
-        elif self.is_ending:
-            os.write(2, b"interrupted\n")
-            os._exit(130)
-        else:
-            is_planned = False
-            while not is_planned:
-                # on a busy machine, `start` may last until the interrupt, and this hook would lose it
-                with contextlib.suppress(KeyboardInterrupt):
-                    again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
-                    again.daemon = True
-                    again.start()
-                    is_planned = True
+def _unraisable(error: Any) -> None:
+    """As `sys.unraisablehook`, but an interrupt ends the process: Python only prints one in a finalizer or at exit."""
+    if error.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(error)
+        return
+    os.write(2, b"interrupted\n")
+    os._exit(130)
 
 
 def _open_closed_streams() -> None:

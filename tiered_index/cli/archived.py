@@ -1,5 +1,5 @@
-"""`tiered-index ingest archive:URI`: indexes the archived segments and records of an index, as a follower would index
-the store or the topics.
+"""`tiered-index ingest archive:URI`: indexes the archived segments, records and rows of an index, as a follower would
+index the store, the topics or the files. Rows are archived in the new index, too.
 
 The index stores its position with the entries: after a kill at any moment the command continues there.
 One thread beside the index's own; memory: some chunks of 16 MiB.
@@ -8,9 +8,11 @@ One thread beside the index's own; memory: some chunks of 16 MiB.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -27,16 +29,16 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex
-from tiered_index.errors import listed as listed_names
 from tiered_index.follow import Loss
+from tiered_index.format.columnar import NUMBER
 from tiered_index.format.hashing import assigned_topic_id
-from tiered_index.format.names import ROWS
+from tiered_index.format.names import ROWS, topic_of_store
 from tiered_index.format.shard import entry_checksum
 from tiered_index.kafka.archived import archived_records, begin_of, rule_positions, source_of
 from tiered_index.kafka.names import Name
 from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.retention import Expired
-from tiered_index.rocketmq.archive.archive import ROWS_ADVICE, archived_batches, segments_by_store
+from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
 from tiered_index.rocketmq.follow.dispatcher import note_tags
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE
@@ -48,10 +50,15 @@ from tiered_index.service.read.export import entries_checksum
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
 from tiered_index.service.write.validation import TopicTable, batch_columns
+from tiered_index.sources.chains import offsets_end
+from tiered_index.sources.row_archive import ArchivedRows, RowsOfLog, archive_rows
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import split_uri
+from tiered_index.systems import positions_of_files
 
 SCHEME = "archive:"
+# files that one record names
+_LINKS_AT_ONCE = 10_000
 
 
 @dataclass
@@ -83,29 +90,48 @@ class ArchivedMessages:
 
     def source(self, store: str) -> str:
         """Return the name of the position of a store in the new index: that of the index of the segments."""
+        if (rows := self.rows_of(store)) is not None:
+            return rows.log
         if Name.parse(store) is None:
             return SOURCE_PREFIX + store
         return source_of(store, self.old.log_state.positions)
 
+    def rows_of(self, store: str) -> RowsOfLog | None:
+        """Return the rows of files of a store; None: it has other messages."""
+        return RowsOfLog(self.old.segment_archive, store, self.selection.takes) if store.startswith(ROWS) else None
+
     @property
     def rule_positions(self) -> dict[str, int]:
-        """The positions that say how records were indexed."""
-        return rule_positions([*self.stores], self.old.log_state.positions)
+        """The positions that say how records and rows were indexed."""
+        known = self.old.log_state.positions
+        positions = rule_positions([*self.stores], known)
+        for rows in filter(None, map(self.rows_of, self.stores)):
+            positions |= positions_of_files(known, rows.log)
+        return positions
 
-    def batches(self, store: str, position: int | None) -> Iterator[tuple[int, Any]]:
-        """Yield the columns of one store's entries that are shown, from a position on, and their ends in the store."""
+    def batches(
+        self, store: str, position: int | None, keep: Callable[[ArchivedRows, Any], None] = lambda batch, shown: None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the columns of one store's entries that are shown, from a position on, and their ends in the store.
+
+        `keep` gets the rows of files before their entries.
+        """
         archive, segments, before = self.old.segment_archive, self.stores[store], self.read_bytes
         skips = {"skip_corrupt": self.skip_corrupt, "skip_missing": self.skip_missing}
         size_bytes = sum(segment.size_bytes for segment in segments)
-        state, is_of_kafka = self.old.log_state, Name.parse(store) is not None
-        if is_of_kafka and position is None:
-            position = begin_of(store, state.positions, state.expired.segments)
-        for batch in (
-            archived_records(archive, segments, position or 0, **skips)
-            if is_of_kafka
-            else archived_batches(archive, segments, position, self.selection, **skips)
-        ):
+        state = self.old.log_state
+        batches: Iterator[Any]
+        if (rows := self.rows_of(store)) is not None:
+            batches = rows.batches(segments, position, **skips)
+        elif Name.parse(store) is not None:
+            begin = begin_of(store, state.positions, state.expired.segments) if position is None else position
+            batches = archived_records(archive, segments, begin, **skips)
+        else:
+            batches = archived_batches(archive, segments, position, self.selection, **skips)
+        for batch in batches:
             shown = _shown(batch.columns, self.hidden, self.old.genesis)
+            if isinstance(batch, ArchivedRows):
+                keep(batch, shown)
             self.expired += len(batch.columns) - len(shown)
             self.messages += batch.messages
             self.skipped += batch.skipped
@@ -143,8 +169,6 @@ def ingest_archive(
         config = session.config()
         old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
         stores = _stores(old, store, selection, uri)
-        if rows := [name for name in old.segments().stores if name.startswith(ROWS)]:
-            session.out.note(f"{uri}: rows of files in {listed_names(rows, 3)} are left out: {ROWS_ADVICE}")
         archived = ArchivedMessages(old, stores, selection, skip_corrupt, skip_missing)
         if dry_run:
             return _compare(session, archived)
@@ -169,7 +193,10 @@ def ingest_archive(
             index.put_batch(NO_ENTRIES, position_name, at)
         with putting.progress("ingesting the archive", archived.size_bytes) as progress:
             for name in stores:
-                for end, columns in archived.batches(name, resumed[name]):
+                rows = archived.rows_of(name)
+                if rows is not None:
+                    _link(index, rows)
+                for end, columns in archived.batches(name, resumed[name], partial(_archive_rows, index, name)):
                     entries += put(columns, sources[name], end)
                     progress.update(archived.read_bytes, f"{entries:,} entries")
         putting.settle()
@@ -188,21 +215,36 @@ def ingest_archive(
     return none_indexed(session, intake, lacks)
 
 
-def _stores(old: IndexReader, store: str | None, selection: Selection, uri: str) -> dict[str, list[ArchivedSegment]]:
-    """Return the segments of each store of RocketMQ, and of each log of Kafka's selected topics (`store`: of this one).
+def _link(index: IndexService, rows: RowsOfLog) -> None:
+    """Add the files of a log of rows to an index that lacks them, before their entries."""
+    links = rows.links(offsets_end(index.segment_archive.segments(), rows.log))
+    while chunk := list(itertools.islice(links, _LINKS_AT_ONCE)):
+        index.link(chunk)
 
-    Raises `InvalidArgument` if there are none.
+
+def _archive_rows(index: IndexService, store: str, batch: ArchivedRows, shown: Any) -> None:
+    """Archive the rows that have entries which are `shown`."""
+    if batch.begin < batch.end:
+        is_shown = pc.is_in(batch.rows[NUMBER], shown["offset"].cast(pa.int64()))
+        archive_rows(index, (store, batch.begin), batch.end, batch.rows.filter(is_shown))
+
+
+def _stores(old: IndexReader, store: str | None, selection: Selection, uri: str) -> dict[str, list[ArchivedSegment]]:
+    """Return the segments of each store of RocketMQ, and of each log of records or rows of selected topics.
+
+    `store`: only of this one. Raises `InvalidArgument` if there are none.
     """
     known = old.segments()
-    names = {name: parsed for name in known.stores if (parsed := Name.parse(name)) is not None}
-    of_kafka = {
+    columnar = {
         name: list(known.of(name))
-        for name, parsed in names.items()
-        if store in (None, name) and selection.takes(parsed.topic)
+        for name in known.stores
+        if _queue_of(name) is not None
+        and store in (None, name)
+        and ((topic := known.topic_of(name)) is None or selection.takes(topic))
     }
-    if of_kafka and (store is not None or not known.byte_stores):
-        return of_kafka
-    return segments_by_store(known, () if store is None else (store,), uri) | of_kafka
+    if columnar and (store is not None or not known.byte_stores):
+        return columnar
+    return segments_by_store(known, () if store is None else (store,), uri) | columnar
 
 
 def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:
@@ -277,23 +319,23 @@ def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
 def _compare(session: Session, archived: ArchivedMessages) -> int:
     """Compare the entries of the archive with those of its index, by count and checksum; return the exit code."""
     [(store, segments), *others] = archived.stores.items()
-    partition, known = Name.parse(store), archived.old.segments()
-    logs = {name: parsed for name in known.stores if (parsed := Name.parse(name)) is not None}
-    alike = (
-        {*known.byte_stores, *logs}
-        if partition is None
-        else {name for name, parsed in logs.items() if parsed[1:3] == partition[1:3]}
-    )
+    known, of_files = archived.old.segments(), archived.rows_of(store)
+    logs = {name: _queue_of(name) for name in known.stores if name in known.byte_stores or _queue_of(name) is not None}
+    queue = logs[store]
+    alike = logs if queue is None else [name for name in logs if logs[name] == queue]
     if others or len(alike) > 1:
         raise InvalidArgument(
-            "leave --dry-run out: it can't tell the entries of several stores apart. For one partition of Kafka, pass "
-            "--store-name with the name of its log"
+            "leave --dry-run out: it can't tell the entries of several stores apart. For one partition of Kafka "
+            "or for files, pass --store-name with the name of its log"
         )
     schema, rule = archived.old.genesis.layout.schema, archived.old.genesis.layout.hash
     entries = checksum = 0
     with session.out.progress("reading the archive", archived.size_bytes) as progress:
         topics = TopicTable()
         for _, columns in archived.batches(store, None):
+            if of_files is not None:
+                # a copy has no carriage return at the end of its line
+                columns = _without_sizes(columns)
             hashed, _ = batch_columns(columns, schema, topics, rule)
             entries, checksum = entries + len(columns), checksum + _checksum_of(hashed, topics, schema.item)
             progress.update(archived.read_bytes, f"{entries:,} entries")
@@ -304,10 +346,13 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
             offsets = rows.column("offset").to_numpy()
             place = np.searchsorted(begins, offsets, "right") - 1
             is_inside = (place >= 0) & (offsets < ends[place])
-            if partition is not None:
-                of_topic = pc.equal(rows.column("topic"), partition.topic).to_numpy(zero_copy_only=False)
-                is_inside &= of_topic & (rows.column("queue_id").to_numpy() == partition.partition)
+            if queue is not None:
+                is_inside &= rows.column("queue_id").to_numpy() == queue[1]
+                if queue[0] is not None:
+                    is_inside &= pc.equal(rows.column("topic"), queue[0]).to_numpy(zero_copy_only=False)
             inside = rows.filter(pa.array(is_inside))
+            if of_files is not None:
+                inside = _without_sizes(inside)
             stored, stored_checksum = stored + len(inside), stored_checksum + entries_checksum(inside, schema)
             progress.update(stored)
     of_archive = {"entries": entries, "checksum": f"{checksum % 2**64:016x}"}
@@ -316,6 +361,19 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
     document = {"status": "same" if same else "different", "archive": of_archive, "index": of_index}
     session.out.show(document | archived.document())
     return DONE if same else FINDING
+
+
+def _queue_of(store: str) -> tuple[str | None, int] | None:
+    """Return the topic (None: many) and the queue of a log of rows or records; None: it is that of a broker's store."""
+    if store.startswith(ROWS):
+        return topic_of_store(store), int(store.rpartition("/")[2])
+    name = Name.parse(store)
+    return None if name is None else (name.topic, name.partition)
+
+
+def _without_sizes(entries: Any) -> Any:
+    at, sizes = entries.schema.get_field_index("size"), pa.array(np.zeros(len(entries), np.int64))
+    return entries.set_column(at, "size", sizes)
 
 
 def _checksum_of(hashed: Any, topics: TopicTable, item: np.dtype[Any]) -> int:

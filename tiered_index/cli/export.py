@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -134,11 +134,6 @@ class RocketmqFiles:
             self._disk.sync(self._descriptor)
 
 
-class _Writer(Protocol):
-    def write_table(self, table: pa.Table) -> None: ...
-    def close(self) -> None: ...
-
-
 class NdjsonWriter:
     """Writes a JSON object a line, in printable ASCII, with bytes as hexadecimal text."""
 
@@ -152,27 +147,6 @@ class NdjsonWriter:
 
     def close(self) -> None:
         """Leave the file open: its opener closes it."""
-
-
-class _CsvWriter:
-    """Writes a header and a line for each row, with bytes as hexadecimal text."""
-
-    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
-        kinds = [pa.field(f.name, pa.string()) if _is_bytes(f.type) else f for f in schema]
-        self._schema = pa.schema(kinds)
-        self._writer = pyarrow.csv.CSVWriter(sink, self._schema)
-
-    def write_table(self, table: pa.Table) -> None:
-        """Write the rows."""
-        for place, field in enumerate(table.schema):
-            if _is_bytes(field.type):
-                texts = [None if value is None else value.hex() for value in table[place].to_pylist()]
-                table = table.set_column(place, field.name, pa.array(texts, pa.string()))
-        self._writer.write_table(table.cast(self._schema))
-
-    def close(self) -> None:
-        """End the file."""
-        self._writer.close()
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -312,6 +286,8 @@ def _schema_of(entries: Export, form: Format, *, with_places: bool) -> pa.Schema
     if form in ("parquet", "arrow"):
         at = schema.get_field_index("timestamp_ms")
         schema = schema.set(at, pa.field("timestamp_ms", pa.timestamp("ms", "UTC")))
+    elif form == "csv":
+        schema = pa.schema([pa.field(f.name, pa.string()) if _is_bytes(f.type) else f for f in schema])
     for name, kind in PLACE_COLUMNS.items() if with_places else ():
         if name not in schema.names:
             schema = schema.append(pa.field(name, kind))
@@ -319,7 +295,7 @@ def _schema_of(entries: Export, form: Format, *, with_places: bool) -> pa.Schema
 
 
 def _shaped(table: pa.Table, schema: pa.Schema, places: RowPlaces | None) -> pa.Table:
-    """Return exported entries with the columns of a schema of `_schema_of`."""
+    """Return exported entries with the columns of a schema of `_schema_of`; bytes as texts are hexadecimal."""
     if places is not None:
         of_rows: list[FilePlace | None] = [None] * len(table)
         topics = table["topic"].to_numpy(zero_copy_only=False)
@@ -333,13 +309,17 @@ def _shaped(table: pa.Table, schema: pa.Schema, places: RowPlaces | None) -> pa.
         for name, kind in PLACE_COLUMNS.items():
             if name not in table.column_names:
                 table = table.append_column(name, pa.array(cells[name], kind))
+    for number, field in enumerate(table.schema):
+        if _is_bytes(field.type) and not _is_bytes(schema.field(field.name).type):
+            digits = [None if value is None else value.hex() for value in table[number].to_pylist()]
+            table = table.set_column(number, field.name, pa.array(digits, pa.string()))
     return table.cast(schema)
 
 
 @contextlib.contextmanager
 def _made(
     out: Path, form: Format, entries: Export, schema: pa.Schema, slots: int | None, items: int | None
-) -> Iterator[_Writer]:
+) -> Iterator[Any]:
     """Yield a writer; after the block the output is complete, or removed. Raises `InvalidArgument`, `DiskFull`."""
     if out == _STDOUT:
         with writing_stdout():
@@ -369,7 +349,7 @@ def table_writer(form: Format, sink: IO[bytes], schema: pa.Schema) -> Any:
         return pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True)
     if form == "arrow":
         return pa.ipc.new_file(sink, schema)
-    return _CsvWriter(sink, schema) if form == "csv" else NdjsonWriter(sink)
+    return pyarrow.csv.CSVWriter(sink, schema) if form == "csv" else NdjsonWriter(sink)
 
 
 def check_new(out: Path, own: str, *, is_folder: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""`tiered-index topics`, `files`, `inspect` and `du`: the contents of an index and of its files."""
+"""`tiered-index topics` and `files`: the contents of an index and of its files."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
-from typer import Option
+from typer import Argument, Option
 
 from tiered_index.cli.contents import Array, Contents, opened_contents
 from tiered_index.cli.exit_codes import DONE, PARTIAL
-from tiered_index.cli.options import File, LimitOptions, RangeOptions, ServiceOptions, human_duration
+from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, human_duration
 from tiered_index.cli.output import counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
 from tiered_index.format.segment import ArchivedSegment
 from tiered_index.service.read.compacted import DamagedFile
@@ -37,6 +38,9 @@ def topics(
     allow_partial: bool = Option(
         False, "--allow-partial", help="List the readable files, and name the others (exit code 6)."
     ),
+    by: str | None = Option(
+        None, metavar="topic,day,state", help="Sum stored entries, bytes and monthly cost by one or more of these."
+    ),
     *,
     within: RangeOptions,
     limits: LimitOptions,
@@ -52,12 +56,23 @@ def topics(
 
       tiered-index topics --url http://localhost:8080 --token-file token
 
+      tiered-index topics --by topic,day,state --storage s3://bucket/index
+
     The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
     twice counts twice until its files are merged. With --begin or --end, the sums have all entries of a topic in each
     file where the topic's times overlap the range.
+
+    --by sums all entries. Days are UTC days. A file's bytes are divided among its topics in proportion to their
+    entries. If a file has several days, its entries are divided evenly among them (estimated). The cost is the price of
+    the stored bytes, without requests. The settings have the prices (default: S3 Standard's list price). Archived
+    segments have a row of their own. The log and orphans are not counted.
     """
-    budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service)
+    if by is not None:
+        if allow_partial or within != RangeOptions() or limits != LimitOptions():
+            raise InvalidArgument("--by sums all entries: leave --begin, --end, --allow-partial and all limits out")
+        return _show_sums(session, client, by)
+    budget = CommandBudget(limits.of_lookups)
     config = session.reader_config()
     with contextlib.ExitStack() as stack:
         bounds = {"begin_ms": within.begin, "end_ms": within.end, "allow_partial": allow_partial}
@@ -86,8 +101,18 @@ def _open_topics(
 
 
 @command
-def files(session: Session, service: ServiceOptions) -> int:
-    """List all files and window tables, then the archived segments.
+def files(
+    session: Session,
+    file: str | None = Argument(
+        None, metavar="[FILE]", help="Show this file: its path, object name, file id, or the end of a file id."
+    ),
+    entries: bool = Option(
+        False, "--entries", help="Print the entries of FILE as JSON lines, in the order of the file."
+    ),
+    *,
+    service: ServiceOptions,
+) -> int:
+    """List all files and window tables, then the archived segments, or show one file.
 
     [bold]Examples[/bold]
 
@@ -97,20 +122,44 @@ def files(session: Session, service: ServiceOptions) -> int:
 
       tiered-index files --url http://localhost:8080 --token-file token
 
+      tiered-index files /data/index/uploaded/001700000000000-0123456789ab.index
+
+      tiered-index files 456789ab --storage s3://bucket/index --json
+
+      tiered-index files 456789ab --storage s3://bucket/index --entries | head
+
+      tiered-index files store/tiered_index_file/1700000000000 --set slots=5000000 --set items=20000000
+
     A row has the state, lane, time range, entries, bytes and place of a file. The lane is `main`, or `quarantine` for
     implausible times. Exit code 6: a file can't be read.
+
+    With FILE the command shows the header, metadata and statistics of that file. With --entries it prints only entries
+    that match their checksum. The last line is {"status": ...}. At the first mismatch the command ends with status
+    "corrupt" and exit code 4. Files written by RocketMQ have no checksums, and the status says so. To check entries
+    without printing them, use verify. An unsealed file in RocketMQ's format does not state its numbers of slots and
+    items: pass them with --set.
     """
+    client = asked_service(session, service, file=file)
+    if file is not None:
+        return _show_file(session, file, entries=entries)
+    if entries:
+        raise InvalidArgument("--entries needs FILE")
+    return _list_files(session, client)
+
+
+def _list_files(session: Session, client: IndexClient | None) -> int:
+    """Write the list of all files, and return the exit code."""
     damaged: set[str] = set()
-    if (client := asked_service(session, service)) is not None:
+    if client is not None:
         with client:
             document = client.files()
-        sums = _archived_sums(map(_range_of, document["archived"]))
+        sums = _archived_sums(msgspec.convert(document["archived"], list[ArchivedSegment]))
     else:
         with session.open_reader(session.config()) as reader:
             handles = reader.files()
             document = files_document(reader.genesis.index_id, reader.log_state.number, handles, reader.segments())
             document["files"] = list(document["files"])
-            sums = {} if session.out.as_json else _archived_sums(map(_range, reader.segments()))
+            sums = {} if session.out.as_json else _archived_sums(reader.segments())
         broken_handles = [handle for handle in handles if isinstance(handle, DamagedFile)]
         damaged = {handle.file_id for handle in broken_handles if isinstance(handle.error, CorruptFile)}
     listed, totals = document["files"], document["totals"]
@@ -140,32 +189,13 @@ def _row(file: dict[str, Any], broken: str) -> dict[str, Any]:
     }
 
 
-class _Range(NamedTuple):
-    """The place and size of an archived segment, or of several neighbours."""
-
-    store: str
-    start: int
-    end: int
-    size_bytes: int
-
-
-def _range(segment: ArchivedSegment) -> _Range:
-    return _Range(segment.store, segment.start, segment.end, segment.size_bytes)
-
-
-def _range_of(document: dict[str, Any]) -> _Range:
-    start, size_bytes = document["start"], document["size_bytes"]
-    length = document["columns"][0] if "columns" in document else size_bytes
-    return _Range(document["store"], start, start + length, size_bytes)
-
-
-def _archived_sums(segments: Iterable[_Range]) -> dict[str, str]:
+def _archived_sums(segments: Iterable[ArchivedSegment]) -> dict[str, str]:
     """Return for each store how much is archived, and where segments are missing between others."""
     texts = {}
-    for store, ranges in groupby(segments, key=attrgetter("store")):
+    for store, of_store in groupby(segments, key=attrgetter("store")):
         start = end = None
         count = size_bytes = gaps = last_gap = 0
-        for segment in ranges:
+        for segment in of_store:
             start = segment.start if start is None else start
             if end is not None and end < segment.start:
                 gaps, last_gap = gaps + 1, segment.start
@@ -177,30 +207,8 @@ def _archived_sums(segments: Iterable[_Range]) -> dict[str, str]:
     return texts
 
 
-@command
-def inspect(
-    session: Session,
-    file: File,
-    entries: bool = Option(False, "--entries", help="Print the entries as JSON lines, in the order of the file."),
-) -> int:
-    """Show the header, metadata and statistics of one file, or print its entries.
-
-    [bold]Examples[/bold]
-
-      tiered-index inspect /data/index/uploaded/001700000000000-0123456789ab.index
-
-      tiered-index inspect 456789ab --storage s3://bucket/index --json
-
-      tiered-index inspect 456789ab --storage s3://bucket/index --entries | head
-
-      tiered-index inspect store/tiered_index_file/1700000000000 --set slots=5000000 --set items=20000000
-
-    Of --entries the last line is {"status": ...}. The command prints only entries that match their checksum. At the
-    first mismatch it ends with status "corrupt" and exit code 4. Files written by RocketMQ have no checksums, and the
-    status says so. To check entries without printing them, use verify.
-
-    An unsealed file in RocketMQ's format does not state its numbers of slots and items: pass them with --set.
-    """
+def _show_file(session: Session, file: str, *, entries: bool) -> int:
+    """Write what one file states of itself, or its entries, and return the exit code."""
     with opened_contents(session, file) as (data, contents):
         if entries:
             _print_entries(session, contents)
@@ -243,30 +251,10 @@ def _records(items: Array, schema: Schema, begin_ms: int, names: dict[int, str |
         yield {"topic": names.get(row[place]), "timestamp_ms": time_ms, **dict(zip(columns, shown, strict=True))}
 
 
-@command
-def du(
-    session: Session,
-    by: str = Option("topic,day,state", metavar="topic,day,state", help="Columns to group by, separated by commas."),
-    *,
-    service: ServiceOptions,
-) -> int:
-    """Show stored entries, bytes and monthly cost by topic, day and state.
-
-    [bold]Examples[/bold]
-
-      tiered-index du --storage s3://bucket/index --by topic
-
-      tiered-index du --root /data/index --json
-
-      tiered-index du --url http://localhost:8080 --token-file token
-
-    Days are UTC days. A file's bytes are divided among its topics in proportion to their entries. If a file has several
-    days, its entries are divided evenly among them (estimated). The cost is the price of the stored bytes, without
-    requests. The settings have the prices (default: S3 Standard's list price). Archived segments have a row of their
-    own. The log and orphans are not counted. The command reads the directory of each stored file.
-    """
+def _show_sums(session: Session, client: IndexClient | None, by: str) -> int:
+    """Write stored entries, bytes and cost by some columns, and return the exit code."""
     groups = du_groups(by)
-    if (client := asked_service(session, service)) is not None:
+    if client is not None:
         with client:
             document = client.du(",".join(groups))
     else:

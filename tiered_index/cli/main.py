@@ -46,9 +46,7 @@ _GROUPS = {
         "query:query": "Look up a key: print its entries, the newest first, or its messages.",
         "messages:message": "Show one message by its id, unique key or queue offset, or one record of Kafka.",
         "files:topics": "List the topics, each with its entries, bytes of its messages and time range.",
-        "files:files": "List all files and window tables, then the archived segments.",
-        "files:inspect": "Show the header, metadata and statistics of one file, or print its entries.",
-        "files:du": "Show stored entries, bytes and monthly cost by topic, day and state.",
+        "files:files": "List all files and window tables, then the archived segments, or show one file.",
     },
     "Keep: tiered-index copy --from URI --to URI": {
         "merge:merge": "Merge uploaded files into window tables, so that a lookup costs one request per window.",
@@ -68,19 +66,21 @@ _GROUPS = {
 _SPARK_GROUP = "Spark: tiered-index spark build --source FOLDER --storage URI"
 _ON_SPARK = {
     "spark.writing:build": "Build window tables from files or a commit log with Spark.",
-    "spark.writing:merge": "Merge uploaded files into window tables, as `tiered-index merge`, with Spark.",
     "spark.writing:erase": "Erase entries of a topic, as `tiered-index erase --now`, with Spark.",
     "spark.reading:lookup": "Look up every key of a file with Spark.",
     "spark.reading:audit": "Check every byte of an index, and compare its entries with its source. Changes nothing.",
 }
 
 
-# commands of development versions
+# commands of development versions; `merge` was one of Spark's
 _GONE = {
     "rebuild": "ingest archive:URI",
     "import": "ingest FILE",
-    "dump": "inspect FILE --entries",
-    "compact": "merge` or `tiered-index spark merge",
+    "dump": "files FILE --entries",
+    "inspect": "files FILE",
+    "du": "topics --by topic,day,state",
+    "compact": "merge",
+    "merge": "merge --master URL",
     "repair": "verify --deep --repair",
 }
 
@@ -136,9 +136,7 @@ app = typer.Typer(
 for _group, _commands in _GROUPS.items():
     _add(app, _commands, _group)
 
-spark = typer.Typer(
-    name="spark", help="Build, merge, erase, look up and audit with Spark, on many machines.", **_APPLICATION
-)
+spark = typer.Typer(name="spark", help="Build, erase, look up and audit with Spark, on many machines.", **_APPLICATION)
 _add(spark, _ON_SPARK)
 app.add_typer(spark, rich_help_panel=_SPARK_GROUP)
 

@@ -1,7 +1,8 @@
-"""`tiered-index merge`: merges uploaded files into window tables; `spark merge` shares its options and output."""
+"""`tiered-index merge`: merges uploaded files into window tables, in this process or with Spark."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,9 +10,10 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import WindowOptions, human_duration
+from tiered_index.cli.options import SparkOptions, WindowOptions, human_duration
 from tiered_index.cli.output import Output, describe_object
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
+from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.retention import parse_tiers
 from tiered_index.service.jobs.merge_plan import MergeOptions, MergeRewrite
@@ -21,7 +23,7 @@ from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.storage.probe import probe_put_if_absent
 
 
-def merge_options(windows: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
+def _options_of(windows: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
     """Return the options of each tier, shortest windows first. Raises `InvalidArgument`."""
     return [
         MergeOptions(
@@ -44,7 +46,7 @@ def _windows(text: str) -> list[int]:
         raise InvalidArgument(f"--tiers: {error}") from error
 
 
-def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
+def _show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
     """Write the plan, for each window length separately."""
     tiers: list[dict[str, Any]] = []
     for chosen in options:
@@ -73,7 +75,7 @@ def _totals(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write_merged(out: Output, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]) -> None:
+def _write_merged(out: Output, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]) -> None:
     """Write the result of a merge; `costs` are requests by operation, bytes read and written, USD."""
     status = "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do"
     out.show({"status": status, "log_number": log_number, "tiers": tiers, **costs}, without=("tiers",))
@@ -100,12 +102,22 @@ def _describe(rewrite: MergeRewrite, prices: PriceTable) -> dict[str, Any]:
     }
 
 
+# a task of Spark writes one shard, and has less memory than this process
+_SHARD_BYTES, _SPARK_SHARD_BYTES = 1 << 30, 256 << 20
+# set by spark-submit in the process of its program
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+
+
 @command
 def merge(
     session: Session,
     windows: WindowOptions,
-    shard_bytes: int = Option(1 << 30, help="Approximate bytes of an object (shard)."),
-    threads: int = Option(2, min=1, help="Number of parallel tasks."),
+    shard_bytes: int | None = Option(
+        None, help="Approximate bytes of an object (shard). Default: 1 GiB, with Spark 256 MiB."
+    ),
+    threads: int | None = Option(None, min=1, help="Number of parallel tasks in this process (default 2)."),
+    *,
+    on: SparkOptions,
 ) -> int:
     """Merge uploaded files into window tables, so that a lookup costs one request per window.
 
@@ -117,17 +129,34 @@ def merge(
 
       tiered-index merge --storage s3://bucket/index --window 1h --begin 2023-11-14 --min-age 10m --json
 
+      tiered-index merge --storage s3://bucket/index --window 30d --master spark://host:7077
+
     A writer merges by itself (setting `merge`), so you need this command only for larger windows, or without a writer.
-    Tables of shorter windows are merged too. A window of 30d has 30 days, not a calendar month. Writers and readers may
-    run. A log record removes the merged files from the index; the writer or `tiered-index orphans` deletes their
-    objects later. Exit code 4: an object to merge is missing; --skip-lost merges the rest.
+    Tables of shorter windows are merged too. So are pending files, whatever their age: those that writers with the
+    setting compaction = spark uploaded as they are. A window of 30d has 30 days, not a calendar month. Writers and
+    readers may run. A log record removes the merged files from the index; the writer or `tiered-index orphans` deletes
+    their objects later. Exit code 4: an object to merge is missing; --skip-lost merges the rest.
+
+    With --master, --conf or --ship, and under spark-submit, Spark runs the tasks. --dry-run does not start it.
     """
-    options = merge_options(windows, shard_bytes)
+    on_spark = on != SparkOptions() or _SUBMITTED in os.environ
+    if on_spark and threads is not None:
+        raise InvalidArgument("leave --threads out: Spark decides how many tasks are parallel (--master, --conf)")
+    options = _options_of(windows, shard_bytes or (_SPARK_SHARD_BYTES if on_spark else _SHARD_BYTES))
     config = session.config()
+    if windows.dry_run:
+        with open_stored_index(config) as index:
+            _show_plans(session, index, options, config.prices)
+    elif on_spark:
+        _merge_on_spark(session, config, options, on)
+    else:
+        _merge_here(session, config, options, threads or 2)
+    return 0
+
+
+def _merge_here(session: Session, config: IndexConfig, options: Sequence[MergeOptions], threads: int) -> None:
+    """Merge in this process, and write the result."""
     with open_stored_index(config) as index:
-        if windows.dry_run:
-            show_plans(session, index, options, config.prices)
-            return 0
         plan(index.log, index.clock, options[0])
         # a storage that ignores put-if-absent would let two jobs merge the same files
         probe_put_if_absent(index.storage)
@@ -143,5 +172,24 @@ def merge(
             tiers.append({"window_s": chosen.window_s, **asdict(report)})
         total = index.storage.total
         costs = {**index.costs, "bytes_read": total.bytes_read, "bytes_written": total.bytes_written}
-        write_merged(session.out, tiers, index.log.state.number, costs)
-    return 0
+        _write_merged(session.out, tiers, index.log.state.number, costs)
+
+
+def _merge_on_spark(session: Session, config: IndexConfig, options: Sequence[MergeOptions], on: SparkOptions) -> None:
+    """Merge on executors, and write the result."""
+    # imported here: a merge in this process needs no PySpark
+    from tiered_index.cli.spark import check_index, of_index, run_job, spark_of
+
+    check_index(config)
+    spark = spark_of(session, on)
+    from tiered_index.spark.writing.merge import merge as merge_on
+
+    tiers: list[dict[str, Any]] = []
+    for chosen in options:
+        result, _ = run_job(merge_on, spark, window=chosen.window_s, options=chosen, **of_index(config))
+        tiers.append({"window_s": chosen.window_s, **asdict(result)})
+    jobs = [tier["metrics"] for tier in tiers]
+    costs = {name: sum(job[name] for job in jobs) for name in ("bytes_read", "bytes_written")}
+    costs |= {"requests": dict(sum((Counter(job["requests"]) for job in jobs), Counter()))}
+    costs |= {"cost_usd": rounded_usd(sum(job["cost_usd"] for job in jobs))}
+    _write_merged(session.out, tiers, result.log_number, costs)

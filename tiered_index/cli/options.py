@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.retention import human_duration as human_duration
@@ -83,9 +83,6 @@ class RangeOptions:
     begin: int | None = declare(parser=time_option, metavar="T", help=f"Earliest time: {TIME}.")
     end: int | None = declare(parser=end_option, metavar="T", help=f"Latest time: {LAST}.")
 
-
-# For commands that read single files: inspect, verify
-File = Annotated[str, Argument(metavar="FILE", help="Path, object name, file id, or the end of a file id.")]
 
 # For commands that run until stopped: serve, ingest --follow
 LogAs = Annotated[
@@ -178,7 +175,7 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """Options of the commands that merge: merge, spark merge."""
+    """Options of `merge`."""
 
     window: int = declare(
         **duration("1d") | {"metavar": "1h|1d|30d"},

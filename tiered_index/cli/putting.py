@@ -37,11 +37,7 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
     index.seal()
     waiting = len(_steps_left(index))
     total, quiet_since = 2 * waiting, time.monotonic()
-    advice = (
-        "run `tiered-index merge` or `tiered-index spark merge`"
-        if index.config.compaction == "spark"
-        else "try again later"
-    )
+    advice = "run `tiered-index merge`" if index.config.compaction == "spark" else "try again later"
     with (
         ThreadPoolExecutor(1, "tiered-index-settle") as pool,
         progress_of("compacting and uploading", total) as progress,

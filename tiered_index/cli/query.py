@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from tiered_index.client import IndexClient
     from tiered_index.service.reader import IndexReader
 
-_PAGE = 1000
-# Each page reads the files again: with pages of constant size the time would grow with the square of the entries.
-_LARGEST_PAGE = 100_000
+# each page reads the files again
+_PAGE = 100_000
+# the most that a service may return at once
+_PAGE_OF_SERVICE = 1000
 # Small: a message may have megabytes.
 _PAGE_OF_MESSAGES = 256
 _FEW = 64
@@ -46,7 +47,8 @@ class QueryOptions:
     max_count: int | None = declare(
         None,
         "--max",
-        help="Limit of entries (default 64). With --all: entries per page (default 1,000; with --messages 256).",
+        help="Limit of entries (default 64). With --all: entries per page (default 100,000; of a service 1,000; with "
+        "--messages 256).",
     )
     cursor: str | None = declare(help="Continue the truncated answer that gave this cursor.")
     explain: bool = declare(False, "--explain", help="Print the files, requests, bytes and cost of the lookup.")
@@ -91,12 +93,11 @@ class QueryOptions:
         if of_messages and not self.messages:
             raise InvalidArgument("--store, --body, --raw and --kafka need --messages")
 
-    @property
-    def page(self) -> int:
-        """The entries of a page, of the first one with `every`."""
+    def page(self, most: int = _PAGE) -> int:
+        """Return the entries of a page; `most`: those of a large one."""
         if self.max_count is not None or not self.every:
             return _FEW if self.max_count is None else self.max_count
-        return _PAGE_OF_MESSAGES if self.messages else _PAGE
+        return _PAGE_OF_MESSAGES if self.messages else most
 
 
 @command
@@ -167,7 +168,7 @@ def query(
             from tiered_index.cli.keys import KeysOut, KeysQuestion, look_up_keys
             from tiered_index.sources.keys import read_lookups
 
-            most = _EVERY if options.every and not options.messages else options.page
+            most = _EVERY if options.every and not options.messages else options.page()
             lookups = read_lookups(options.keys, within.begin, within.end, most)
             target = KeysOut(options.keys_out) if options.keys_out is not None else None
             opened = partial(_open_in, stack, session, config)
@@ -231,7 +232,11 @@ class KeyQuestion:
     def _of_service(self, client: IndexClient) -> Callable[..., Any]:
         self.stack.enter_context(client)
         options, within = self.options, self.within
-        bounds: dict[str, Any] = {"begin_ms": within.begin, "end_ms": within.end, "max_count": options.page}
+        bounds: dict[str, Any] = {
+            "begin_ms": within.begin,
+            "end_ms": within.end,
+            "max_count": options.page(_PAGE_OF_SERVICE),
+        }
         bounds |= {"allow_partial": options.allow_partial, "explain": self.session.out.as_json or options.explain}
         if options.messages:
             return partial(client.messages, self.topic, self.key, body=options.body or "text", **bounds)
@@ -242,12 +247,9 @@ class KeyQuestion:
         reader = _open_in(self.stack, self.session, self.config)
         lookup = (self.topic, self.key, within.begin, within.end)
         if not options.messages:
-            look_up = partial(reader.query, *lookup, allow_partial=options.allow_partial)
-            if options.every and options.max_count is None:
-                return reader, GrowingPages(look_up, options.page).next
-            return reader, partial(look_up, max_count=options.page)
+            return reader, partial(reader.query, *lookup, max_count=options.page(), allow_partial=options.allow_partial)
         source = _sources_in(self.stack, self.config, options.store, self.kafka, reader).of(self.topic)
-        more: dict[str, Any] = {"allow_partial": options.allow_partial, "max_count": options.page}
+        more: dict[str, Any] = {"allow_partial": options.allow_partial, "max_count": options.page()}
         return reader, partial(reader.messages, *lookup, source=source, **more)
 
     def _page_of_tag(
@@ -272,18 +274,6 @@ class KeyQuestion:
                 "with --restart if the store has been indexed before"
             )
         return answer
-
-
-class GrowingPages:
-    """Looks up page by page: `first` entries, then each time four times as many, up to 100,000."""
-
-    def __init__(self, look_up: Callable[..., QueryResult], first: int) -> None:
-        self._look_up, self._size = look_up, first
-
-    def next(self, **more: Any) -> QueryResult:
-        """Return the next page. Raises as the lookup."""
-        size, self._size = min(_LARGEST_PAGE, self._size), 4 * self._size
-        return self._look_up(max_count=size, **more)
 
 
 def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:

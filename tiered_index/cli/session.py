@@ -231,7 +231,7 @@ def asked_service(session: Session, service: ServiceOptions, **others: object) -
     own |= {"set": session.settings, **others}
     wrong = next((name for name, value in own.items() if value), None)
     if wrong is not None:
-        flag = "FILES" if wrong == "files" else f"--{wrong.replace('_', '-')}"
+        flag = wrong.upper() if wrong in ("file", "files") else f"--{wrong.replace('_', '-')}"
         raise InvalidArgument(f"--url asks a service, which has its own index: leave {flag} out")
     from tiered_index.client import IndexClient
 

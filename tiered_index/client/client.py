@@ -214,7 +214,7 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
         return await self._call(answers.document_of, "/v1/files", {})
 
     async def du(self, by: str = "topic,day,state") -> dict[str, Any]:
-        """Return stored entries, bytes and cost: the document of ``tiered-index du --json``."""
+        """Return stored entries, bytes and cost: the document of ``tiered-index topics --by BY --json``."""
         return await self._call(answers.document_of, "/v1/du", {"by": by})
 
     async def verify(self, *, deep: bool = False) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tiered_index.errors import (
     install_hint,
 )
 from tiered_index.kafka.record import KafkaRecord, TimestampType
+from tiered_index.repeated_lines import OnceAMinute
 from tiered_index.storage.context import check_deadline
 
 try:
@@ -54,9 +55,6 @@ _MESSAGES, _FEW = 500, 1_000
 # else each record of an answer waits for a broker that is away
 _AWAY_S = 5.0
 _log = logging.getLogger(__name__)
-_LINE_S, _LINES = 60.0, 1_000
-# Durations and counts that differ in each line about the same trouble
-_VARYING = re.compile(r"\([^()]*\d[^()]*\)")
 _ADDRESS = re.compile(r"kafka://([^/@\s]+)(?:/([^/\s]*))?")
 # Settings that the source depends on: it alone chooses positions
 _OURS = {
@@ -106,34 +104,8 @@ _UNREACHED = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
 _DAMAGED = ("_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG")
 
 
-class _Spared(logging.Filter):
-    """Passes a text once a minute, and then says how often it was left out since. Any thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        # of each text: when it was passed, and how often it was left out since
-        self._passed: dict[str, tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is passed."""
-        now_s, line = time.monotonic(), record.getMessage()
-        text = _VARYING.sub("", line)
-        with self._lock:
-            passed_s, left_out = self._passed.pop(text, (now_s - _LINE_S, 0))
-            if now_s - passed_s < _LINE_S:
-                self._passed[text] = passed_s, left_out + 1
-                return False
-            self._passed[text] = now_s, 0
-            while len(self._passed) > _LINES:
-                del self._passed[next(iter(self._passed))]
-        if left_out:
-            record.msg, record.args = f"{line} ({left_out:,} more such lines were left out)", ()
-        return True
-
-
 # the client repeats lines about a broker that is away
-_log.addFilter(_Spared())
+_log.addFilter(OnceAMinute())
 
 
 class HeldLog:
@@ -656,11 +628,19 @@ class KafkaBroker:
             is_well = False  # a client may stay silent after its broker was killed, while a new one reads
             raise
         finally:
+            self._give_back(consumer, many=many, is_well=is_well)
+
+    def _give_back(self, consumer: Any, *, many: bool, is_well: bool) -> None:
+        """Keep a consumer for the next reader; close it if it or this object is of no more use."""
+        try:
             consumer.unassign()  # else it reads on
-            if self._closed or not is_well:
-                consumer.close()
-            else:
-                self._idle[many].append(consumer)
+        except BaseException:
+            consumer.close()
+            raise
+        if self._closed or not is_well:
+            consumer.close()
+        else:
+            self._idle[many].append(consumer)
 
     def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
         """Return the record at a place; None: the log has none there. Raises `Deleted`, `NoTopic`, and as `asked`.
@@ -707,19 +687,14 @@ def error_of(error: Any, what: str) -> TieredIndexError:
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
-    """Return the headers of a message of the client. The client can't return them if a name is not UTF-8: then none."""
+    """Return the headers of a message of the client. If a name is not UTF-8, log its place, and return none."""
     try:
         return message.headers() or []
     except SystemError:
-        leave_out_headers(message)
+        place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+        _log.warning("%s: its headers are left out: a name is not UTF-8", place)
+        message.set_headers([])  # else the next call returns a damaged list
         return []
-
-
-def leave_out_headers(message: Any) -> None:
-    """Take the headers from a message whose headers the client can't return, and log its place."""
-    place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-    _log.warning("%s: its headers are left out: a name is not UTF-8", place)
-    message.set_headers([])  # else the next call returns a damaged list
 
 
 def record_of(message: Any) -> KafkaRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.format.segment import Times, times_of
-from tiered_index.kafka.client import Place, kafka, leave_out_headers
+from tiered_index.kafka.client import Place, headers_of, kafka
 from tiered_index.kafka.keys import Headers
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -58,7 +57,7 @@ class RecordLists:
         self.offsets.extend(map(message.offset, messages))
         keys = list(map(message.key, messages))
         self._keys += keys
-        headers = _headers_of_all(messages)
+        headers = list(map(headers_of, messages))
         if self._is_whole:
             self._values.append(pa.array(list(map(message.value, messages)), pa.binary()))
             self._headers += headers
@@ -139,18 +138,3 @@ def times_in(records: pa.Table) -> Times | None:
 
 def _header_bytes(headers: Headers) -> int:
     return sum(len(name.encode()) + len(value or b"") for name, value in headers)
-
-
-def _headers_of_all(messages: Sequence[Any]) -> list[Headers]:
-    """Return the headers of each message, none if the client can't return them."""
-    with contextlib.suppress(SystemError):
-        return [pairs or () for pairs in map(kafka.Message.headers, messages)]
-    headers: list[Headers] = []
-    while len(headers) < len(messages):
-        try:
-            for message in messages[len(headers) :]:
-                headers.append(message.headers() or ())
-        except SystemError:
-            leave_out_headers(messages[len(headers)])
-            headers.append(())
-    return headers

@@ -24,9 +24,10 @@ from typing import Any, Self, cast
 import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tiered_index.errors import SetupUnavailable
+from tiered_index.repeated_lines import OnceAMinute
 from tiered_index.server.gate import CONNECTION, SEND_S
 from tiered_index.strangers import FIRST_S, Strangers
 
@@ -43,6 +44,9 @@ _TOO_MUCH = (
 _PARSED_BYTES = 8 << 10
 _OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
+# One line about requests that break the protocol, of a flood of them
+_spared = OnceAMinute()
+logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno != logging.WARNING or _spared.filter(record))
 # Size of the kernel's send buffer of a connection: most answers fit
 _SENT_BYTES = 512 << 10
 
@@ -185,6 +189,8 @@ class _HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._seen: tuple[object, int] = (None, 0)
+        # requests whose answers have not ended: of a pipeline, `cycle` is the last one
+        self._cycles: list[RequestResponseCycle] = []
         self._since_s = time.monotonic()
         # received since the last whole head or piece of a body
         self._unparsed_bytes = 0
@@ -207,11 +213,19 @@ class _HttpConnection(HttpToolsProtocol):
                 self.send_400_response(_TOO_MUCH)
                 return
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what has arrived, if this can't be taken for a part of the answer under way."""
+        if any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and any(name in _OF_BODIES for name, _ in self.headers):
             # as by `data_received`, but its head came in parts, or behind another request: Uvicorn answers 400
             raise ValueError("the body would be skipped")
         super().on_headers_complete()
+        self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

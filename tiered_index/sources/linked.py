@@ -441,7 +441,7 @@ class FileLinker:
             reading.lines_before = self._chains.lines_before(listed, segment)
         count, times = 0, None
         for batch in reading.batches(max(offset, segment.start) - shift):
-            self._put(listed, batch, shift)
+            self._put(listed, batch, shift, max(offset, segment.start))
             count, times = count + batch.rows + len(batch.bad), joined_times(times, batch.times)
             if len(reading.points) >= MOST_POINTS:
                 self._send_points(segment, reading, batch.end + shift)
@@ -495,14 +495,15 @@ class FileLinker:
                 self._points_sent.append(place)
             self._points_end = end
 
-    def _put(self, listed: SourceFile, batch: RowBatch, shift: int) -> None:
+    def _put(self, listed: SourceFile, batch: RowBatch, shift: int, first: int) -> None:
         if batch.bad and not self.skip_bad:
             bad = batch.bad[0]
             raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
         self._keep_unit()
         entries, topics = batch.entries, self._topics_of(batch)
         if self._archiver is not None:
-            self._archiver.add(topics if batch.topics is not None else pa.array(topics), listed.uri, batch, shift)
+            of_rows = topics if batch.topics is not None else pa.array(topics)
+            self._archiver.add(of_rows, listed.uri, batch, shift, first)
         columns = {
             "topic": topics,
             "queue_id": np.broadcast_to(np.int64(self._queue_id), len(batch.positions)),

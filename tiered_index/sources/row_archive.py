@@ -2,23 +2,26 @@
 
 The copies of a log of files have a store of their own, with the same offsets (`rows_store`). A row is copied before its
 entries are put. So the log says up to which offset rows are copied, and a run that was killed copies only the rest. A
-row has its keys beside its text, so that a lookup and an erasure need no other file. One thread uses a `RowArchiver`.
+row has its keys beside its text, so that a lookup and an erasure need no other file, and `ingest archive:URI` makes an
+index again. One thread uses a `RowArchiver`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.follow import Loss
 from tiered_index.format.columnar import NUMBER, decode_columns, encode_columns, row_group_of
-from tiered_index.format.names import ROWS, rows_store, topic_of_store
-from tiered_index.format.segment import times_of
+from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
+from tiered_index.format.segment import LinkedSegment, times_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
@@ -27,6 +30,9 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
 from tiered_index.sources.restart import group_rows
 from tiered_index.sources.rows.batch import RowBatch
+from tiered_index.sources.rows.mapping import KEY_TYPE
+from tiered_index.sources.rows.table import TABLES
+from tiered_index.types import inclusive
 
 SCHEMA = pa.schema(
     {
@@ -76,7 +82,9 @@ class RowArchiver:
         self._parts: list[pa.Table] = []
         self.size_bytes = 0
         """The bytes of rows that wait for the next `send`."""
-        self._begin, self._end = 0, self.end
+        # the offset from which on all rows with a key are archived, or wait; None: no row was read yet
+        self._begin: int | None = None
+        self._end = self.end
         self.archived = 0
         """The number of objects that were sent."""
 
@@ -86,16 +94,19 @@ class RowArchiver:
         segments = self._index.segment_archive.segments()
         return max(segments.end(self.store), segments.state.expired.segments.get(self.store, 0))
 
-    def add(self, topics: pa.DictionaryArray, uri: str, batch: RowBatch, shift: int) -> None:
-        """Let the rows of a batch wait. `topics` has that of each row; `shift` is added to positions as offsets."""
+    def add(self, topics: pa.DictionaryArray, uri: str, batch: RowBatch, shift: int, first: int) -> None:
+        """Let the rows of a batch wait. `topics` has that of each row; `shift` is added to positions as offsets.
+
+        `first` is the offset from which on the file is read.
+        """
         begin, (of_keys, keys) = max(self._end, batch.begin + shift), batch.by_entry()
+        if self._begin is None:
+            self._begin = max(self._end, first)
         order = np.argsort(batch.positions[of_keys], kind="stable")
         order = order[batch.positions[of_keys[order]] + shift >= begin]
         of_keys = of_keys[order]
         positions, firsts = np.unique(batch.positions[of_keys], return_index=True)
         rows = of_keys[firsts]
-        if not self._parts:
-            self._begin = begin
         self._end = max(self._end, batch.end + shift)
         if not len(positions):
             return
@@ -118,17 +129,138 @@ class RowArchiver:
     def send(self) -> None:
         """Archive the rows that wait, by one object and one record. Raises as `IndexService.archive_columns`."""
         parts, self._parts, self.size_bytes = self._parts, [], 0
-        if not parts:
+        if not parts or self._begin is None:
             return
         table = pa.concat_tables(parts).combine_chunks()
-        times = times_of(table["timestamp"].cast(pa.int64()).to_numpy())
-        place = self.store, self._begin
-        if self._index.send_columns(*place, self._end - self._begin, encode_rows(table), len(table), times):
-            self.archived += self._index.name_columns([place])
+        self.archived += archive_rows(self._index, (self.store, self._begin), self._end, table)
+        self._begin = self._end
 
     def begin_again(self) -> None:
         """Forget the rows that wait."""
-        self._parts, self.size_bytes, self._end = [], 0, self.end
+        self._parts, self.size_bytes, self._begin, self._end = [], 0, None, self.end
+
+
+def archive_rows(index: IndexService, place: tuple[str, int], end: int, table: pa.Table) -> int:
+    """Archive all rows from a place (store and offset) to before `end` by one object and one record.
+
+    Return the number of objects: 0 if they are archived. Raises as `IndexService.archive_columns`.
+    """
+    times = times_of(table["timestamp"].cast(pa.int64()).to_numpy())
+    if not index.send_columns(*place, end - place[1], encode_rows(table), len(table), times):
+        return 0
+    return index.name_columns([place])
+
+
+class ArchivedRows(NamedTuple):
+    """The rows of one archived file (`SCHEMA`), and the columns of their entries. `end`: where to continue.
+
+    `skipped` are ranges of offsets before `end` whose rows are missing or damaged.
+    """
+
+    columns: pa.RecordBatch
+    end: int
+    messages: int
+    skipped: tuple[Loss, ...]
+    rows: pa.Table
+    begin: int
+
+
+@dataclass(frozen=True)
+class RowsOfLog:
+    """The archived rows of one log of files, from which `ingest archive:URI` makes an index again.
+
+    `store` is that of the rows, and `takes` returns whether the rows of a topic are read. The linked files of the log
+    say which offsets have rows: those that no copy has are missing. A run without `--archive` indexed them, or none of
+    them has a key.
+    """
+
+    archive: SegmentArchive
+    store: str
+    takes: Callable[[str], bool] = lambda topic: True
+
+    @property
+    def log(self) -> str:
+        """The store of the linked files, and the source of their entries."""
+        return LINKED + self.store.removeprefix(ROWS)
+
+    def links(self, begin: int = 0) -> Iterator[LinkedSegment]:
+        """Yield the files that end behind an offset of the log."""
+        known = self.archive.segments().of_log(self.log, begin)
+        return (segment for segment in known if isinstance(segment, LinkedSegment))
+
+    def batches(
+        self,
+        segments: Sequence[ArchivedSegment],
+        position: int | None,
+        *,
+        skip_corrupt: bool = False,
+        skip_missing: bool = False,
+    ) -> Iterator[ArchivedRows]:
+        """Yield the rows of each archived file from a position on (None: from the begin).
+
+        Raises `InvalidArgument` for missing rows, and `CorruptFile` at a damaged file; with `skip_missing` and
+        `skip_corrupt` these are `skipped` instead.
+        """
+        state = self.archive.state()
+        expired = [state.expired.segments.get(name, 0) for name in (self.store, self.log)]
+        reached, queue = max(expired) if position is None else position, int(self.store.rpartition("/")[2])
+        for segment in segments:
+            if segment.end <= reached:
+                continue
+            skipped, rows = self._missing(reached, segment.start, skip_missing=skip_missing), SCHEMA.empty_table()
+            begin = max(reached, segment.start)
+            try:
+                rows = decode_columns(self.archive.verified(segment, 0, segment.size_bytes)).cast(SCHEMA)
+            except CorruptFile as error:
+                if not skip_corrupt:
+                    raise
+                skipped.append(Loss("corrupt", begin, segment.end, None, str(error)))
+            topics = [topic for topic in rows["topic"].unique().to_pylist() if self.takes(topic)]
+            is_read = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
+            rows = rows.filter(pc.and_(is_read, pc.greater_equal(rows[NUMBER], begin)))
+            entries = self._entries(rows, queue, begin, segment.end)
+            yield ArchivedRows(entries, segment.end, len(rows), tuple(skipped), rows, begin)
+            reached = segment.end
+        if skipped := self._missing(reached, state.positions.get(self.log, 0), skip_missing=skip_missing):
+            rows = SCHEMA.empty_table()
+            yield ArchivedRows(self._entries(rows, queue, 0, 0), reached, 0, tuple(skipped), rows, reached)
+
+    def _missing(self, begin: int, end: int, *, skip_missing: bool) -> list[Loss]:
+        """Return the ranges between two offsets that files have, or had. Raises `InvalidArgument`."""
+        lost = [(gap.begin, gap.end, gap.reason) for gap in self.archive.state().given_up.get(self.log, ())]
+        known = ((linked.start, linked.end, linked.uri) for linked in self.links(begin)) if begin < end else ()
+        losses = list[Loss]()
+        for first, last, name in (*lost, *known):
+            first, last = max(first, begin), min(last, end)
+            if first < last:
+                problem = f"no copy has offsets {inclusive(first, last)} of {self.log} ({name})"
+                losses.append(Loss("missing", first, last, None, problem))
+        if losses and not skip_missing:
+            raise InvalidArgument(
+                f"{losses[0].problem}: none of these rows has a key, or a run without --archive indexed them; "
+                f"--skip-missing leaves them out"
+            )
+        return losses
+
+    def _entries(self, rows: pa.Table, queue_id: int, begin: int, end: int) -> pa.RecordBatch:
+        """Return an entry for each key of each row. Entries of files with columns have no size."""
+        counts = pc.list_value_length(rows["keys"]).to_numpy().astype(np.int64)
+        sizes, offsets = pc.binary_length(rows["text"]).to_numpy().astype(np.int64), rows[NUMBER].to_numpy()
+        for linked in self.links(begin):
+            if linked.start >= end:
+                break
+            if linked.format in TABLES:
+                sizes = np.where((offsets >= linked.start) & (offsets < linked.end), 0, sizes)
+        of_entry = np.repeat(np.arange(len(rows)), counts)
+        columns = {
+            "topic": rows["topic"].take(pa.array(of_entry)).combine_chunks(),
+            "queue_id": np.full(len(of_entry), queue_id, np.int64),
+            "key": pc.list_flatten(rows["keys"]).cast(KEY_TYPE).combine_chunks(),
+            "offset": offsets[of_entry],
+            "size": sizes[of_entry],
+            "timestamp_ms": rows["timestamp"].cast(pa.int64()).to_numpy()[of_entry],
+        }
+        return pa.RecordBatch.from_pydict(columns)
 
 
 @dataclass(frozen=True)

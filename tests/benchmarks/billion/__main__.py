@@ -1,7 +1,5 @@
 """`make bench SUITE=billion`: a year of messages in ever larger indexes. `SUITE=spark`: also Spark's own ways."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -7,8 +7,6 @@
 An index keeps whole seconds, so times are compared by the second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -3,8 +3,6 @@
 Every step's figures are written down when it ends. An interrupted run continues with its first unfinished step.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -69,7 +67,7 @@ class Run:
         yield "audit, equal", (), partial(self._audit, SOURCE)
         yield "audit, 0.1 % different", (), partial(self._audit, CHANGED)
         yield "single keys, daily tables", (), partial(self._singles, BY_SPARK)
-        yield "merge to 30 days", (), partial(self._build, "spark", "merge", "--window", "30d")
+        yield "merge to 30 days", (), partial(self._build, "merge", "--window", "30d")
         yield "delete the merged tables", (), partial(self._sweep, BY_SPARK)
         yield "million keys", (ANSWERS,), partial(self._look_up, BY_SPARK)
         yield "thousand keys", (ANSWERS,), partial(self._look_up, BY_SPARK, FEW_KEYS)

@@ -3,8 +3,6 @@
 python -m tests.benchmarks.billion.singles FOLDER STORAGE ENTRIES        prints a JSON document
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

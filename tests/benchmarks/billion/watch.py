@@ -3,8 +3,6 @@
 Bytes are those of read and write calls of all these processes, by `/proc`; reads by memory map are not counted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

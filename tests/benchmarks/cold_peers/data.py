@@ -4,8 +4,6 @@ Entries cover 30 days, evenly. Nearly every key has four or five entries, about 
 entries). Every hundredth entry has one of 20 hot keys. An entry's number defines the entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

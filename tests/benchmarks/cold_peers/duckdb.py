@@ -5,8 +5,6 @@ answers of HEAD requests. It keeps no data, so that data stays cold. The extensi
 downloaded at run time.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

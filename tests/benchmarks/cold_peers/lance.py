@@ -5,8 +5,6 @@ for lookups of one value. Warm lookups use `prewarm_index`, which reads the whol
 metadata and index pages, but no data.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Warm readers keep no slot groups (`block_cache_bytes=0`), so that data stays cold.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator

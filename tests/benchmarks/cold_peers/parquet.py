@@ -6,8 +6,6 @@ of a row group in parallel. Row groups have 30,720 rows, a quarter of DuckDB's d
 cheaper and the footer longer. The footer is read once.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,8 +8,6 @@ up one key and end. The server counts requests and bytes. Every answer is compar
 the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -118,7 +116,7 @@ class DelayedServer(Child):
         """Delay every answer from now on."""
         self._control(f"delay?ms={milliseconds}")
 
-    def counts(self) -> _Cost:
+    def counts(self) -> "_Cost":
         """Return the server's counts since the last call."""
         counts = self._control("counts")
         return _Cost(*(int(counts.get(kind, 0)) for kind in ("get", "list", "put", "bytes")))

@@ -9,8 +9,6 @@ Requests below `/-/` control it. They are neither counted nor delayed. They are 
 changes, so a copy is a second name of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -6,8 +6,6 @@ holds filters, indexes and statistics of tables, but no blocks of data, so that 
 reads ahead.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import struct

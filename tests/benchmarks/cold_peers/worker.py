@@ -6,8 +6,6 @@ more fields for the phase. The time of a new process runs from its start to its 
 modules that every process needs. CPU time is that of all threads.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -8,8 +8,6 @@ in C), a cheap hash, so that the driver's share stays small. Processes that shar
 ``PYTHONHASHSEED``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

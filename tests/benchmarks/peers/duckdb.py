@@ -5,8 +5,6 @@ column, so that the statistics of row groups skip almost all of them. Compressio
 Row groups have a quarter of the default size, which makes single lookups cheaper.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

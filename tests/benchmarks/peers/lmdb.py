@@ -4,8 +4,6 @@ The settings are those that py-lmdb's documentation advises: synced commits (its
 one read transaction per lookup, and no read-ahead for random reads.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """This index, with its default settings. Its storage is a folder beside the root."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 One thread uses it. A peer's library is imported when the peer is made, so that the others run without it.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
@@ -85,7 +83,7 @@ class Peer(ABC):
     def stored_bytes(self) -> int:
         """Return the number of bytes that hold the settled entries."""
 
-    def reader(self) -> Peer | None:
+    def reader(self) -> "Peer | None":
         """Return another way to look up in the settled store, not opened yet. It is measured separately."""
         return None
 

@@ -6,8 +6,6 @@ equal 31-bit hash are not distinguished. Python code follows the chain here. Roc
 chain and 9 for the two reads. Figures of writing are this project's, too.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

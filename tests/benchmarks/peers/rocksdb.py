@@ -5,8 +5,6 @@ The settings are those that the wiki's "Setup Options and Basic Tuning" and "Roc
 and ZSTD at the bottom. Each batch is one synced write.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from typing import Any

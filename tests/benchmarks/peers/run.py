@@ -5,8 +5,6 @@ store and is killed. The second opens that store and settles it. The third reads
 compaction, in another folder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ The settings are those that its documentation advises: write-ahead log, `synchro
 one transaction per batch. The table is its own index ("Clustered Indexes and the WITHOUT ROWID Optimization").
 """
 
-from __future__ import annotations
-
 import sqlite3
 from typing import Any
 

@@ -8,8 +8,6 @@
 Wrong answers raise. CPU time, bytes and memory are those of this process, without the making of entries.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -6,8 +6,6 @@
 It makes only calls that every version has. The expected answers come from the messages, not from the engine.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -141,25 +141,25 @@ def test_files_is_partial_if_one_cannot_be_read(run_here, damaged):
     assert re.search(f"{path.stem} +unsealed, damaged ", run_here("files", "--root", damaged.root).out)
 
 
-def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
+def test_a_compacted_file_is_shown_by_path_id_and_object(run_here, original):
     path = original.files("uploaded")[0]
-    by_path = run_here("inspect", path, "--json").document
+    by_path = run_here("files", path, "--json").document
     assert by_path["kind"] == "compacted"
     geometry = {"slots": 64, "items": 1500, "item_bytes": 32}
     assert by_path["layout"] == {"preset": "native", "hash": "abs", "schema": "KeyedIndexItem"} | geometry
     assert by_path["metadata"]["count"] == 1499
     assert sorted(name for _, name in by_path["metadata"]["topics"]) == ["orders", "payments"]
     assert by_path["directory"]["longest_slot_items"] >= 1499 // 64
-    by_id = run_here("inspect", path.stem, "--root", original.root, "--json").document
+    by_id = run_here("files", path.stem, "--root", original.root, "--json").document
     assert by_id == by_path
     files = run_here("files", "--root", original.root, "--json").document["files"]
     (name,) = [file["object"] for file in files if file["file_id"] == path.stem]
-    by_object = run_here("inspect", name, "--storage", original.uri, "--json").document
-    assert run_here("inspect", path.stem[-8:], "--root", original.root, "--json").document == by_id
-    assert run_here("inspect", path.stem[-8:], "--storage", original.uri, "--json").document == by_object
+    by_object = run_here("files", name, "--storage", original.uri, "--json").document
+    assert run_here("files", path.stem[-8:], "--root", original.root, "--json").document == by_id
+    assert run_here("files", path.stem[-8:], "--storage", original.uri, "--json").document == by_object
     assert by_object == by_path | {"file": name}
-    assert "longest slot items" in run_here("inspect", path).out
-    missing = run_here("inspect", "nowhere", "--json")
+    assert "longest slot items" in run_here("files", path).out
+    missing = run_here("files", "nowhere", "--json")
     assert (missing.code, missing.error["type"]) == (2, "InvalidArgument")
 
 
@@ -169,26 +169,26 @@ def test_an_id_that_is_the_end_of_several_is_refused_and_listed_in_full(run_here
     ids = ["001700000000000-0000aaaaaaaa", "001700000000000-1111aaaaaaaa"]
     for file_id in ids:
         (folder / f"{file_id}.index").touch()
-    refused = run_here("inspect", "aaaaaaaa", "--root", tmp_path)
+    refused = run_here("files", "aaaaaaaa", "--root", tmp_path)
     assert (refused.code, refused.err) == (
         2,
         f"tiered-index: 2 files' ids end in aaaaaaaa: give one of {', '.join(ids)}\n",
     )
 
 
-def test_inspect_an_unsealed_file_with_its_journal(run_here, original):
+def test_an_unsealed_file_is_shown_with_its_journal(run_here, original):
     (path,) = original.files("unsealed")
-    document = run_here("inspect", path, "--json").document
+    document = run_here("files", path, "--json").document
     assert document["kind"] == "unsealed"
     assert (document["journal"]["count"], document["journal"]["sealed"]) == (200, False)
     assert list(document["journal"]["source_positions"].values()) == [original.source.stat().st_size]
-    assert run_here("inspect", path.with_suffix(".journal"), "--json").document == document
+    assert run_here("files", path.with_suffix(".journal"), "--json").document == document
 
 
 def test_every_entry_of_every_file_is_printed_once(run_here, original):
     seen = []
     for path in (*original.files("uploaded"), *original.files("unsealed")):
-        outcome = run_here("inspect", path, "--entries")
+        outcome = run_here("files", path, "--entries")
         assert outcome.code == 0
         *entries, status = outcome.records
         assert status == {"status": "complete", "entries": len(entries), "checksummed": True}
@@ -203,8 +203,8 @@ def test_no_entry_is_printed_that_does_not_verify(run_here, damaged):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    good = run_here("inspect", damaged.files("uploaded")[1], "--entries").records[-1]["entries"]
-    outcome = run_here("inspect", path, "--entries")
+    good = run_here("files", damaged.files("uploaded")[1], "--entries").records[-1]["entries"]
+    outcome = run_here("files", path, "--entries")
     assert outcome.code == 4
     *entries, status = outcome.records
     assert status["status"] == "corrupt"
@@ -218,20 +218,20 @@ def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
     assert run_here("ingest", source, "--root", root, "--storage", uri, *geometry).code == 0
     (path,) = (root / "unsealed").glob("*.index")
     bare.write_bytes(path.read_bytes())
-    refused = run_here("inspect", bare, "--json")
+    refused = run_here("files", bare, "--json")
     assert (refused.code, refused.error["type"]) == (2, "InvalidArgument")
     sizes = ("--set", "slots=16", "--set", "items=100")
-    document = run_here("inspect", bare, *sizes, "--json").document
+    document = run_here("files", bare, *sizes, "--json").document
     assert (document["kind"], document["metadata"]["count"]) == ("unsealed without journal", 50)
-    *entries, last = run_here("inspect", bare, *sizes, "--entries").records
+    *entries, last = run_here("files", bare, *sizes, "--entries").records
     assert last == {"status": "complete", "entries": 50, "checksummed": False}
     assert [entry["offset"] for entry in entries] == [n // 2 for n in range(50)]
     assert run_here("verify", bare, *sizes).code == 0
     assert run_here("ingest", source, "--root", root, "--wait").code == 0
     (compacted,) = (root / "uploaded").glob("*.index")
-    trailer = run_here("inspect", compacted, "--json").document["trailer"]
+    trailer = run_here("files", compacted, "--json").document["trailer"]
     bare.write_bytes(compacted.read_bytes()[: trailer["position"]])
-    document = run_here("inspect", bare, "--json").document
+    document = run_here("files", bare, "--json").document
     assert (document["kind"], document["metadata"]["count"]) == ("compacted without trailer", 50)
     assert run_here("verify", bare, "--json").document["status"] == "ok"
     bare.write_bytes(bare.read_bytes()[:-5])

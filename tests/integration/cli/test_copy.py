@@ -147,6 +147,8 @@ def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
         assert len(lines()) < 9
         put(2, source)
         until(lambda: offsets(target) == [2, 1])
+        # the line of a round comes after what it sent
+        until(lambda: sum(record["sent"] for record in lines()) == 2)
         process.send_signal(number)
         assert process.wait(60) == code
         records = lines()

@@ -1,5 +1,6 @@
-"""`export`, `ingest` of exports, and `du`: equal entries and equal answers with each kind of file, which other tools
-open as a table.
+"""`export`, `ingest` of exports, and `topics --by`: equal entries and equal answers with each kind of file.
+
+Other tools open each file as a table.
 """
 
 from __future__ import annotations
@@ -244,11 +245,11 @@ def test_what_is_refused(tmp_path, run_here, original):
     assert run_here("ingest", tmp_path / "e.parquet", *where).code in (2, 4)
 
 
-def test_du_sums_entries_bytes_and_cost(run_here, original):
-    line = ("du", "--root", original.root, "--json")
-    by = {name: done(run_here(*line, "--by", name)) for name in ("topic", "state")}
+def test_topics_sums_entries_bytes_and_cost(run_here, original):
+    line = ("topics", "--root", original.root, "--json", "--by")
+    by = {name: done(run_here(*line, name)) for name in ("topic", "state")}
     prices = {"TIERED_INDEX_PRICES__STORAGE_PER_GIB_MONTH_USD": "1"}
-    whole = done(run_here(*line, environment=prices))
+    whole = done(run_here(*line, "topic,day,state", environment=prices))
     files = done(run_here("files", "--root", original.root, "--json"))
     assert whole["totals"]["entries"] == files["totals"]["entries"] == 2 * MESSAGES
     assert whole["totals"]["bytes"] == files["totals"]["bytes"]
@@ -260,8 +261,7 @@ def test_du_sums_entries_bytes_and_cost(run_here, original):
     assert states["uploaded"]["usd_a_month"] == pytest.approx(stored / 2**30 * 0.023)
     assert whole["totals"]["usd_a_month"] == pytest.approx(stored / 2**30)
     assert {row["day"] for row in whole["rows"]} == {"2023-11-14"}
-    assert " yes" not in run_here("du", "--root", original.root).out
-    assert run_here("du", "--root", original.root, "--by", "topic,size").code == 2
+    assert " yes" not in run_here("topics", "--by", "topic", "--root", original.root).out
 
 
 def test_a_root_is_exported_without_its_storage_and_names_the_missing_files(run_here, damaged, tmp_path):
@@ -306,8 +306,9 @@ def test_messages_with_a_column_that_is_called_key_hash_are_messages(run_here, t
     assert len(run_here("query", "t", "o-1", "--root", tmp_path / "root", "--json").document["items"]) == 1
 
 
-def test_du_says_that_it_counts_the_files_of_the_root_alone(run_here, damaged, tmp_path):
-    assert "not_asked" not in done(run_here("du", "--root", damaged.root, "--json"))
+def test_sums_by_topic_say_that_it_counts_the_files_of_the_root_alone(run_here, damaged, tmp_path):
+    line = ("topics", "--by", "topic", "--root", damaged.root)
+    assert "not_asked" not in done(run_here(*line, "--json"))
     damaged.store.rename(tmp_path / "lost")
-    assert "is it mounted?" in done(run_here("du", "--root", damaged.root, "--json"))["not_asked"]
-    assert "the storage could not be read" in run_here("du", "--root", damaged.root).out
+    assert "is it mounted?" in done(run_here(*line, "--json"))["not_asked"]
+    assert "the storage could not be read" in run_here(*line).out

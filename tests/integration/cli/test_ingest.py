@@ -365,7 +365,7 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, places, tmp
         out = tmp_path / f"out.{form}"
         assert run_here("export", "--root", places.root, "--out", out).code == 0
         assert seen(rows_of(out)) == expected
-    dumped = run_here("inspect", next(places.root.rglob("*.index")), "--entries").out.splitlines()
+    dumped = run_here("files", next(places.root.rglob("*.index")), "--entries").out.splitlines()
     assert seen(json.loads(line) for line in dumped[:-1]) == expected
     again = ("--root", tmp_path / "again", "--storage", f"file://{tmp_path}/again-objects", *SMALL)
     refused = run_here("ingest", tmp_path / "out.ndjson", *again, "--json")

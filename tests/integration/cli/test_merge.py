@@ -1,4 +1,4 @@
-"""`merge` and `orphans` as commands, and `files`, `inspect` and `verify` on window tables and their shards."""
+"""`merge` and `orphans` as commands, and `files` and `verify` on window tables and their shards."""
 
 import json
 import os
@@ -172,14 +172,14 @@ def rewrite(storage, number, change):
     storage.delete_many([info.name for info in own_objects(storage, CHECKPOINT_PREFIX)])
 
 
-def test_inspect_and_dump_of_a_shard(run_here, merged):
+def test_a_shard_and_its_entries_are_shown(run_here, merged):
     name, stored = next(iter(objects(merged).items()))
-    shown = run_here("inspect", name, "--storage", merged, "--json").document
+    shown = run_here("files", name, "--storage", merged, "--json").document
     meta = shown["metadata"]
     assert (shown["kind"], shown["header"]["magic"], meta["count"]) == ("shard", "0x54495853", stored.count)
     assert (meta["table"], meta["slot_map"]) == (stored.shard.table, stored.shard.slots.to_json())
-    assert "shard" in run_here("inspect", name, "--storage", merged).out
-    lines = run_here("inspect", name, "--entries", "--storage", merged, "--json")
+    assert "shard" in run_here("files", name, "--storage", merged).out
+    lines = run_here("files", name, "--entries", "--storage", merged, "--json")
     assert lines.code == 0 and len(lines.records) == stored.count + 1
 
 

@@ -25,7 +25,10 @@ LINES = [
     ("query t k1 k2", "A query has one KEY: quote a key with blanks, and write several into a file"),
     ("nope", ""),
     ("rebuild --storage {uri}", "Use `tiered-index ingest archive:URI`"),
-    ("spark compact", "Use `tiered-index merge` or `tiered-index spark merge`"),
+    ("spark compact", "Use `tiered-index merge`."),
+    ("spark merge --storage {uri}", "Use `tiered-index merge --master URL`."),
+    ("inspect x", "Use `tiered-index files FILE`."),
+    ("du --storage {uri}", "Use `tiered-index topics --by topic,day,state`."),
     # values
     ("query t k --root {root} --max 0", "--max must be at least 1, not 0"),
     ("query t k --root {root} --timeout 0", "--timeout must be a positive number of seconds, not 0.0"),
@@ -61,9 +64,10 @@ LINES = [
     ("recover --root {tmp}/none", ""),
     ("recover --root {tmp}/none --storage file://{tmp}/nothing", "holds no"),
     ("expire --storage {uri}", ""),
-    ("inspect nowhere", ""),
+    ("files nowhere", ""),
+    ("files --entries --root {root}", "--entries needs FILE"),
     *((f"{line} --storage {{uri}} --storage {{uri}}2", ONE_INDEX) for line in ("files", "verify", "recover")),
-    *((f"{line} --storage {{uri}} --storage {{uri}}2", ONE_INDEX) for line in ("inspect x", "message x --topic t")),
+    *((f"{line} --storage {{uri}} --storage {{uri}}2", ONE_INDEX) for line in ("files x", "message x --topic t")),
     ("query t k --root {root} --storage {uri} --storage {uri}2", "without one"),
     # options that do not fit together
     ("query orders --storage {uri}", "give a TOPIC and a KEY, or --keys FILE"),
@@ -98,7 +102,9 @@ LINES = [
     ("copy --from {uri} --to {uri}", "is the source itself"),
     ("copy --from {uri}- --to file://{tmp}/b", "holds no"),
     ("copy --from {uri} --to file://{tmp}/b --follow --grace 1m", ""),
-    ("du --root {root} --by topic,size", ""),
+    ("topics --root {root} --by topic,size", ""),
+    ("topics --root {root} --by topic --begin 1", "--by sums all entries: leave --begin,"),
+    ("merge --storage {uri} --threads 2 --master local", "leave --threads out"),
     ("export --root {root} --out {source}", "exists already"),
     ("export --root {root} --out {tmp}/no/e", "there is no folder"),
     ("export --root {root} --out {tmp}/e --slots 0", "needs --format rocketmq"),
@@ -159,6 +165,7 @@ LINES = [
     (f"topics --storage memory://x {SERVICE}", "leave --storage out"),
     (f"message X --topic a --set cache_dir=/tmp/x {SERVICE}", "leave --set out"),
     (f"verify file {SERVICE}", "leave FILES out"),
+    (f"files file {SERVICE}", "leave FILE out"),
     (f"verify --deep --repair {SERVICE}", "leave --repair out"),
 ]  # fmt: skip
 
@@ -208,7 +215,7 @@ def test_files_of_the_caller_may_have_any_name(tmp_path):
 ID = "7F00000100002A9F0000000000000000"
 # too long, of nobody's home, with NUL, and a link to itself
 PATHS = ("x" * 256, "/".join(["d" * 199] * 30), "~nobody-is-called-so/x", "a\0b", "loop")
-OF_FILES = ("inspect {}", "verify {}")
+OF_FILES = ("files {}", "verify {}")
 OF_SOURCES = ("ingest {} --root new", f"message {ID} --store {{}}", "query t k --config {}")
 OF_ROOTS = [
     f"{line} --root {{}} --storage memory://p"

@@ -102,7 +102,7 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     alone = run_here("verify", "--storage", damaged.uri)
     assert alone.code == 1 and shown.search(alone.out) and "payments" not in alone.out
     for form in ((), ("--entries",)):
-        inspected = run_here("inspect", file, *form, "--storage", damaged.uri)
+        inspected = run_here("files", file, *form, "--storage", damaged.uri)
         assert inspected.code == 4 and name in inspected.err and "the log names" in inspected.err
     refused_copy = run_here("recover", "--root", damaged.root, "--lost", file)
     assert refused_copy.code == 2 and missing["copy"] in refused_copy.err

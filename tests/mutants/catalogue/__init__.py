@@ -1,7 +1,5 @@
 """The seeded defects, by the promise that they break. Each names the fastest test that notices it."""
 
-from __future__ import annotations
-
 from tests.mutants.catalogue import checksums, completeness, durability, erasure, fencing, files
 
 MUTANTS = (

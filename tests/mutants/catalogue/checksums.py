@@ -1,7 +1,5 @@
 """Defects of checks: CRCs, sizes, names and sums that the code no longer compares."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

@@ -1,7 +1,5 @@
 """Defects of answers: entries left out or answered twice, or an incomplete answer that is called complete."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

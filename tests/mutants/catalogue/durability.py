@@ -1,7 +1,5 @@
 """Defects of durability: syncs, their order, recovery, uploads, and deletions after them."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

@@ -1,7 +1,5 @@
 """Defects of erasure: tombstones, horizons, rewritten segments and certificates."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

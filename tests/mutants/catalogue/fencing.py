@@ -1,7 +1,5 @@
 """Defects of fencing: fences, epochs, put-if-absent with lost responses, leases and locks."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

@@ -1,7 +1,5 @@
 """Defects of files as a log: rows lost, doubled, at the wrong place, or shown though their file was changed."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""

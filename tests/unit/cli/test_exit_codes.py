@@ -122,7 +122,7 @@ def test_help_fits_80_columns_and_begins_with_examples(words, shown, monkeypatch
 
 def test_there_are_at_most_twenty_commands_in_five_groups():
     commands = typer.main.get_command(app).commands
-    assert len(commands) <= 20
+    assert len([words for words, shown in all_commands() if not hasattr(shown, "commands")]) <= 20
     groups = dict.fromkeys(command.rich_help_panel for command in commands.values())
     named = [re.fullmatch(r"(.+): tiered-index ([a-z]+) .+", group) for group in groups]
     assert [match[1] for match in named] == ["Write", "Look up", "Keep", "Operate", "Spark"]

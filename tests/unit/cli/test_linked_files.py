@@ -8,7 +8,6 @@ import json
 import lzma
 import os
 import random
-import shlex
 import shutil
 import uuid
 from urllib.parse import unquote
@@ -31,7 +30,6 @@ from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
-from tiered_index.storage.local.files import encode
 from tiered_index.storage.opening import open_storage
 
 BEGIN_S = 1_700_000_000
@@ -334,17 +332,75 @@ def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_p
     assert not any(b'"c3"' in text or b",c3," in text for text in texts)
     assert rows_of("c3") == ([], [])
     assert rows_of("c4") == ([n for n in range(160) if n % 7 == 4], [])
-    # a new index of the copies alone
+
+
+def of_index(where, queue_id):
+    done = run_here("export", *where, "--format", "ndjson", "--out", "-")
+    assert done.code == 0, done.err
+    entries = [json.loads(line) for line in done.out.splitlines()]
+    return sorted(json.dumps(entry | {"size": 0}) for entry in entries if entry.get("queue_id") == queue_id)
+
+
+@pytest.mark.parametrize("form", ["one topic", "topics"])
+def test_an_archive_of_rows_makes_their_index_again(tmp_path, where, form):
+    folder, uri = tmp_path / "logs", where[3]
+    keys, topic, queue_id = (KEYS, "orders", 0) if form == "one topic" else (BY_FIELD, "order", TOPICS_QUEUE)
+    written(folder, 0, 120)
+    crlf = folder / "0.ndjson"
+    crlf.write_bytes(crlf.read_bytes().replace(b"\n", b"\r\n"))
+    more = "--slots", 32, "--items", 1000, "--archive", "--wait", "--json"
+    assert run_here("ingest", folder, *keys, *where, *more).document["rows"] == 120
+    before = of_index(where[2:], queue_id)
+    assert run_here("ingest", f"archive:{uri}", "--dry-run", "--json").document["status"] == "same"
+    for file in folder.iterdir():
+        shutil.move(file, tmp_path / file.name)
     new = "--root", tmp_path / "new-root", "--storage", f"file://{tmp_path}/new"
+    built = run_here("ingest", f"archive:{uri}", *new, "--wait", "--json")
+    assert built.code == 0 and built.document["messages"] == 120, built
+    # a copy has no carriage return at the end of its line
+    assert len(before) == 240 and of_index(new[2:], queue_id) == before
+    shown = run_here("query", topic, "c4", "--messages", "--all", *new, "--json").records
+    bodies = [record["message"]["body"] for record in shown if "state" in record]
+    numbers = [n for n in range(120) if n % 7 == 4 and topic in ("orders", kind_of(n))]
+    assert len(bodies) == len(numbers) > 4 and all("c4" in body for body in bodies)
+    # again, and the files: nothing is new
+    again = run_here("ingest", f"archive:{uri}", *new, "--json").document
+    assert (again["entries"], again["messages"]) == (0, 0)
+    for file in tmp_path.glob("*.*"):
+        if file.is_file():
+            shutil.move(file, folder / file.name)
+    written(tmp_path / "more", 120, 160)
+    known = run_here("ingest", folder, tmp_path / "more", *keys, *new, *more).document
+    assert (known["known"], known["rows"]) == (4, 40)
+    assert run_here("verify", "--deep", *new).code == 0
+
+
+def test_an_archive_that_lacks_rows_makes_no_short_index_in_silence(tmp_path, where):
+    written(tmp_path / "logs", 0, 120)
+    written(tmp_path / "more", 120, 160)
+    more = "--slots", 32, "--items", 1000, "--wait"
+    for folder, archive in (("logs", ["--archive"]), ("more", []), ("logs", ["--archive"])):
+        assert run_here("ingest", tmp_path / folder, *KEYS, *where, *more, *archive).code == 0
+    new = "--storage", f"file://{tmp_path}/new"
     refused = run_here("ingest", f"archive:{where[3]}", *new, "--json")
-    advice = "--topic field:topic --key 'keys[]' --time timestamp"
-    assert refused.code == 2 and "rows of files" in refused.error["message"] and advice in refused.error["message"]
-    names = [segment["name"] for segment in run_here("files", *where, "--json").document["archived"]]
-    copies = [tmp_path / "objects" / encode(name) for name in names]
-    assert run_here("ingest", *copies, *shlex.split(advice), *new, "--json").document["rows"] == len(texts)
-    shown = run_here("query", "orders", "c4", "--messages", "--all", *new, "--json").records
-    bodies = [json.loads(record["message"]["body"]) for record in shown if "state" in record]
-    assert len(bodies) == len([n for n in range(120) if n % 7 == 4]) and all("c4" in body["keys"] for body in bodies)
+    assert refused.code == 2 and "--skip-missing" in refused.error["message"] and "/more/" in refused.error["message"]
+    done = run_here("ingest", f"archive:{where[3]}", *new, "--skip-missing", "--json").document
+    assert done["messages"] == 120 and len(done["skipped"]) == 4
+
+
+def test_an_index_of_an_archive_of_rows_brings_back_nothing_that_was_erased(tmp_path, where):
+    written(tmp_path / "logs", 0, 120)
+    more = "--slots", 32, "--items", 1000, "--archive", "--wait"
+    assert run_here("ingest", tmp_path / "logs", *KEYS, *where, *more).code == 0
+    # hidden, but still in the copies
+    assert run_here("erase", "--topic", "orders", "--key", "c3", *where, "--yes").code == 0
+    uri = f"file://{tmp_path}/new"
+    assert run_here("ingest", f"archive:{where[3]}", "--storage", uri).code == 0
+    with IndexReader.open(uri) as reader:
+        (copy,) = reader.segments().of("rows:-/orders/0")
+        keys = decode_columns(reader.segment_archive.verified(copy, 0, copy.size_bytes))["keys"].to_pylist()
+    assert len(keys) == copy.rows > 100 and all(of_row != ["c3"] for of_row in keys)
+    assert not run_here("query", "orders", "c3", "--storage", uri, "--json").document["items"]
 
 
 def test_the_archive_has_the_rows_before_one_that_ends_the_run(tmp_path, monkeypatch, where, ingest, rows_of):
@@ -364,6 +420,10 @@ KINDS = "order", "click", "7"
 
 def events(begin, end):
     return [row(n) | {"of": {"kind": 7 if n % 3 == 2 else KINDS[n % 3]}} for n in range(begin, end)]
+
+
+def kind_of(number):
+    return str(7 if number % 3 == 2 else KINDS[number % 3])
 
 
 def written(folder, begin, end):

@@ -12,7 +12,6 @@ import pytest
 from tiered_index.cli.explaining import print_explained, print_failed, print_not_read
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
 from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.cli.query import GrowingPages
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.types import Explain, FileReport, Freshness, LostFile, Provenance, QueryResult
 
@@ -194,11 +193,3 @@ def test_the_limits_of_a_command_are_those_of_all_its_pages_together():
     spent = [QueryResult(items=(), status="truncated", cursor="a", explain=explain) for explain in costs]
     _, limits = all_pages(*spent, answer(None), limits=(5, 150))
     assert limits == [(5, 150), (3, 50), (0, 0)]
-
-
-def test_pages_up_to_the_end_grow():
-    calls = []
-    look_up = GrowingPages(lambda max_count, cursor: calls.append((max_count, cursor)), 1000).next
-    for number in range(6):
-        look_up(cursor=str(number))
-    assert calls == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]

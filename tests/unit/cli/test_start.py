@@ -64,6 +64,11 @@ def test_a_query_of_a_root_loads_only_modules_that_read(root, more):
     assert not [name for name in own(names) if name.removeprefix("tiered_index.").startswith(unused)]
 
 
+def test_a_merge_in_this_process_loads_nothing_of_spark(root):
+    names, _ = loaded("merge", "--root", root)
+    assert not [name for name in names if name.startswith(("pyspark", "tiered_index.spark", "tiered_index.cli.spark"))]
+
+
 def test_a_reader_of_a_storage_loads_only_modules_of_its_lookup(root):
     script = (
         "import json, sys\n"

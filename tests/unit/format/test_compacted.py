@@ -3,8 +3,6 @@
 A writer makes a shard in one pass. In every geometry the directory finds the shard's items, in order.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Layouts, schemas and names have limits, and wrong declarations are refused."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from dataclasses import dataclass

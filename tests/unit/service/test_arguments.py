@@ -1,7 +1,5 @@
 """Arguments as callers have them: batches on memory that changes, columns without an order, extreme times and ages."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

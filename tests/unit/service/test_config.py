@@ -3,8 +3,6 @@
 Each number is finite, has a bound that the error names, and works up to its bound.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An export has every entry once, in any state of its file, as of one log position. An import accepts it."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from dataclasses import dataclass

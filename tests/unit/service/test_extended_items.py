@@ -1,7 +1,5 @@
 """A subclass of `IndexItem` has further columns for other systems. They survive every state, also without the class."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -2,8 +2,6 @@
 parent. It is refused, and opens its own index or reader.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

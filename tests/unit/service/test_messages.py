@@ -3,8 +3,6 @@
 No entry of the index is lost on the way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

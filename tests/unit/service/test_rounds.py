@@ -1,7 +1,5 @@
 """Rounds of a background thread: no error ends them, and rounds that fail are ever further apart."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

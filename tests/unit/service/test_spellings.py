@@ -1,7 +1,5 @@
 """A byte string has one spelling as a key, and an index is asked by each of its spellings."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.rounds import upload

@@ -1,7 +1,5 @@
 """Text columns: text in every state and form of an answer, UTF-8 of a fixed width in files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

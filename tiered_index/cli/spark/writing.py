@@ -1,8 +1,7 @@
-"""`tiered-index spark build`, `merge` and `erase`: commands whose executors write to a storage."""
+"""`tiered-index spark build` and `erase`: commands whose executors write to a storage."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,23 +9,20 @@ from typing import TYPE_CHECKING, Any
 from typer import Option
 
 from tiered_index.cli.linking import RowOptions
-from tiered_index.cli.merge import merge_options, show_plans, write_merged
 from tiered_index.cli.options import (
     Column,
     Constant,
     EraseOptions,
     SparkOptions,
-    WindowOptions,
     end_option,
     given_columns,
     time_option,
 )
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
-from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
+from tiered_index.cli.session import Session, command, storage_uri
 from tiered_index.cli.spark import check_index, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.erase import check_shard_bytes
-from tiered_index.storage.prices import rounded_usd
 
 if TYPE_CHECKING:
     from tiered_index.spark.writing.build import BuildResult
@@ -157,47 +153,6 @@ def _show_build(session: Session, result: BuildResult, elapsed_s: float, **more:
         "elapsed_s": round(elapsed_s, 3),
     }
     session.out.show(document)
-    return 0
-
-
-@command
-def merge(
-    session: Session,
-    windows: WindowOptions,
-    shard_bytes: int = Option(256 << 20, help="Approximate bytes of an object (shard). A task writes one."),
-    *,
-    on: SparkOptions,
-) -> int:
-    """Merge uploaded files into window tables, as `tiered-index merge`, with Spark.
-
-    [bold]Examples[/bold]
-
-      tiered-index spark merge --storage s3://bucket/index --window 1d --dry-run
-
-      tiered-index spark merge --storage s3://bucket/index --tiers 1d,30d --master spark://host:7077
-
-    Tables of shorter windows are merged too, and so are pending files, whatever their age: those that writers with the
-    setting compaction = spark uploaded as they are. --dry-run does not start Spark.
-    """
-    options = merge_options(windows, shard_bytes)
-    config = session.config()
-    if windows.dry_run:
-        with open_stored_index(config) as index:
-            show_plans(session, index, options, config.prices)
-        return 0
-    check_index(config)
-    spark = spark_of(session, on)
-    from tiered_index.spark.writing.merge import merge as merge_tables
-
-    tiers: list[dict[str, Any]] = []
-    for chosen in options:
-        result, _ = run_job(merge_tables, spark, window=chosen.window_s, options=chosen, **of_index(config))
-        tiers.append({"window_s": chosen.window_s, **asdict(result)})
-    jobs = [tier["metrics"] for tier in tiers]
-    costs = {name: sum(job[name] for job in jobs) for name in ("bytes_read", "bytes_written")}
-    costs |= {"requests": dict(sum((Counter(job["requests"]) for job in jobs), Counter()))}
-    costs |= {"cost_usd": rounded_usd(sum(job["cost_usd"] for job in jobs))}
-    write_merged(session.out, tiers, result.log_number, costs)
     return 0
 
 

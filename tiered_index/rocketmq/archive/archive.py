@@ -60,26 +60,17 @@ def closed_segments(folder: Path) -> tuple[Segment, ...]:
     return ()
 
 
-ROWS_ADVICE = (
-    "index their Parquet files, which `files --json` names, by `ingest FILE... --topic field:topic --key 'keys[]' "
-    "--time timestamp`, and repeat the erasures"
-)
-"""What to do with archived rows of files if the index is lost."""
-_RECORDS_ADVICE = "read them as Parquet (docs/kafka.md), and `ingest` those"
-
-
 def segments_by_store(known: Segments, stores: Sequence[str], where: str) -> dict[str, list[ArchivedSegment]]:
     """Return the archived segments of each of `stores`, without any of every store. Raises `InvalidArgument` for none.
 
     `where` names the index in errors.
     """
     if not known.byte_stores:
-        of_rows, of_kafka = (sum(name.startswith(begin) for name in known.stores) for begin in (ROWS, "kafka:"))
-        if of_rows or of_kafka:
-            kind, advice = ("rows of files", ROWS_ADVICE) if of_rows else ("Kafka's records", _RECORDS_ADVICE)
+        begins = {"rows of files": ROWS, "Kafka's records": "kafka:"}
+        for kind in (kind for kind, begin in begins.items() if any(name.startswith(begin) for name in known.stores)):
             raise InvalidArgument(
-                f"{where} has no archived segments of a RocketMQ store, but {kind}. Use `copy` for another index with "
-                f"them, or {advice}"
+                f"{where} has no archived segments of a RocketMQ store, but {kind}: `ingest archive:URI` makes an "
+                f"index of them"
             )
     if unknown := [name for name in stores if name not in known.byte_stores]:
         names = ", ".join(map(repr, known.byte_stores)) or "none"

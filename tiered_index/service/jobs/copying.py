@@ -56,7 +56,7 @@ _TRIES = 10
 # fields of a state that a copy's record does not take over unchanged
 _OWN = ("number", "epoch", "genesis", "objects", "archive", "pending", "catalogs", "hidden", "roots", "digest")
 
-# records of a copy that are looked at for the last removal
+# records of a copy that are looked at for the last removal, before their times are asked for
 _LOOKED_AT = 100
 # objects that are brought before the next ones are asked for
 _AT_ONCE = 256
@@ -230,7 +230,7 @@ class Copier:
         state, is_named = self.copied.state, names_object(self.target)
         # a rule of the bucket has deleted the record
         with contextlib.suppress(ObjectNotFound):
-            for number in range(state.number, max(1, state.number - _LOOKED_AT), -1):
+            for number in self._newest(state.number, grace_s):
                 record = self.copied.record(number)
                 names = (*record.remove, *(hidden.name for hidden in record.hide))
                 if removed := sorted(name for name in names if not is_named(state, name)):
@@ -240,6 +240,16 @@ class Copier:
                     removed_ms = self.target.head(log_name(number)).modified_ms
                     return self.target.now_ms() - removed_ms >= grace_s * 1000
         return False
+
+    def _newest(self, last: int, grace_s: float) -> Iterator[int]:
+        """Yield the numbers of records from the last one down, of at least the `grace_s` before it.
+
+        The round that appended the last record has swept: it deleted what had been removed before that time.
+        """
+        yield from range(last, max(1, last - _LOOKED_AT), -1)
+        if last > _LOOKED_AT:
+            since_ms = self.target.head(log_name(last)).modified_ms - round(grace_s * 1000)
+            yield from self.copied.numbers_since(last - _LOOKED_AT, since_ms)
 
     def _is_gone(self, name: str) -> bool:
         try:

@@ -55,7 +55,7 @@ _PIECE_ITEMS = 1 << 16
 _SHARD_BYTES = 256 << 20
 # the caller's part of memory beside the streams: directories, a piece, hashes of a shard
 _DIRECTORY_BYTES, _HELD_BYTES = 32 << 20, 64 << 20
-_BY_A_JOB = "run `tiered-index merge` or `tiered-index spark merge`"
+_BY_A_JOB = "run `tiered-index merge`"
 # the name of the catalogs of segments in errors
 _CATALOGS = "catalogs of segments"
 # windows that health names

@@ -661,7 +661,8 @@ class MatchAccumulator:
         """Return the number of answers that are missing before files can be skipped; 0: files are never skipped."""
         if not self.skips or self._cutoff is not None:
             return 0
-        return max(0, int(self.batch.max_count[0]) - self._count)
+        # at least one: while another thread sorts the last of them, no file can be skipped yet
+        return max(1, int(self.batch.max_count[0]) - self._count)
 
     def first(self) -> Matches:
         """Return the first rows of each lookup, by lookup, in answer order, without repeats."""

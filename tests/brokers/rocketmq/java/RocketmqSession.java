@@ -48,7 +48,8 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
  */
 public class RocketmqSession {
     private static final Gson GSON = new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
-    private static final int PULL_TIMEOUT_MS = 10_000;
+    // on a busy machine an answer may take long
+    private static final int TIMEOUT_MS = 30_000;
     private final Map<String, DefaultMQAdminExt> admins = new HashMap<>();
     private final Map<String, DefaultMQPullConsumer> pullers = new HashMap<>();
     private final Map<String, TransactionMQProducer> producers = new HashMap<>();
@@ -120,7 +121,8 @@ public class RocketmqSession {
             producer = new TransactionMQProducer("producers-" + names.incrementAndGet());
             producer.setNamesrvAddr(text(request, "namesrv"));
             producer.setInstanceName("producer-" + names.get());
-            producer.setSendMsgTimeout(10_000);
+            producer.setSendMsgTimeout(TIMEOUT_MS);
+            producer.setMqClientApiTimeout(TIMEOUT_MS);
             producer.setRetryTimesWhenSendFailed(0);
             producer.setCompressMsgBodyOverHowmuch("none".equals(compression) ? 4 << 20 : 16);
             producer.setTransactionListener(new TransactionListener() {
@@ -202,8 +204,9 @@ public class RocketmqSession {
         String namesrv = text(request, "namesrv");
         DefaultMQAdminExt admin = admins.get(namesrv);
         if (admin == null) {
-            admin = new DefaultMQAdminExt(PULL_TIMEOUT_MS);
+            admin = new DefaultMQAdminExt(TIMEOUT_MS);
             admin.setNamesrvAddr(namesrv);
+            admin.setMqClientApiTimeout(TIMEOUT_MS);
             admin.setInstanceName("tools-" + names.incrementAndGet());
             admin.start();
             admins.put(namesrv, admin);
@@ -235,6 +238,7 @@ public class RocketmqSession {
         if (puller == null) {
             puller = new DefaultMQPullConsumer("pullers");
             puller.setNamesrvAddr(namesrv);
+            puller.setMqClientApiTimeout(TIMEOUT_MS);
             puller.setInstanceName("puller-" + names.incrementAndGet());
             puller.start();
             pullers.put(namesrv, puller);
@@ -249,7 +253,7 @@ public class RocketmqSession {
     private Map<String, Object> pull(JsonObject request) throws Exception {
         PullResult result = puller(request).pull(queue(request),
             request.has("tags") ? text(request, "tags") : "*", request.get("offset").getAsLong(),
-            request.get("most").getAsInt(), PULL_TIMEOUT_MS);
+            request.get("most").getAsInt(), TIMEOUT_MS);
         Map<String, Object> described = new TreeMap<>();
         described.put("status", result.getPullStatus().name());
         described.put("next", result.getNextBeginOffset());
@@ -269,7 +273,7 @@ public class RocketmqSession {
         for (MessageQueue queue : queues) {
             long offset = puller.minOffset(queue);
             for (long end = puller.maxOffset(queue); offset < end; ) {
-                PullResult result = puller.pull(queue, "*", offset, 32, PULL_TIMEOUT_MS);
+                PullResult result = puller.pull(queue, "*", offset, 32, TIMEOUT_MS);
                 if (result.getMsgFoundList() != null) {
                     found.addAll(described(result.getMsgFoundList()));
                 }
@@ -298,7 +302,7 @@ public class RocketmqSession {
         String group = text(request, "group");
         if (request.has("pop") && request.get("pop").getAsBoolean()) {
             admin(request).setMessageRequestMode(text(request, "broker_address"), text(request, "topic"), group,
-                MessageRequestMode.POP, 8, PULL_TIMEOUT_MS);
+                MessageRequestMode.POP, 8, TIMEOUT_MS);
         }
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(text(request, "namesrv"));

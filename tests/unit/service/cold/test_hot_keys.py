@@ -3,8 +3,6 @@
 Pages and batches return the whole answer, hot and cold, and each reads only what it needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

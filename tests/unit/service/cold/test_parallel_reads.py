@@ -21,8 +21,11 @@ from tests.support.model import Answer, ReferenceModel
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.format.hashing import key_hash
+from tiered_index.format.hashing import key_hash, lookup_numbers
 from tiered_index.format.layout import HEADER_SIZE
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.service.read import batch as read_batch
+from tiered_index.service.read.rows import PreparedLookup
 from tiered_index.storage.prices import PriceTable
 
 FILES = 8
@@ -266,6 +269,25 @@ def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(
             if key in FIRST_64:
                 assert answer.explain.requests <= FIRST_64[key][with_filters], key
             assert len(answer.explain.files) == DAYS
+
+
+def test_answers_are_missing_until_they_are_sorted(monkeypatch):
+    """While a thread sorts the last answers, no file can be skipped yet: all further ones would be searched."""
+    ordered, missing = read_batch.OrderedRows, []
+
+    def sorting(*arguments):
+        missing.append(answers.missing())
+        return ordered(*arguments)
+
+    monkeypatch.setattr(read_batch, "OrderedRows", sorting)
+    lookup = PreparedLookup("t", "k", *lookup_numbers("t", "k"), second_min=0, second_max=9, max_count=2, after=None)
+    answers = read_batch.MatchAccumulator(read_batch.LookupBatch.of_one(lookup), KEYED_SCHEMA, skips=True)
+    for second in (3, 2):
+        row = np.zeros(1, KEYED_SCHEMA.row)
+        row["second"] = row["offset"] = second
+        assert answers.missing() > 0
+        answers.add(read_batch.Matches(np.zeros(1, np.int64), row))
+    assert missing == [1] and answers.can_skip(1)
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -436,3 +436,23 @@ def test_bytes_stay_in_the_copy_for_the_grace(life, target):
     assert {info.name for info in copy_job.sweep(3 * DAY_S).objects} == {max(removed)}
     assert not copy_job.may_sweep(3 * DAY_S)
     check_target(life, target)
+
+
+def test_bytes_of_a_source_that_becomes_quiet_go_however_many_records_follow(life, target):
+    fill(life, 1)
+    copy_job = copier(life, target)
+    copy_job.run_once()
+    merge_first_day(life)
+    removed = copy_job.run_once().removed
+    log = StorageLog(life.storage, life.clock)
+    log.open()
+    for number in range(1, 120):
+        life.clock.advance(600)
+        record = LogRecord(0, "test", 0, "", 0, positions={"ticks": number})
+        log.append("a record", None, lambda state, record=record: record)
+        copy_job.run_once()
+    assert not copy_job.may_sweep(DAY_S)
+    life.clock.advance(DAY_S)
+    assert copy_job.may_sweep(DAY_S)
+    assert {info.name for info in copy_job.sweep(DAY_S).objects} == {*removed}
+    assert not copy_job.may_sweep(DAY_S)

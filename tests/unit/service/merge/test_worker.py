@@ -147,9 +147,7 @@ def test_a_window_that_is_too_large_is_left_and_named(merging):
     assert life.windows() == [(24, 24)] and len(life.state.files) == 2
     day, why = left(life)[0]
     assert day == "1d from 2023-10-20T00:00:00Z"
-    assert why == (
-        "its 40 entries are more than merge_max_entries = 30: run `tiered-index merge` or `tiered-index spark merge`"
-    )
+    assert why == ("its 40 entries are more than merge_max_entries = 30: run `tiered-index merge`")
     assert not life.index.health()["problems"]
     life.merge(DAY_S)
     life.index.run_lifecycle()

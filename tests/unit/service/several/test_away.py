@@ -99,7 +99,7 @@ def hangs(opened):
 
 def test_an_index_that_answers_too_late_gets_no_further_request_of_the_lookup(cluster, opened, clock):
     away = cluster.uris[1]
-    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=0.5, block_cache_bytes=0) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=SHORT_S, block_cache_bytes=0) as reader:
         storage = of(opened, away)
         hang = storage.hang("get_range", times=None)
         check_partial(cluster, ask(reader), away)
@@ -112,7 +112,7 @@ def test_an_index_that_answers_too_late_gets_no_further_request_of_the_lookup(cl
 def test_an_index_whose_files_hang_is_asked_again_after_a_pause(cluster, opened, clock):
     """Its log answers at once, so without a pause each second lookup would wait for its files."""
     away = cluster.uris[1]
-    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=0.5, block_cache_bytes=0) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=SHORT_S, block_cache_bytes=0) as reader:
         storage = of(opened, away)
         hang = storage.hang("get_range", times=None)
         check_partial(cluster, ask(reader), away)

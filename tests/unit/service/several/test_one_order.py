@@ -3,8 +3,6 @@
 The order in which the indexes are given does not matter.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, replace
 

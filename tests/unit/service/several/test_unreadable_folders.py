@@ -3,8 +3,6 @@
 It was left out of answers that still said complete, and later made every lookup fail.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
