@@ -7,7 +7,7 @@ in a process of its own, so that its peak of memory is its own.
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -55,20 +55,14 @@ def _segment(random: Random, store: int, number: int) -> ArchivedSegment:
     )
 
 
-def _made(segments: int) -> Iterator[ArchivedSegment]:
-    random = Random(1)
-    for store in range(_STORES):
-        for number in range(segments // _STORES):
-            yield _segment(random, store, number)
-
-
 def build(uri: str, segments: int) -> dict[str, Any]:
     """Make the index: one catalog, and rounds of uploads, each with a segment of each store. Then merge some."""
     storage = open_storage(uri)
     log = StorageLog(storage, SystemClock())
     log.create(GENESIS)
     begun_s = time.perf_counter()
-    catalog, _ = send_catalog(log, _made(segments))
+    random, stores, each = Random(1), range(_STORES), range(segments // _STORES)
+    catalog, _ = send_catalog(log, (_segment(random, store, number) for store in stores for number in each))
     made_s = time.perf_counter() - begun_s
     log.append("segments", None, lambda state: LogRecord(0, "archive", 0, "", 0, catalogs=(catalog,)))
     records = []

@@ -134,24 +134,13 @@ def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
     world.come_back()
 
 
-class DefectiveDisk(FaultDisk):
-    """Its writes raise an error that no disk has."""
-
-    broken = False
-
-    def pwrite(self, descriptor, data, position):
-        if self.broken:
-            raise KeyError("a defect")
-        super().pwrite(descriptor, data, position)
-
-
 def test_health_reports_an_unexpected_error_of_a_worker(open_index):
-    disk = DefectiveDisk()
+    disk = FaultDisk()
     service = open_index(disk=disk, background=True, flush_interval_s=0.005)
-    disk.broken = True
+    disk.fail("pwrite", times=None, error=lambda _: KeyError("a defect"))
     service.put("t", 0, "k", 1, 1, T)
     until(lambda: any("'a defect'" in problem for problem in service.health()["problems"]))
-    disk.broken = False
+    disk.clear()
     until(lambda: service.health()["problems"] == [])
 
 

@@ -250,20 +250,6 @@ def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_pat
 # A close that fails, and calls that are interrupted
 
 
-class FailingDisk(FaultDisk):
-    """Its syncs raise `error` as often as `times` says."""
-
-    def __init__(self, error, times=0):
-        super().__init__()
-        self.error, self.times = error, times
-
-    def sync(self, descriptor):
-        if self.times:
-            self.times -= 1
-            raise self.error
-        super().sync(descriptor)
-
-
 ERRORS = [MemoryError("none"), RuntimeError("none"), KeyboardInterrupt()]
 
 
@@ -272,17 +258,17 @@ ERRORS = [MemoryError("none"), RuntimeError("none"), KeyboardInterrupt()]
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_close_that_fails_in_any_way_frees_the_root(open_index, offsets, tmp_path, background, buffered, error):
     begin_census()
-    disk = FailingDisk(error)
+    disk = FaultDisk()
     service = open_index(disk=disk, background=background)
     put(service, 1)
     service.flush()
     if buffered:
         put(service, 2)
-    disk.times = 10**6 if isinstance(error, MemoryError) else 1
+    disk.fail("sync", times=None if isinstance(error, MemoryError) else 1, error=lambda _: error)
     with pytest.raises(type(error)) as raised:
         service.close()
     assert raised.value is error
-    disk.times = 0
+    disk.clear()
     service.close()  # a second close does nothing, or ends what an interrupt left
     until(lambda: census(tmp_path).threads == 0)
     assert census(tmp_path).below == 0
@@ -318,13 +304,13 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_after_an_interrupt_a_further_call_says_what_to_do(open_index, offsets, storage, call, error):
     """`tests/reliability/interrupts.py` interrupts each call at random moments, also puts."""
-    disk, faulty = FailingDisk(error("scripted")), FaultStorage(storage)
+    disk, faulty = FaultDisk(), FaultStorage(storage)
     index = open_index(disk=disk, storage_backend=faulty)
     put(index, 1, source="s", source_position=1)
     index.flush()
     if call in ("flush", "seal"):
         put(index, 2)
-        disk.times = 1
+        disk.fail("sync", error=error)
     if call in ("run_lifecycle", "archive"):
         index.seal()
         faulty.fail("put", error=error)
@@ -362,7 +348,7 @@ def test_errors_of_a_source_and_interrupts_of_lookups_end_no_index(open_index, o
 
 def test_a_close_after_an_interrupt_does_not_wait_for_a_storage(open_index, storage):
     """Without an interrupt it waits, since the life cycle ends by itself."""
-    faulty, disk = FaultStorage(storage), FailingDisk(KeyboardInterrupt())
+    faulty, disk = FaultStorage(storage), FaultDisk()
     index = open_index(storage_backend=faulty, disk=disk)
     put(index, 1)
     index.seal()
@@ -370,7 +356,7 @@ def test_a_close_after_an_interrupt_does_not_wait_for_a_storage(open_index, stor
     running = beside(index.run_lifecycle)
     assert hang.entered.wait(60)
     put(index, 2)
-    disk.times = 1
+    disk.fail("sync", error=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         index.flush()
     closing = beside(index.close)

@@ -247,25 +247,17 @@ def test_space_that_could_not_be_taken_ahead_is_no_trouble_once_the_disk_has_hea
 
 def test_a_file_whose_making_fails_in_any_way_leaves_nothing_behind(open_index, offsets, tmp_path):
     """Each round of a life cycle without enough memory left a half-made file."""
-
-    class ScantDisk(FaultDisk):
-        error = None
-
-        def pwrite(self, descriptor, data, position):
-            super().pwrite(descriptor, data, position)
-            if self.error is not None:
-                raise self.error
-
-    disk = ScantDisk()
+    disk = FaultDisk()
     service = open_index(disk=disk)
     for number in range(30):
         service.put("t", 0, "k", number, 1, NOW_MS)
     service.seal()
-    for disk.error in (MemoryError("none"), ValueError("none"), OSError(5, "none")):
+    for error in (MemoryError, ValueError, OSError):
+        disk.fail("pwrite", times=None, error=error, torn=True)
         with pytest.raises((MemoryError, TieredIndexError)):
             service.run_lifecycle()
         assert list((tmp_path / "root" / "compacted").iterdir()) == []
-        disk.error = None
+        disk.clear()
         service.abandon()
         service = open_index(disk=disk)
     assert offsets(service) == list(range(30))

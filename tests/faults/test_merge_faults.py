@@ -3,7 +3,6 @@
 The index then has the state before the merge or the one after it.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
@@ -51,11 +50,6 @@ def merge_through(life: Merging, fault: Callable[[FaultStorage], None] = lambda 
     return faulty
 
 
-def calls_of_a_merge(life: Merging) -> Counter[str]:
-    faulty = merge_through(life)
-    return Counter({operation: faulty.calls(operation) for operation in (*WRITING, *READING)})
-
-
 def reads_of_tasks(life: Merging) -> int:
     """Return the number of range reads before the last record."""
     recorder = Recorder(life.storage)
@@ -97,7 +91,7 @@ def test_an_object_that_is_gone_before_its_record_is_not_published(make_life: Ca
 def test_the_old_state_or_the_new_one(
     make_life: Callable[[], Merging], operation: str, when: When, lasting: bool
 ) -> None:
-    counted = calls_of_a_merge(make_life())[operation]
+    counted = merge_through(make_life()).calls(operation)
     life = make_life()
     whole = {name: stored.count for name, stored in life.state.objects.items()}
     outcomes = set()

@@ -10,13 +10,12 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.errors import WriterFenced
-from tiered_index.storage.base import Bytes, Call, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
 
 NOW_MS = 1_700_000_000_000
@@ -24,19 +23,15 @@ FIRST = 120
 """The number of messages that are durable before the moment."""
 KEYS = 10
 _LONGEST_S = 60
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The first call of `operation` whose name starts with `prefix`, before or after it acts.
-
-    `items` is the size of files.
-    """
+    """The first call of `operation` whose name starts with `prefix`. `items` is the size of files."""
 
     operation: str
     prefix: str
-    after: bool = False
+    when: Literal["before", "after"] = "before"
     items: int = 50
 
 
@@ -44,38 +39,8 @@ MOMENTS = {
     "with nothing to publish": Moment("put", "lease/", items=100_000),
     "before an object": Moment("put", "data/"),
     "before a record": Moment("put_if_absent", "log/"),
-    "before the answer to a record": Moment("put_if_absent", "log/", after=True),
+    "before the answer to a record": Moment("put_if_absent", "log/", when="after"),
 }
-
-
-class HeldStorage(WrapperStorage):
-    """Delays one call until a line arrives."""
-
-    def __init__(self, inner: Storage, moment: Moment) -> None:
-        super().__init__(inner)
-        self._moment = moment
-        self.armed = False
-        self.released = threading.Event()
-
-    def put_if_absent(self, name: str, data: Bytes) -> None:
-        """As the inner storage's."""
-        self._around(Call("put_if_absent", name), lambda: self.inner.put_if_absent(name, data))
-
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        if not self.armed or call.operation != self._moment.operation or not call.name.startswith(self._moment.prefix):
-            return act()
-        self.armed = False
-        if self._moment.after:
-            result = act()
-            self._wait()
-            return result
-        self._wait()
-        return act()
-
-    def _wait(self) -> None:
-        append_positions(event="held")
-        sys.stdin.readline()
-        self.released.set()
 
 
 def append_positions(**document: object) -> None:
@@ -92,18 +57,24 @@ def put(index: IndexService, number: int, topic: str = "old") -> None:
 
 def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
     """Run until the writer is fenced."""
-    chosen = MOMENTS[moment]
-    storage = HeldStorage(open_storage(uri), chosen)
+    chosen, released = MOMENTS[moment], threading.Event()
+    storage = FaultStorage(open_storage(uri))
+
+    def hold() -> None:
+        append_positions(event="held")
+        sys.stdin.readline()
+        released.set()
+
     where = {"root": root, "storage": uri, "storage_backend": storage}
     intervals = {"lifecycle_interval_s": 0.05, "flush_interval_s": 0.02, "refresh_interval_s": 0.1}
     settings = {"slots": 101, "items": chosen.items, "lease_ttl_s": float(lease_ttl_s)}
     index = IndexService.open(**where, **intervals, **settings)
     for number in range(FIRST):
         put(index, number)
-    storage.armed = True
+    storage.meanwhile(chosen.operation, hold, when=chosen.when, name_prefix=chosen.prefix)
     index.flush()
     append_positions(event="flushed", durable=index.durable_position("old"))
-    storage.released.wait()
+    released.wait()
     deadline_s = time.monotonic() + _LONGEST_S
     accepted = FIRST
     reason = ""

@@ -9,18 +9,11 @@ from pathlib import Path
 
 from tests.support.disk_faults import FaultDisk
 from tests.support.s3_server import S3Server
-from tests.support.storage_faults import FaultStorage
+from tests.support.storage_faults import FaultStorage, Lent
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
-
-
-class _Shared(FaultStorage):
-    """Its `close` does nothing, so that other users keep it open."""
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass
@@ -33,7 +26,7 @@ class Place:
     forget: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.storage = _Shared(self.inner)
+        self.storage = FaultStorage(Lent(self.inner))
 
     def close(self) -> None:
         self.inner.close()

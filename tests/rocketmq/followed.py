@@ -18,7 +18,6 @@ from tiered_index.errors import TieredIndexError
 from tiered_index.follow import Loss, Torn
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.segments import End, segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.memory import MemoryStorage
@@ -31,15 +30,10 @@ def scan(store: Path) -> ReferenceModel:
     """Return the right answers of a store's index: read every message of its commit log."""
     model = ReferenceModel()
     for message in CommitLogReader(store / "commitlog").messages(skip_corrupt=True, skip_missing=True):
-        put_message(model, message)
+        if message.is_visible and message.index_keys:
+            place = message.physical_offset, message.size, message.store_ms
+            model.put(message.topic, message.queue_id, message.index_keys, *place)
     return model
-
-
-def put_message(model: ReferenceModel, message: Message) -> None:
-    if message.is_visible and message.index_keys:
-        model.put(
-            message.topic, message.queue_id, message.index_keys, message.physical_offset, message.size, message.store_ms
-        )
 
 
 def names(model: ReferenceModel) -> set[tuple[str, str]]:

@@ -295,10 +295,6 @@ def cut(followed: Followed, offset: int) -> None:
     followed.come_again(offset)
 
 
-def in_the_second_segment(offsets: list[int]) -> int:
-    return next(offset for offset in offsets if offset > FOLLOWED_SEGMENT + 2_000)
-
-
 def test_segments_that_the_follower_has_not_put_durably_are_not_archived(followed):
     begin = damaged(followed)
     dispatcher, archiver = follow(followed, skip=False)
@@ -377,7 +373,7 @@ def test_a_segment_that_is_cut_during_a_round_is_archived_once_it_is_closed_agai
     def slow(store: str, start: int, *more: object) -> bool:
         sent.append(archive(store, start, *more))
         if len(sent) == 1:
-            cut(followed, in_the_second_segment(offsets))
+            cut(followed, next(offset for offset in offsets if offset > FOLLOWED_SEGMENT + 2_000))
             followed.write(3)
             assert [loss.kind for loss in dispatcher.run_once().losses] == ["rewritten"]
             followed.clock.advance(60)

@@ -33,7 +33,6 @@ from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase import erase as erase_by
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.segment_archive import SegmentArchive
-from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -310,23 +309,16 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
     local, _, messages = life
     before = read_all(local)
 
-    class Overtaken(WrapperStorage):
-        sent, done = False, None
-
-        def _around(self, call, act):
-            if self.sent and self.done is None and call.operation == "put_if_absent":
-                self.done = erase_by_key(local, "k-4")
-            self.sent |= call.name.startswith("segments/") and call.operation == "put"
-            return act()
-
-    first = Overtaken(local)
-    done = erase_by_key(first)
+    faulty, overtaking = FaultStorage(local), []
+    overtake = partial(faulty.meanwhile, "put_if_absent", lambda: overtaking.append(erase_by_key(local, "k-4")))
+    faulty.meanwhile("put", overtake, name_prefix="segments/")
+    done = erase_by_key(faulty)
     assert (done.status, done.remaining, done.segment_problems) == ("erased", (), ())
     # each counts the segments of its own records, and each message once
     log = log_of(local)
     placed = [number for number in range(1, log.state.number + 1) if log.record(number).kind == "erase"]
     assert sum(bool(log.record(number).archive) for number in placed) == sum(
-        certificate.segments_rewritten for certificate in (first.done, done)
+        certificate.segments_rewritten for certificate in (*overtaking, done)
     )
     concerned = [m for m in before.values() if m.topic == "orders" and m.store_ms < BEGIN_MS + 300_000]
     assert done.messages_erased == sum("k-3" in m.index_keys for m in concerned)
@@ -475,13 +467,8 @@ def test_messages_erased_only_in_answers_are_unchanged(store, life, first):
     else:
         # the deleted segment: nothing shows which of the two keys was erased from its bytes
         assert len(repairs) == 1 and sum("is not restored from" in note for note in report.notes) == 1
-        after = read_present(storage)
+        after = {at: message for name in names(storage) for at, message in read_all(storage, name).items()}
         assert after.items() <= before.items() and len(after) > 100
-
-
-def read_present(storage):
-    """Return the messages of the segments that the storage has."""
-    return {at: message for name in names(storage) for at, message in read_all(storage, name).items()}
 
 
 def test_a_copied_index_whose_log_does_not_tell_what_was_erased_proves_it(store, life, tmp_path):

@@ -30,6 +30,8 @@ from tiered_index.strangers import Strangers
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 ALIVE = b"GET /livez" + HOST + b"\r\n"
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+ENTRY = b'{"topic": "orders", "queue_id": 0, "keys": ["a"], "offset": %d, "size": 2, "timestamp_ms": 1762000000000}'
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,26 @@ def client(index):
 def connection(client):
     with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
         yield connection
+
+
+def taking_little(host: str, port: int) -> socket.socket:
+    """Return a connection with room for little of an answer."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(PATIENCE_S)
+    connection.connect((host, port))
+    return connection
+
+
+def is_answered(listener: HttpListener, trusted: Authority, own: Authority | None = None) -> bool:
+    """Return whether a client gets an answer that trusts an authority, and shows a certificate of its own one."""
+    context = ssl.create_default_context(cafile=trusted.certificate_file)
+    if own is not None:
+        context.load_cert_chain(own.server_file)
+    try:
+        return httpx.get(f"{listener.url}/livez", verify=context, trust_env=False, timeout=PATIENCE_S).is_success
+    except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
+        return False
 
 
 def answer(connection: socket.socket) -> bytes:
@@ -149,13 +171,12 @@ def test_a_body_without_a_length_moves_no_position(tmp_path, version):
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize("more", [b"", b", close"])
 def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked, more):
-    body = b'{"topic": "orders", "queue_id": 0, "keys": ["a"], "offset": 1, "size": 2, "timestamp_ms": 1762000000000}'
+    body = ENTRY % 1
     length = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
     sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
     head = b"POST /v1/entries?source=shop&position=1&durable=true" + HOST + b"Content-Type: application/x-ndjson\r\n"
     # Java's client offers HTTP/2 in each request
-    head += b"Connection: Upgrade, HTTP2-Settings" + more + b"\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-    head += length + b"\r\n\r\n"
+    head += OFFER.replace(b"Settings\r", b"Settings" + more + b"\r", 1) + length + b"\r\n\r\n"
     with index_in(tmp_path) as index, on_a_port(index) as client:
         for parts, entries in (([head, sent], 1), ([head + sent + ALIVE], 0)):
             with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
@@ -165,13 +186,9 @@ def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked
         assert len(index.query("orders", "a")) == 1
 
 
-OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-
-
 def entries_with_an_offer(position: int) -> tuple[bytes, bytes]:
     """Return the head and the body of a request, as Java's client sends them."""
-    body = b'{"topic": "orders", "queue_id": 0, "keys": ["a"], "offset": %d, "size": 2, "timestamp_ms": 1762000000000}'
-    body %= position
+    body = ENTRY % position
     head = b"POST /v1/entries?source=shop&position=%d&durable=true" % position + HOST + OFFER
     return head + b"Content-Type: application/x-ndjson\r\nContent-Length: %d\r\n\r\n" % len(body), body
 
@@ -225,22 +242,14 @@ def test_a_renewed_certificate_is_served_without_a_restart(tmp_path, caplog, has
     file = tmp_path / "served.pem"
     file.write_bytes(first.server_file.read_bytes())
     listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
-
-    def is_trusted(authority):
-        context = ssl.create_default_context(cafile=authority.certificate_file)
-        try:
-            return httpx.get(f"{listener.url}/livez", verify=context, trust_env=False, timeout=PATIENCE_S).is_success
-        except httpx.ConnectError:
-            return False
-
     with loop_in_thread() as portal, portal.wrap_async_context_manager(listener):
-        assert is_trusted(first) and not is_trusted(second)
+        assert is_answered(listener, first) and not is_answered(listener, second)
         file.write_text("half of a file")
         until(lambda: "new connections have the former certificate" in caplog.text)
-        assert is_trusted(first)
+        assert is_answered(listener, first)
         file.write_bytes(second.server_file.read_bytes())
-        until(lambda: is_trusted(second), every_s=0.1)
-        assert not is_trusted(first)
+        until(lambda: is_answered(listener, second), every_s=0.1)
+        assert not is_answered(listener, first)
 
 
 def test_clients_of_a_ca_that_was_removed_are_refused_without_a_restart(tmp_path):
@@ -248,20 +257,11 @@ def test_clients_of_a_ca_that_was_removed_are_refused_without_a_restart(tmp_path
     clients = tmp_path / "clients.pem"
     clients.write_bytes(first.certificate_file.read_bytes())
     listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(own.server_file, own.server_file, clients))
-
-    def is_admitted(authority):
-        context = ssl.create_default_context(cafile=own.certificate_file)
-        context.load_cert_chain(authority.server_file)
-        try:
-            return httpx.get(f"{listener.url}/livez", verify=context, trust_env=False, timeout=PATIENCE_S).is_success
-        except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
-            return False
-
     with loop_in_thread() as portal, portal.wrap_async_context_manager(listener):
-        assert is_admitted(first) and not is_admitted(second)
+        assert is_answered(listener, own, first) and not is_answered(listener, own, second)
         clients.write_bytes(second.certificate_file.read_bytes())
-        until(lambda: is_admitted(second), every_s=0.1)
-        assert not is_admitted(first)
+        until(lambda: is_answered(listener, own, second), every_s=0.1)
+        assert not is_answered(listener, own, first)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /livez HT", ALIVE + b"GET /livez HT"])
@@ -340,11 +340,8 @@ def test_strangers_that_take_no_answer_make_place_for_one_that_asks_late(index, 
     add_token(tmp_path / "tokens", "one", "read", None)
     with contextlib.ExitStack() as opened, on_a_port(index, tokens=tmp_path / "tokens") as client:
         address = client.base_url.host, client.base_url.port
-        taking = [opened.enter_context(socket.socket()) for _ in range(64)]
+        taking = [opened.enter_context(taking_little(*address)) for _ in range(64)]
         for connection in taking:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(PATIENCE_S)
-            connection.connect(address)
             connection.sendall((b"GET /openapi.json" + HOST + b"\r\n") * 10)
         for connection in taking:
             assert connection.recv(9) == b"HTTP/1.1 "
@@ -382,10 +379,7 @@ def many(tmp_path_factory):
 @contextlib.contextmanager
 def asking_slowly(client, path, head=HOST):
     """Ask for lines on a connection with little room for them, and yield it."""
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(PATIENCE_S)
-        connection.connect((client.base_url.host, client.base_url.port))
+    with taking_little(client.base_url.host, client.base_url.port) as connection:
         connection.sendall(b"GET /v1/query?topic=orders&key=k" + path + head + b"Accept: application/x-ndjson\r\n\r\n")
         yield connection
 
@@ -414,10 +408,7 @@ def test_requests_of_a_client_that_leaves_are_no_errors(index, caplog):
     """Also if several wait: otherwise a stranger could fill the log."""
     with on_a_port(index) as client:
         for _ in range(5):
-            with socket.socket() as asking:
-                asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                asking.settimeout(PATIENCE_S)
-                asking.connect((client.base_url.host, client.base_url.port))
+            with taking_little(client.base_url.host, client.base_url.port) as asking:
                 asking.sendall((b"GET /openapi.json" + HOST + b"\r\n") * 10)
                 assert asking.recv(9) == b"HTTP/1.1 "
                 asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -428,17 +419,15 @@ def test_requests_of_a_client_that_leaves_are_no_errors(index, caplog):
 @pytest.mark.usefixtures("little_sent")
 def test_a_stream_under_way_at_the_end_of_the_service_is_cut_without_a_traceback(many, caplog):
     """The client takes nothing for longer than the service gives requests under way."""
-    with service_of(many) as service, loop_in_thread() as portal, socket.socket() as asking:
+    request = b"GET /v1/query?topic=orders&key=k&all=true" + HOST + b"Accept: application/x-ndjson\r\n\r\n"
+    with service_of(many) as service, loop_in_thread() as portal:
         listener = HttpListener(service.app, "127.0.0.1", 0, drain_s=1)
         with portal.wrap_async_context_manager(listener):
-            asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            asking.settimeout(PATIENCE_S)
-            asking.connect(("127.0.0.1", listener.port))
-            asking.sendall(
-                b"GET /v1/query?topic=orders&key=k&all=true" + HOST + b"Accept: application/x-ndjson\r\n\r\n"
-            )
+            asking = taking_little("127.0.0.1", listener.port)
+            asking.sendall(request)
             assert asking.recv(9) == b"HTTP/1.1 "
-        assert b'"status"' not in rest(asking)
+        with asking:
+            assert b'"status"' not in rest(asking)
     assert [record for record in caplog.records if record.exc_info] == []
     assert "was ended: the service stops" in caplog.text
 

@@ -4,11 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, Merging
+from tests.support.storage_faults import Lent
 from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.state import LogState
-from tiered_index.storage.base import Storage, WrapperStorage
+from tiered_index.storage.base import Storage
 
 SEGMENT = bytes(range(256)) * 40
 
@@ -41,13 +42,6 @@ def copier(life: Merging, target: Storage, source: Storage | None = None, **more
     made = Copier(source or life.storage, target, life.clock, threads=more.pop("threads", 1), **more)
     made.open()
     return made
-
-
-class Lent(WrapperStorage):
-    """A storage that stays open when its reader closes it."""
-
-    def close(self) -> None:
-        """Leave it open."""
 
 
 def check_target(life: Merging, target: Storage) -> LogState:

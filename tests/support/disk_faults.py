@@ -60,9 +60,13 @@ class SimulatedCrash(BaseException):
     """The process died here. It is no `Exception`, so no handler of the tested code continues."""
 
 
+# An error number, or a function of the operation: None lets the call succeed.
+Error = int | Callable[[str], int | BaseException | None]
+
+
 @dataclass(slots=True)
 class _Script(FaultTrigger):
-    error: int | Callable[[str], int | None] | None
+    error: Error | None
     after: bool
     torn: bool
 
@@ -134,17 +138,11 @@ class FaultDisk(Faults[_Script], Disk):
     # Scripts
 
     def fail(
-        self,
-        operation: str = "*",
-        *,
-        nth: int = 1,
-        times: int | None = 1,
-        error: int | Callable[[str], int | None] = errno.EIO,
-        torn: bool = False,
+        self, operation: str = "*", *, nth: int = 1, times: int | None = 1, error: Error = errno.EIO, torn: bool = False
     ) -> None:
-        """Raise `OSError(error)` before the call acts, `times` calls in a row (None: all).
+        """Raise `OSError(error)`, or the error itself, before the call acts, `times` calls in a row (None: all).
 
-        `torn`: a pwrite writes half first. `error` may be a function of the operation; None lets the call succeed.
+        `torn`: a pwrite writes half first.
         """
         self._add(_Script(operation, nth - 1, times, error, False, torn))
 
@@ -329,7 +327,7 @@ class FaultDisk(Faults[_Script], Disk):
                     if failed is not None:
                         failed()
                     self.struck += 1
-                    raise OSError(error, os.strerror(error))
+                    raise OSError(error, os.strerror(error)) if isinstance(error, int) else error
                 if not script.after:
                     self._die(operation)
             yield

@@ -237,6 +237,13 @@ class LateRecords(FaultStorage):
         self.inner.put_if_absent(*self.held)
 
 
+class Lent(WrapperStorage):
+    """`inner`, which stays open when one of its users closes it."""
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
 class Watched(WrapperStorage):
     """Calls `watch` with the operation before each call that changes the storage: a crash would leave this state."""
 

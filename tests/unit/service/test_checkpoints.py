@@ -26,7 +26,6 @@ from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, TableShard, decode_document
 from tiered_index.service.log.state import CHAINED, LogState
-from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage
 
@@ -147,15 +146,9 @@ def test_an_opening_reads_the_records_after_a_large_checkpoint_side_by_side():
     for n in range(8):
         publish(log, EPOCH, (an_object(1000 + n),))
     records = 8 + log.state.number - 8 - begun
-    together = threading.Barrier(records)
-
-    class Together(WrapperStorage):
-        def get(self, name):
-            if name.startswith("log/"):
-                together.wait(60)
-            return super().get(name)
-
-    with IndexReader.open(storage_backend=Together(storage), background=False, query_threads=16) as reader:
+    faulty, together = FaultStorage(storage), threading.Barrier(records)
+    faulty.meanwhile("get", lambda: together.wait(60), times=None, name_prefix="log/")
+    with IndexReader.open(storage_backend=faulty, background=False, query_threads=16) as reader:
         assert len(reader.files()) == 308
 
 

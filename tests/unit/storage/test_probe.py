@@ -1,6 +1,7 @@
 """The probes detect what a storage lacks, and name it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,23 +35,14 @@ def test_the_probe_is_not_fooled_by_a_retried_first_put(faulty: FaultStorage) ->
     assert list(faulty.list()) == []
 
 
-class Sweeping(WrapperStorage):
-    """A sweep deletes the first object that is put, as if this process was suspended for a day."""
-
-    puts = 0
-
-    def put_if_absent(self, name: str, data: Bytes) -> None:
-        super().put_if_absent(name, data)
-        self.puts += 1
-        if self.puts == 1:
-            self.inner.delete_many([name])
-
-
 @pytest.mark.parametrize("check", [check_storage, probe_put_if_absent])
 def test_the_probe_accuses_no_server_whose_object_a_sweep_has_deleted(
     faulty: FaultStorage, check: Callable[[WrapperStorage], None]
 ) -> None:
-    check(Sweeping(faulty))
+    # a sweep deletes the first object that is put, as if this process was suspended for a day
+    sweep = partial(faulty.inner.delete_many, (info.name for info in faulty.inner.list()))
+    faulty.meanwhile("put_if_absent", sweep, when="after")
+    check(faulty)
     assert list(faulty.list()) == []
 
 

@@ -125,29 +125,9 @@ def test_no_flipped_byte_of_an_entry_is_believed(index, cache, kind, caplog):
             assert path.read_bytes() == whole  # fetched again
 
 
-def _cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _grow(path):
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def _empty(path):
-    path.write_bytes(b"")
-
-
-def _zeros(path):
-    path.write_bytes(bytes(path.stat().st_size))
-
-
 def _other_object(path):
     (other,) = (p for p in path.parent.glob(f"*{path.suffix}") if p != path)
     shutil.copy(other, path)
-
-
-def _other_kind(path):
-    shutil.copy(path.with_suffix(".filter" if path.suffix == ".trailer" else ".trailer"), path)
 
 
 def _another_index(path):
@@ -160,11 +140,19 @@ def _another_index(path):
     shutil.copy(elsewhere / "another" / path.name, path)
 
 
-DAMAGES = [_cut, _grow, _empty, _zeros, _other_object, _other_kind, _another_index]
+DAMAGES = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "empty": lambda path: path.write_bytes(b""),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "other kind": lambda p: shutil.copy(p.with_suffix(".filter" if p.suffix == ".trailer" else ".trailer"), p),
+    "other object": _other_object,
+    "another index": _another_index,
+}
 
 
 @pytest.mark.parametrize("kind", ["trailer", "filter"])
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_what_is_not_this_entry_is_fetched_again(index, cache, damage, kind):
     path = entry(cache, index, kind)
     whole = path.read_bytes()
@@ -176,20 +164,11 @@ def test_what_is_not_this_entry_is_fetched_again(index, cache, damage, kind):
     assert path.read_bytes() == whole
 
 
-def _file_in_its_place(cache):
-    shutil.rmtree(cache)
-    cache.write_text("not a folder")
-
-
-def _file_for_the_index(cache):
-    (folder,) = cache.iterdir()
+@pytest.mark.parametrize("of_index", [False, True], ids=["the cache", "the folder of the index"])
+def test_a_cache_that_is_not_a_folder_changes_no_answer(index, cache, of_index):
+    folder = next(cache.iterdir()) if of_index else cache
     shutil.rmtree(folder)
     folder.write_text("not a folder")
-
-
-@pytest.mark.parametrize("spoil", [_file_in_its_place, _file_for_the_index], ids=lambda spoil: spoil.__name__)
-def test_a_cache_that_is_not_a_folder_changes_no_answer(index, cache, spoil):
-    spoil(cache)
     with index.reader(cache_dir=cache, filter_after_probes=1) as reader:
         ask_all(index, reader)
         index.storage.reset()
