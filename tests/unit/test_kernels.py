@@ -188,81 +188,63 @@ def test_without_the_core_numpy_works_and_the_log_says_so_once(tmp_path, module)
     assert done.stderr.count("the compiled core is missing, and NumPy does its work more slowly") == 1
 
 
+def u8(*shape):
+    return np.zeros(shape, np.uint8)
+
+
+def i64(*values):
+    return np.array(values, np.int64)
+
+
+I32, U32, U64 = (np.zeros(1, kind) for kind in (np.int32, np.uint32, np.uint64))
+PACKED = {"base": 7, "of_keys": 1, "columns": i64([8, 0, 8], [8, 0, 8], [8, 0, 8]), "line": i64(0, 0, 0, 0)}
+PACKED["topics"] = I32[:0]
+# arguments without a fault
+SOUND = {
+    "hash_rows": {"units": u8(3), "offsets": i64(0, 3), "topic_index": i64(0)}
+    | dict.fromkeys(("java_of_topic", "second_of_topic", "java", "second"), U32),
+    "insert": {"hashes": I32, "slots": 1, "first": 1, "heads": I32.copy(), "previous": I32.copy()},
+    "write_entries": {"entries": u8(1, 8), "first": 0, "columns": [u8(1, 4)], "places": i64([0, 1]), "times": i64(0)}
+    | {"unit_ms": 1, "begin_ms": 0, "time_place": 4},
+    "place_by_slot": {"data": u8(32), "size": 32, "slots": 1, "placed": U64, "order": I32.copy(), "counts": i64(0)},
+    "gather": {"data": u8(36), "size": 36, "order": I32.copy(), "slots": 7, "fingerprint": 28}
+    | {"items": u8(1, 32), "hashes": U64},
+    "find_items": PACKED
+    | {"words": U64.repeat(9), "runs": i64([0, 40, 1]), "wanted": None, "most": 9}
+    | {"items": u8(1, 32), "counts": i64(0)},
+    "pack_items": PACKED | {"data": u8(1, 32), "starts": i64(0, 1), "packed": u8(68), "ends": i64(0)},
+}
 WRONG = {
-    "rows without units": lambda core: core.hash_rows(
-        np.zeros(3, np.uint8), np.array([0, 4]), np.zeros(1, np.int64), *np.zeros((4, 1), np.uint32)
-    ),
-    "more slots than heads": lambda core: core.insert(np.zeros(1, np.int32), 2, 1, *np.zeros((2, 1), np.int32)),
-    "less room than rows": lambda core: core.insert(np.zeros(2, np.int32), 1, 1, *np.zeros((2, 1), np.int32)),
-    "fewer times than entries": lambda core: core.write_entries(
-        np.zeros((2, 8), np.uint8), 0, [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 0
-    ),
-    "entries behind the times": lambda core: core.write_entries(
-        np.zeros((1, 8), np.uint8), 1, [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 0
-    ),
-    "no place for times": lambda core: core.write_entries(
-        np.zeros((1, 8), np.uint8), 0, [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 5
-    ),
-    "fewer places than columns": lambda core: core.write_entries(
-        *(np.zeros((1, 8), np.uint8), 0, [np.zeros((1, 4), np.uint8)], np.zeros((0, 2), np.int64)),
-        *(np.zeros(1, np.int64), 1, 0, 4),
-    ),
-    "fewer values than entries": lambda core: core.write_entries(
-        *(np.zeros((2, 8), np.uint8), 0, [np.zeros((1, 4), np.uint8)], np.zeros((1, 2), np.int64)),
-        *(np.zeros(2, np.int64), 1, 0, 4),
-    ),
-    "a column behind the entry": lambda core: core.write_entries(
-        *(np.zeros((1, 8), np.uint8), 0, [np.zeros((1, 4), np.uint8)], np.array([[5, 1]])),
-        *(np.zeros(1, np.int64), 1, 0, 4),
-    ),
-    "values whose bytes are apart": lambda core: core.write_entries(
-        *(np.zeros((1, 8), np.uint8), 0, [np.zeros((1, 8), np.uint8)[:, ::2]], np.array([[0, 1]])),
-        *(np.zeros(1, np.int64), 1, 0, 4),
-    ),
-    "less bytes than entries": lambda core: core.place_by_slot(
-        np.zeros(31, np.uint8), 32, 1, np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int64)
-    ),
-    "less places than entries": lambda core: core.place_by_slot(
-        np.zeros(32, np.uint8), 32, 1, np.zeros(0, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int64)
-    ),
-    "less counts than slots": lambda core: core.place_by_slot(
-        np.zeros(32, np.uint8), 32, 2, np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int64)
-    ),
-    "an entry that is not there": lambda core: core.gather(
-        *(np.zeros(71, np.uint8), 36, np.ones(1, np.int32), 7, 28, np.zeros((1, 32), np.uint8), np.zeros(1, np.uint64))
-    ),
-    "an item that is longer than an entry": lambda core: core.gather(
-        *(np.zeros(36, np.uint8), 36, np.zeros(1, np.int32), 7, 28, np.zeros((1, 37), np.uint8), np.zeros(1, np.uint64))
-    ),
-    "a fingerprint behind the item": lambda core: core.gather(
-        *(np.zeros(36, np.uint8), 36, np.zeros(1, np.int32), 7, 29, np.zeros((1, 32), np.uint8), np.zeros(1, np.uint64))
-    ),
-    "less room than hashes": lambda core: core.gather(
-        *(np.zeros(72, np.uint8), 36, np.zeros(2, np.int32), 7, 28, np.zeros((2, 32), np.uint8), np.zeros(1, np.uint64))
-    ),
-    "a column that is wider than an item": lambda core: core.find_items(
-        *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8], [8, 30, 8], [8, 0, 8]])),
-        *(np.zeros(4, np.int64), np.zeros(0, np.int32), np.zeros((1, 32), np.uint8), np.zeros(1, np.int64)),
-    ),
-    "fewer counts than runs": lambda core: core.find_items(
-        *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8]] * 3)),
-        *(np.zeros(4, np.int64), np.zeros(0, np.int32), np.zeros((1, 32), np.uint8), np.zeros(0, np.int64)),
-    ),
-    "keys without a topic": lambda core: core.find_items(
-        *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8]] * 3)),
-        *(np.zeros(4, np.int64), np.zeros(2, np.int32), np.zeros((1, 32), np.uint8), np.zeros(1, np.int64)),
-    ),
-    "no room for packed items": lambda core: core.pack_items(
-        *(np.zeros((1, 32), np.uint8), np.array([0, 1]), 7, 1, np.array([[8, 0, 8]] * 3), np.zeros(4, np.int64)),
-        *(np.zeros(0, np.int32), np.zeros(67, np.uint8), np.zeros(1, np.int64)),
-    ),
+    "rows without units": ("hash_rows", {"offsets": i64(0, 4)}),
+    "more slots than heads": ("insert", {"slots": 2}),
+    "less room than rows": ("insert", {"hashes": I32.repeat(2)}),
+    "fewer times than entries": ("write_entries", {"entries": u8(2, 8), "columns": [u8(2, 4)]}),
+    "entries behind the times": ("write_entries", {"first": 1}),
+    "no place for times": ("write_entries", {"time_place": 5}),
+    "fewer places than columns": ("write_entries", {"places": np.zeros((0, 2), np.int64)}),
+    "fewer values than entries": ("write_entries", {"entries": u8(2, 8), "times": i64(0, 0)}),
+    "a column behind the entry": ("write_entries", {"places": i64([5, 1])}),
+    "values whose bytes are apart": ("write_entries", {"columns": [u8(1, 8)[:, ::2]]}),
+    "less bytes than entries": ("place_by_slot", {"data": u8(31)}),
+    "less places than entries": ("place_by_slot", {"placed": U64[:0]}),
+    "less counts than slots": ("place_by_slot", {"slots": 2}),
+    "an entry that is not there": ("gather", {"data": u8(71), "order": np.ones(1, np.int32)}),
+    "an item that is longer than an entry": ("gather", {"items": u8(1, 37)}),
+    "a fingerprint behind the item": ("gather", {"fingerprint": 29}),
+    "less room than hashes": ("gather", {"data": u8(72), "order": I32.repeat(2), "items": u8(2, 32)}),
+    "a column that is wider than an item": ("find_items", {"columns": i64([8, 0, 8], [8, 30, 8], [8, 0, 8])}),
+    "fewer counts than runs": ("find_items", {"counts": i64()}),
+    "keys without a topic": ("find_items", {"topics": I32.repeat(2)}),
+    "no room for packed items": ("pack_items", {"packed": u8(67)}),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_sizes_are_checked_before_anything_is_read(loops, case):
+    name, change = WRONG[case]
+    getattr(loops, name)(**SOUND[name])
     with pytest.raises(ValueError):
-        WRONG[case](loops)
+        getattr(loops, name)(**SOUND[name] | change)
 
 
 def test_an_argument_of_another_type_is_an_error(loops):
