@@ -305,17 +305,16 @@ async def test_idle_connections_end_and_waiting_ones_do_not():
 async def test_connections_are_bounded(caplog):
     """One log line reports the refusal, however often clients try."""
     caplog.set_level(logging.WARNING)
-    async with serving(connections_at_most=2) as server:
-        async with Client.open(server) as first:
-            async with Client.open(server) as second:
-                assert [(await client.ask(AT_ONCE)).code for client in (first, second)] == [0, 0]
-                for _ in range(3):
-                    async with Client.open(server) as third:
-                        assert await third.ended()
-                assert [(await client.ask(AT_ONCE)).code for client in (first, second)] == [0, 0]
-            await until(lambda: server.connections == 1)
-            async with Client.open(server) as third:
-                assert (await third.ask(AT_ONCE)).code == 0
+    async with serving(connections_at_most=2) as server, Client.open(server) as first:
+        async with Client.open(server) as second:
+            assert [(await client.ask(AT_ONCE)).code for client in (first, second)] == [0, 0]
+            for _ in range(3):
+                async with Client.open(server) as third:
+                    assert await third.ended()
+            assert [(await client.ask(AT_ONCE)).code for client in (first, second)] == [0, 0]
+        await until(lambda: server.connections == 1)
+        async with Client.open(server) as third:
+            assert (await third.ask(AT_ONCE)).code == 0
     assert caplog.messages == ["refusing connections: all 2 allowed ones are open"]
 
 
@@ -474,7 +473,6 @@ async def test_encrypted_connections(tmp_path, monkeypatch):
             await client.send(Command(code=AT_ONCE))
             assert await client.ended()
     monkeypatch.setattr(strangers, "FIRST_S", 0.1)
-    async with serving(tls=tls) as server:
-        async with Client.open(server) as silent:
-            # sooner than asyncio's timeout of a minute
-            assert await asyncio.wait_for(silent.ended(), 30.0)
+    async with serving(tls=tls) as server, Client.open(server) as silent:
+        # sooner than asyncio's timeout of a minute
+        assert await asyncio.wait_for(silent.ended(), 30.0)

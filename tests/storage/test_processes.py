@@ -115,9 +115,8 @@ def test_a_forked_child_leaves_the_writers_of_its_parent_alone(
         writer.write(data)
         child = os.fork()
         if not child:
-            with contextlib.suppress(IndexClosed):
-                with writer:
-                    writer.write(b"x")
+            with contextlib.suppress(IndexClosed), writer:
+                writer.write(b"x")
             with contextlib.suppress(IndexClosed):
                 other.close()
             other.abort()
