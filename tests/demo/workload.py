@@ -146,9 +146,7 @@ class ReferenceAnswers:
         self._queue, self._offset, self._size = workload.queue_id[of], workload.offset[of], workload.size[of]
 
     def answer(self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None) -> Answer:
-        """Return every answer. Bounds are inclusive and compared by whole seconds. An unknown topic or key has no
-        answers.
-        """
+        """Return every answer. Bounds are inclusive, by whole seconds. An unknown topic or key has no answers."""
         if topic not in self._topics or key not in self._keys:
             return []
         group = self._topics[topic] * len(self._keys) + self._keys[key]

@@ -23,9 +23,7 @@ class Mounts:
         self._laid: list[Path] = []
 
     def empty_over(self, folder: Path, size: str = "1m") -> bool:
-        """Mount an empty file system over `folder`. Only processes that have files of the old content open can still
-        use them.
-        """
+        """Mount an empty file system over `folder`. Only processes with open files of the old content can use them."""
         return self._lay(folder, "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", folder)
 
     def read_only(self, folder: Path) -> bool:

@@ -143,9 +143,7 @@ def test_one_runs_while_another_is_stopped_before_a_write(
 
 
 def check(life: Merging) -> None:
-    """Check that no entry is missing or doubled, except those that may be gone, and that every byte and answer is
-    right.
-    """
+    """Check that no entry is missing or doubled, except those that may be gone, and all bytes and answers."""
     gone = life.model.has_expired
     published = Published(life.storage, KEYS, keyed=True)
     stored = Counter(mark(e, keyed=True) for file in life.state.objects.values() for e in published.entries(file))

@@ -147,9 +147,7 @@ def test_the_first_error_counts_not_that_of_deleting_objects(make_life: Callable
 def test_a_source_that_answers_wrongly_is_never_merged(
     make_life: Callable[[], Merging], mode: Literal["wrong", "short", "long"]
 ) -> None:
-    """One wrong read is a bad transfer, and is repeated. If all are wrong, the file is corrupt, and the index does not
-    change.
-    """
+    """One wrong read is a bad transfer, and repeated. If all are wrong, the file is corrupt and nothing changes."""
     life = make_life()
     number = life.state.number
     with pytest.raises(CorruptFile):

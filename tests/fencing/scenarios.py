@@ -86,9 +86,7 @@ def hear(process: subprocess.Popen[str], event: str | None = None) -> dict[str, 
 
 
 class RepeatingStorage(WrapperStorage):
-    """A client that repeats every put-if-absent, as after a lost response. Even the winner then gets the error that the
-    object exists.
-    """
+    """A client that repeats every put-if-absent, as after a lost response: even the winner finds its object there."""
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         self.inner.put_if_absent(name, data)

@@ -100,9 +100,7 @@ def test_java_lacks_the_known_entries_of_min_value(min_value_case):
 
 
 def test_min_value_slots16_differs_in_the_hashes_only():
-    """MIN_VALUE % 16 is 0, so Java's file is sound. Ours has 0 in place of the negative hash, and is otherwise the
-    same.
-    """
+    """MIN_VALUE % 16 is 0, so Java's file is sound. Ours has 0 for the negative hash, and is otherwise the same."""
     case = naive.load("minvalue_slots16")
     table, entries = codec.write(case.rows, layout_of(case), case.begin_ms, 10**9)
     ours, java = unsealed_image(table, entries), case.unsealed

@@ -164,9 +164,7 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path) -> None:
-    """Many entries share a second and were put in no order. Then they are in an unsealed file, also for a reader beside
-    the writer.
-    """
+    """Many entries share a second and were put in no order. Then they are unsealed, also for a reader beside."""
     rng = np.random.default_rng(3)
     count = 600
     every = itertools.product((0, 9_000, 15_000), (0, 4_000, 30_000), (1, 5, 60, 1000))

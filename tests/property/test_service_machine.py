@@ -35,9 +35,7 @@ def test_an_index_answers_as_the_model_does(machine, request):
 
 @pytest.mark.parametrize("machine", BACKENDS, indirect=True)
 def test_every_way_to_ask_is_met_on_every_backend(machine):
-    """This covers each reader's cursors, partial answers and refreshes, of one index and of several, whatever steps the
-    machine chose.
-    """
+    """Each reader's cursors, partial answers and refreshes, of one index and several, whatever the steps were."""
     statuses = set()
 
     class Watched(machine):

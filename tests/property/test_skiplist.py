@@ -99,9 +99,7 @@ def test_a_node_is_removed_once_and_an_interval_does_not_end_before_it_begins():
 
 
 class _Interleaving:
-    """Runs one call and, at its n-th bytecode in the list's module, another one. So it covers every place of a thread
-    switch.
-    """
+    """Runs one call and, at its n-th bytecode in the list's module, another: at every place of a thread switch."""
 
     def __init__(self, at, other):
         self.at, self.other, self.count = at, other, 0

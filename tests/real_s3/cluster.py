@@ -123,9 +123,7 @@ class Cluster:
             self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
 
     def make_room(self) -> None:
-        """Undo `fill`; return when the cluster knows. An OSD that is killed before that would count as full
-        permanently.
-        """
+        """Undo `fill`; return when the cluster knows. An OSD that is killed before would count as full for good."""
         for which, ratio in (("full", 0.95), ("backfillfull", 0.90), ("nearfull", 0.85)):
             self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
         self._until(lambda: not _FULL.search(self._administer("osd", "dump")), "the disk still counts as full")

@@ -40,9 +40,7 @@ def environment(endpoint_url: str) -> dict[str, str]:
 
 
 def run(command: Sequence[str]) -> int:
-    """Run `command` beside a new server, which is stopped and deleted in every case; return the command's exit
-    status.
-    """
+    """Run `command` beside a new server, which is stopped and deleted in every case; return its exit status."""
     if os.environ.get(ENDPOINT_VARIABLE):
         return subprocess.run(command, check=False).returncode
     programs = install()

@@ -50,9 +50,7 @@ def by_key(model: ReferenceModel) -> dict[tuple[str, str], ReferenceModel]:
 
 
 def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tuple[str, str]] | None = None) -> int:
-    """Compare the answers for every key of the model, and of `more`, with the model's; return the number of entries in
-    them.
-    """
+    """Compare the answers for every key of the model, and of `more`, with the model's; return their entries' count."""
     lookups = sorted(names(model) | (more or set()) | {("nobody", "k"), ("orders", "absent")})
     answers = index.query_many([Lookup(topic=topic, key=key, max_count=100_000) for topic, key in lookups])
     count = 0
@@ -77,9 +75,7 @@ def missing(followed: "Followed") -> set[tuple[str, str]]:
 
 
 def cut_log(store: Path, offset: int, segment_bytes: int = SEGMENT) -> None:
-    """Truncate the commit log at an offset, as after a crash of the host: zeros follow, and there is no later
-    segment.
-    """
+    """Truncate the commit log at an offset, as after a crash of the host: zeros follow, and no later segment."""
     folder = store / "commitlog"
     for path in folder.iterdir():
         start = int(path.name)
@@ -117,9 +113,7 @@ class SteppedDispatcher(Dispatcher):
         self._put = put or index.put_batch
 
     def run_once(self) -> Round:
-        """Put one round. Raise an error only if the round put nothing before it; otherwise the next round finds the
-        error again.
-        """
+        """Put one round. Raise an error only if nothing was put before it; otherwise the next round finds it again."""
         begin, batches, entries = self.position or 0, [], 0
         with contextlib.closing(self.batches()) as some:
             try:

@@ -76,9 +76,7 @@ def write(root: Path) -> StoreWriter:
 
 
 def digests(store: Path) -> dict[str, list[Any]]:
-    """Return the number of files in each part of a store (queues by topic), and the SHA-256 of their names and
-    bytes.
-    """
+    """Return the number of files in each part of a store (queues by topic), and the SHA-256 of names and bytes."""
     summary: dict[str, list[Any]] = {}
     parts = {name: store / name for name in ("commitlog", "index")}
     parts |= {f"consumequeue/{path.name}": path for path in (store / "consumequeue").iterdir()}

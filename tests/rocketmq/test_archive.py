@@ -212,9 +212,7 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, index, stor
 
 
 def test_lookups_beside_archiving_and_deletion_never_miss_a_message(tmp_path: Path) -> None:
-    """A broker deletes archived segments. Meanwhile readers look up all messages again and again, and one of them is
-    behind the log.
-    """
+    """A broker deletes archived segments while readers look up all messages; one of them is behind the log."""
     store = golden_store.unpack(tmp_path / "store")
     storage = MemoryStorage()
     with open_index(tmp_path / "root", storage) as index:

@@ -174,9 +174,7 @@ def test_reading_one_says_that_it_was_erased(life):
 
 
 def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
-    """The reader read the log before the erasure, which had no grace period. It looks up one message, and many at
-    once.
-    """
+    """The reader read the log before the erasure without a grace period. It looks up one message, and many."""
     storage, _, messages = life
     neighbours = [m for m in messages if "k-3" not in m.index_keys and m.topic == "orders"]
     with IndexReader.open(storage.uri) as single, IndexReader.open(storage.uri) as many:
@@ -503,9 +501,7 @@ def colliding(tmp_path, preset):
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 @pytest.mark.parametrize("harm", ["damaged", "lost"])
 def test_a_repair_from_the_source_leaves_keys_of_an_equal_hash_whole(tmp_path, preset, harm):
-    """The log knows an erased key by its hash. The repair keeps the source's messages of the other key, or leaves the
-    segment.
-    """
+    """The log knows an erased key by its hash. A repair keeps the other key's messages, or leaves the segment."""
     storage, folder = colliding(tmp_path, preset)
     erase(storage.uri, "orders", keys="Aa", yes=True, now=True, grace_s=0)
     before = read_all(storage)

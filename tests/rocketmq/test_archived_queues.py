@@ -116,9 +116,7 @@ def test_every_queue_is_answered_whole_from_store_and_archive(index, store, dele
 
 
 def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path):
-    """The archive has another log, or a topic that was created again. Its messages are no older part of the store's
-    queues.
-    """
+    """The archive has another log, or a topic that was created again, whose messages are none of the store's."""
     messages = write_store(tmp_path / "s", [{} for _ in range(120)])
     write_store(tmp_path / "other", [{"body": b"other's"}] * 100)
     index_log(index, tmp_path / "s")
@@ -456,9 +454,7 @@ def test_repairs_erasures_and_copies_keep_queue_offsets(life, tmp_path):
 
 
 def test_segments_that_are_replaced_meanwhile_are_looked_for_again(life):
-    """An erasure removes the objects that a reader's log named. The reader asks for a repeat, then has the right
-    answers.
-    """
+    """An erasure removes objects that a reader's log named. The reader asks for a repeat, then answers right."""
     storage, messages = life
     queue = [m for m in in_queues(messages)["orders", 0] if "k-4" not in m.index_keys]
     with reading(storage, refresh_interval_s=3600) as broker:

@@ -186,9 +186,7 @@ def test_the_crc_of_a_body_is_checked_on_request_and_for_whole_messages(log):
 
 
 def test_reading_does_not_continue_at_a_copy_of_a_message(log):
-    """After damage, reading continues only at a message in its own place, even if a body has the bytes of another
-    message.
-    """
+    """After damage, reading continues only at a message in its own place, even if a body has those of another."""
     inner = messages.message(0).encode()
     outer = messages.message(log.end, body=inner * 3)
     follower = messages.keyed(log.end + outer.size, 60)
@@ -289,9 +287,7 @@ def test_single_messages_of_segments_that_come_and_go(log):
 
 
 def test_messages_beside_a_writer_have_all_their_properties_or_wait(log, monkeypatch):
-    """Reads take one page after another while the broker writes. The first read has holes of zeros, which only its
-    content shows.
-    """
+    """Reads take page after page while the broker writes. The first has holes of zeros, as only its content shows."""
     holes, real = [log.made[14], log.made[-3], log.made[-1]], segments.pread
 
     def with_holes(path, size_bytes, position):

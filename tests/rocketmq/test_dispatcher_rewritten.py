@@ -32,9 +32,7 @@ def follow(followed: Followed, **options: bool) -> SteppedDispatcher:
 
 
 def rewrite(followed: Followed, offset: int, count: int) -> None:
-    """Truncate the log and start the broker again; write other messages with bodies of the same sizes, so that their
-    boundaries agree.
-    """
+    """Truncate the log, start the broker again, and write other messages of the same sizes and boundaries."""
     cut_log(followed.path, offset)
     followed.writer = followed.open_writer()
     assert followed.writer.next_offset == offset
@@ -374,9 +372,7 @@ def test_messages_written_over_a_skipped_range_are_read(followed, restart, writt
 
 
 def test_messages_in_place_of_a_blank_that_was_lost_are_read(followed):
-    """The follower read a blank that was not on the disk when the host crashed. The next message fits into its
-    place.
-    """
+    """The follower read a blank that was not on the disk when the host crashed. The next message fits there."""
     followed.write(20)
     followed.write(1, body=b"B" * (SEGMENT - followed.writer.next_offset - 500))
     blank = followed.writer.next_offset

@@ -79,9 +79,7 @@ def test_equals_decoding_one_by_one(fields, start, selection):
 
 
 def test_rocketmqs_own_topics_are_not_selected_by_default():
-    """The rule is that of `MessageStoreTopicFilter` in RocketMQ's tiered store, except for the names of cluster and
-    broker.
-    """
+    """The rule is that of RocketMQ's `MessageStoreTopicFilter`, except for the names of cluster and broker."""
     own = "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC SELF_TEST_TOPIC"
     own += " RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC OFFSET_MOVED_EVENT CHECKPOINT_TOPIC"
     own += " rmq_sys_wheel_timer rmq_sys_REVIVE_LOG_DefaultCluster %LMQ%queue"

@@ -145,9 +145,7 @@ def test_a_queue_ends_where_its_log_was_cut_off(cut):
 
 
 def test_damage_is_no_end(tmp_path):
-    """Messages after damage at which the follower stopped are younger than those before it: the broker did not discard
-    them.
-    """
+    """Messages after damage at which the follower stopped are younger: the broker did not discard them."""
     made = Followed(tmp_path)
     made.write(10)
     dispatcher = made.dispatcher()

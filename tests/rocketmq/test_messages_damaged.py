@@ -66,9 +66,7 @@ def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_archived_message_is_answered_as_it_was_or_called_damaged(index, store, storage, monkeypatch, version):
-    """One bit is flipped somewhere in each archived segment. Lookups are by key, by place and by id, of either
-    layout.
-    """
+    """One bit is flipped somewhere in each archived segment. Lookups are by key, place and id, of either layout."""
     if version == 1:
         monkeypatch.setattr(archived, "SEGMENT_VERSION", 1)
         monkeypatch.setattr(archived, "PIECE_BYTES", 1 << 20)

@@ -53,9 +53,7 @@ def order(fetched: Fetched) -> tuple[int, int, int]:
 
 @dataclass
 class Rewritten:
-    """A log whose places were rewritten several times, and all its entries, some of them of messages that are no longer
-    there.
-    """
+    """A log whose places were rewritten several times, and all its entries, some of messages that are gone."""
 
     live: list[Message] = field(default_factory=list)
     seconds: dict[int, set[int]] = field(default_factory=dict)
@@ -125,9 +123,7 @@ def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_page
 
 
 def test_an_entry_of_an_archived_message_does_not_hide_the_present_one(tmp_path, index):
-    """A page may have no room for two answers of one place. The next page has the rest, and counts each collision
-    once.
-    """
+    """A page may have no room for two answers of one place. The next has the rest, and counts collisions once."""
     size = there(0, 0).size
     other = {"properties": b"KEYS\x01order-4712\x02"}
     before = [there(number * size, 100 + number) for number in range(2)]

@@ -25,9 +25,7 @@ FILE_BYTES = PER_FILE * ENTRY_BYTES
 
 
 def write_queue(folder: Path, entries: list[tuple[int, int, int]], first: int = 0) -> ConsumeQueue:
-    """Write entries from queue offset `first`, a multiple of a file's, into files of 10, the last filled up with
-    zeros.
-    """
+    """Write entries from queue offset `first`, a multiple of a file's, into files of 10, filled up with zeros."""
     folder.mkdir(parents=True)
     for start in range(0, max(len(entries), 1), PER_FILE):
         content = b"".join(pack_entry(*entry) for entry in entries[start : start + PER_FILE])

@@ -732,9 +732,7 @@ def test_queues_and_topics_that_there_are_not(index, store, messages):
 
 
 def test_a_pull_ends_before_damage_and_fails_at_it(index, store, messages, caplog):
-    """Whatever bit of a message or of its entry flips, or if the entry is a hole: the pull never skips a message or
-    returns a wrong one.
-    """
+    """Whatever bit of a message or its entry flips, or if it is a hole: a pull never skips or returns a wrong one."""
     chosen = random.Random(11)
     queue = _of_queue(messages, "TopicOrder", 1)
     (entries,) = (store / "consumequeue" / "TopicOrder" / "1").iterdir()

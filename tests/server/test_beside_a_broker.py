@@ -118,9 +118,7 @@ def serving_log(folder, puts, **caps):
     ("owns", "pages"), [("111", [["2", "1"], ["0"]]), ("100", [["2"], []]), ("001", [[], ["0"]]), ("000", [[], []])]
 )
 def test_the_pages_of_a_unique_key_within_a_bound_of_bytes_are_there_up_to_the_last(tmp_path, owns, pages):
-    """Also among other messages. `owns` are, from the newest message to the oldest, 1 for a message with the unique
-    key and 0 for another one.
-    """
+    """Also among other messages. `owns`, from the newest message on: 1 with the unique key, 0 for another one."""
     names = ["U" if own == "1" else f"other{number}" for number, own in enumerate(reversed(owns))]
     puts = [{"body": b"%d" % n * 1000, "keys": ["U"], "uniq_key": name} for n, name in enumerate(names)]
     with serving_log(tmp_path, puts, message_bytes=2500) as client:

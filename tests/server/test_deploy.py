@@ -409,9 +409,7 @@ def allows(policy: Any, action: str, resource: str) -> bool:
 
 
 class Enforcing:
-    """S3 as a role sees it: it refuses everything that the role's policy does not allow. `used` has each role's
-    operations, by action.
-    """
+    """S3 as a role sees it, which refuses what the role's policy does not allow. `used`: each role's actions."""
 
     def __init__(self) -> None:
         self.role = ""

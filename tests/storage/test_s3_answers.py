@@ -72,9 +72,7 @@ def storage_of(options: S3Options, waits: list[float], client: str | None) -> S3
 
 
 def impatient(scripted: ScriptedServer, read_timeout_s: float, client: str | None = "boto3") -> S3Storage:
-    """Return a storage for answers that never arrive. Other tests are patient, because a busy machine can delay any
-    answer.
-    """
+    """Return a storage for answers that never arrive. Others are patient: a busy machine can delay any answer."""
     options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=1, read_timeout_s=read_timeout_s)
     return storage_of(options, [], client)
 

@@ -25,9 +25,7 @@ def _engine_threads() -> list[threading.Thread]:
 
 @dataclass(frozen=True)
 class Census:
-    """`descriptors` counts those of the whole process, `below` those of files below the folder, including deleted
-    files.
-    """
+    """`descriptors` counts those of the whole process, `below` those of files below the folder, deleted ones too."""
 
     descriptors: int
     below: int

@@ -149,9 +149,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Switch off the garbage collection, so that handles that only it would close are still open when the block
-    ends.
-    """
+    """Switch off the garbage collection: handles that only it would close are still open when the block ends."""
     gc.collect()
     gc.disable()
     try:

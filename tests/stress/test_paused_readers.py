@@ -69,9 +69,7 @@ def check(result):
 @pytest.mark.parametrize("ask", ASK)
 @pytest.mark.parametrize("state", ["unsealed", "compacted"])
 def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monkeypatch, state, ask):
-    """The file is compacted, uploaded and retired meanwhile. Its local copies of this state and earlier ones stay until
-    the reader ends.
-    """
+    """The file is compacted, uploaded and retired meanwhile. Its local copies stay until the reader ends."""
     if state == "compacted":
         compact_only(service, storage)
     before = files_below(tmp_path / "root")

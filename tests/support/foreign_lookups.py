@@ -47,9 +47,7 @@ def find_compacted(file: ForeignCompacted, read: Read, key_hash: int, begin_ms: 
 
 
 def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, slot: int) -> tuple[int, int]:
-    """Return (position, length) in bytes of a slot's array, from the slot's 8 bytes. Raises `CorruptFile` for wrong
-    bytes.
-    """
+    """Return (position, length) in bytes of a slot's array, from the slot's 8 bytes. Raises `CorruptFile`."""
     position, length = np.frombuffer(slot_item, ">i4").tolist()
     size = layout.schema.item.itemsize
     if length < 0 or length % size or position < layout.items_position or position + length > file_size:

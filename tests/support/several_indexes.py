@@ -77,9 +77,7 @@ class Cluster:
             assert {handle.place for handle in index.files()} <= {"storage"}
 
     def model(self, uris: Iterable[str] | None = None) -> ReferenceModel:
-        """Return the model of some indexes (default: all) together. Entries of two sources are never one answer, even
-        if all else agrees.
-        """
+        """Return the model of some indexes (default: all) together. Entries of two sources are never one answer."""
         joined = ReferenceModel(keyed=self.keyed, extra=["source"], identity=["source"])
         for uri in self.models if uris is None else uris:
             for e in self.models[uri].entries:

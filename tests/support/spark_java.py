@@ -24,9 +24,7 @@ def options() -> str:
 
 
 def write(target: Path) -> None:
-    """Write the archive, by a session that builds an index, looks it up and reads it as a table. It takes half a
-    minute.
-    """
+    """Write the archive, by a session that builds an index, looks it up and reads it as a table (half a minute)."""
     from pyspark.sql import SparkSession
 
     from tests.spark.entries import messages, write_parquet

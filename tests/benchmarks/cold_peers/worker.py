@@ -75,9 +75,7 @@ def _together(reader: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seen(reader: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Return when a lookup found the key's newest entry, by the machine's clock, or when the time for an absent key
-    ended.
-    """
+    """Return when a lookup found the key's newest entry, or nothing when the time for an absent key ended."""
     end_s = time.monotonic() + request["timeout_s"]
     while time.monotonic() < end_s:
         if reader.lookup(request["key"], 1):

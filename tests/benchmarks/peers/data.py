@@ -61,9 +61,7 @@ def hash_of(key: str) -> int:
 
 
 def packed(entries: pa.RecordBatch) -> npt.NDArray[Any]:
-    """Return the rows (`ROW`) of a batch of entries of one topic, sorted by key, since neighbours in a peer's tree are
-    written together.
-    """
+    """Return the rows (`ROW`) of a batch of entries of one topic, sorted by key: a tree's neighbours together."""
     rows = np.zeros(len(entries), ROW)
     rows["key"] = np.fromiter(map(hash, entries["key"].to_pylist()), np.int64, len(entries))
     for name in ("offset", "queue_id", "size"):

@@ -24,9 +24,7 @@ _SMALL_BUFFER = 4 << 20
 
 
 class RocksDb(Peer):
-    """A lookup is a seek to the prefix. There is no batch interface for prefixes, so a batch of keys shares one
-    iterator.
-    """
+    """A lookup is a seek to the prefix. Prefixes have no batch interface: a batch of keys shares one iterator."""
 
     name = "RocksDB"
     modules = ("rocksdict",)

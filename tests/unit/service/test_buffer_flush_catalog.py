@@ -331,9 +331,7 @@ def test_other_threads_see_a_chunk_only_after_its_space_is_free(index, monkeypat
 
 @pytest.mark.parametrize("times", [(T, 0), (0, T, 0)], ids=["a main file", "a younger main file"])
 def test_the_logs_positions_never_run_ahead_of_main_entries(index, times):
-    """The upload of a quarantine file says nothing about entries of the main file that were put before or
-    in between.
-    """
+    """The upload of a quarantine file says nothing about entries of the main file put before or in between."""
     for offset, timestamp_ms in enumerate(times, 1):
         index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
         index.flush()

@@ -74,9 +74,7 @@ def test_a_rewritten_message_is_looked_up_in_its_own_index(tmp_path, prefix, rew
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2, 7, 1000])
 @pytest.mark.parametrize("many", [False, True])
 def test_pages_by_readers_of_other_orders_and_of_one_source_more(cluster, count, many):
-    """The next reader continues the cursor of the one before: sources in another order, then one more, then
-    one fewer.
-    """
+    """The next reader continues the cursor of the one before: sources in another order, one more, one fewer."""
     first = cluster.uris[:2]
     steps = [first, first[::-1], first, cluster.uris, cluster.uris[::-1], cluster.uris[1:]]
     readers = {}
