@@ -195,7 +195,7 @@ class FencingScenarios(LogRaceScenarios):
             assert said[0]["durable"] == FIRST - 1
             os.kill(first.pid, signal.SIGSTOP)
             published = [record for record in records(storage) if record.kind == "publish"]
-            assert len(published) == (1 if MOMENTS[moment].after else 0)
+            assert len(published) == (1 if MOMENTS[moment].when == "after" else 0)
             with take_over(tmp_path / "second", uri) as second:
                 put_many(second, "new", 30)
                 second.seal()
