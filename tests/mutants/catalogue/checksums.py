@@ -121,7 +121,7 @@ cache-entry-of-another-object: a cache entry copied to another object's name is 
   in CacheFolder._seed
   - zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())
   + 0
-  tests/unit/service/cold/test_local_cache.py::test_what_is_not_this_entry_is_fetched_again[_other_object-filter]
+  tests/unit/service/cold/test_local_cache.py::test_what_is_not_this_entry_is_fetched_again[other object-filter]
 pending-damage-compacted: the CRC32 of a pending file's entries is not checked
   in verified_pieces.verified
   - problem, crc32, computed, offset=start + at
