@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 from msgspec import structs
 
 from tiered_index.cli.exit_codes import DONE, FINDING
-from tiered_index.cli.options import GeometryOptions, IntakeOptions
+from tiered_index.cli.ingesting import IngestOptions
+from tiered_index.cli.options import GeometryOptions
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.clock import SystemClock
@@ -149,35 +150,25 @@ class ArchivedMessages:
         }
 
 
-def ingest_archive(
-    session: Session,
-    uri: str,
-    selection: Selection,
-    geometry: GeometryOptions,
-    intake: IntakeOptions,
-    *,
-    store: str | None,
-    skip_corrupt: bool,
-    skip_missing: bool,
-    dry_run: bool,
-) -> int:
-    """Index the archived segments of the index at `uri`, and return the exit code. `store`: only those of this store.
+def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
+    """Index the archived segments of the index at `uri`, and return the exit code.
 
-    With `dry_run` nothing is written: the entries of the segments are compared with those of the index at `uri`.
+    With --dry-run nothing is written: the entries of the segments are compared with those of the index at `uri`.
     """
+    selection, intake, of_store = Selection(*options.selected.arguments), options.intake, options.of_store
     with contextlib.ExitStack() as stack:
         config = session.config()
         old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
-        stores = _stores(old, store, selection, uri)
-        archived = ArchivedMessages(old, stores, selection, skip_corrupt, skip_missing)
-        if dry_run:
+        stores = _stores(old, options.run.store_name, selection, uri)
+        archived = ArchivedMessages(old, stores, selection, of_store.skip_corrupt, of_store.skip_missing)
+        if options.run.dry_run:
             return _compare(session, archived)
         if config.storage is None and config.root is None:
             raise ConfigError("give --storage URI, the place of the new index")
         if config.root is None:
             config = config.changed(root=Path(stack.enter_context(tempfile.TemporaryDirectory())))
             intake = replace(intake, wait=True)
-        config = session.config(root=config.root, **_like(old.genesis, geometry))
+        config = session.config(root=config.root, **_like(old.genesis, options.geometry))
         # before a writer opens the index, which takes its lease
         _check_apart(config, old, uri)
         putting = stack.enter_context(Putting.open(session, config, intake))

@@ -21,7 +21,7 @@ from typing import IO, Any, Literal, cast, get_args
 import pyarrow as pa
 
 from tiered_index.cli.export import PLACE_COLUMNS
-from tiered_index.cli.options import IntakeOptions
+from tiered_index.cli.ingesting import IngestOptions
 from tiered_index.cli.output import human_count
 from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session
@@ -230,26 +230,19 @@ def _put(put: PatientPut, batch: pa.RecordBatch, name: str | None, rows: int) ->
             raise InvalidArgument(f"{place}, before row {rows + 1:,}: {error}") from error
 
 
-def ingest_exported(
-    session: Session,
-    file: ExportedFile,
-    intake: IntakeOptions,
-    *,
-    preset: str | None,
-    rule: HashRule | None,
-    settings: dict[str, Any],
-    restart: bool,
-) -> int:
+def ingest_exported(session: Session, file: ExportedFile, options: IngestOptions) -> int:
     """Put the entries of an exported file into an index, and return the exit code.
 
     Lookups in the new index give the same answers as in the exported one, since entries keep the hashes of their keys.
     """
-    of_file = file.settings(preset, rule, session.config().root)
-    with Putting.open(session, session.config(**settings | of_file), intake) as putting:
+    run, rule = options.run, options.run.hash_rule
+    of_file = file.settings(run.preset, rule, session.config().root)
+    config = session.config(**vars(options.geometry) | of_file)
+    with Putting.open(session, config, options.intake) as putting:
         index = putting.index
         file.check(index.schema, rule)
         name = file.name()
-        start = 0 if restart or name is None else index.durable_position(name) or 0
+        start = 0 if run.restart or name is None else index.durable_position(name) or 0
         put, rows, entries, checksum = putting.patient(), 0, 0, 0
         with putting.progress("ingesting", file.rows) as progress:
             for batch in file.batches(index.schema):

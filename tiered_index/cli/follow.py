@@ -12,7 +12,8 @@ from typing import Any
 
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.exit_codes import FINDING, INTERRUPTED
-from tiered_index.cli.options import ArchiveOptions, IntakeOptions
+from tiered_index.cli.ingesting import IngestOptions
+from tiered_index.cli.options import ArchiveOptions
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
@@ -24,6 +25,9 @@ from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.types import format_time, inclusive
+
+# seconds between checks of a store or of Kafka
+_POLL_S = 0.2
 
 
 def open_follower(
@@ -108,19 +112,20 @@ class StatusLines:
 def ingest_followed(
     session: Session,
     config: IndexConfig,
-    intake: IntakeOptions,
+    options: IngestOptions,
     opened: Callable[..., Follower],
     *,
-    follow: bool,
     source_name: str | None = None,
-    **options: Any,
+    **of_source: Any,
 ) -> int:
-    """Run a follower, and return the exit code. `opened` makes it from `options`, like `open_follower`."""
+    """Run a follower, and return the exit code. `opened` makes it, like `open_follower`."""
+    intake, follow = options.intake, options.run.follow
     with contextlib.ExitStack() as stack:
         ending = Ending()
         putting = stack.enter_context(Putting.open(session, config, intake))
-        options = {"follow": follow, "patience_s": intake.patience, **options}
-        follower = stack.enter_context(opened(session, putting.index, stop=ending.event, **options))
+        of_source |= {"follow": follow, "restart": options.run.restart, "poll_s": options.run.poll or _POLL_S}
+        of_source |= {"patience_s": intake.patience, "stop": ending.event}
+        follower = stack.enter_context(opened(session, putting.index, **of_source))
         source, resumed_from = follower.source, follower.position
         title, total = "following" if follow else "ingesting", None if follow else source.lag().end_offset or None
         with putting.progress(title, total, ending.event) as progress:

@@ -11,39 +11,26 @@ import itertools
 import pkgutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from typer import Argument
 
 from tiered_index.cli import archived
 from tiered_index.cli.exported import ExportedFile, ingest_exported
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
-from tiered_index.cli.kafka import SCHEME, KafkaOptions, check_kafka, open_kafka_follower
-from tiered_index.cli.linking import POLL_S, RowIngestion, RowOptions
-from tiered_index.cli.options import (
-    ArchiveOptions,
-    Column,
-    Constant,
-    GeometryOptions,
-    IntakeOptions,
-    LogAs,
-    SelectionOptions,
-    declare,
-    given_columns,
-    given_flags,
-    pairs,
-    refuse_others,
-)
-from tiered_index.cli.options import of_store as _of_store
+from tiered_index.cli.ingesting import FileOptions, IngestOptions, RowOptions
+from tiered_index.cli.kafka import SCHEME, check_kafka, open_kafka_follower
+from tiered_index.cli.linking import RowIngestion
+from tiered_index.cli.options import given_columns, given_flags, pairs, refuse_others
 from tiered_index.cli.output import counted, human_count
 from tiered_index.cli.putting import Putting, none_indexed
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
-from tiered_index.follow import FIRST, Follower, PatientPut
+from tiered_index.follow import FIRST, PatientPut
 from tiered_index.format.schema import Schema
 from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.columns import Selection
@@ -300,73 +287,6 @@ class FileIntake:
         self.position = end
 
 
-@dataclass(frozen=True)
-class FileOptions:
-    """Options of files of messages."""
-
-    skip_bad: bool = declare(
-        False, "--skip-bad", help="Skip invalid messages. Print the first ten, and the number for each reason."
-    )
-    column: Column = None
-    constant: Constant = None
-    item_type: str | None = declare(metavar="MODULE:CLASS", help="Class of entries with your own columns.")
-
-
-@dataclass(frozen=True)
-class StoreOptions:
-    """Options of a RocketMQ store."""
-
-    skip_corrupt: bool = _of_store(False, "--skip-corrupt", help="Skip damage in the commit log, and report it.")
-    skip_missing: bool = _of_store(
-        False,
-        "--skip-missing",
-        help="Skip messages that the broker deleted or rewrote before they were read, and report them.",
-    )
-    commitlog: list[Path] | None = _of_store(
-        None,
-        "--commitlog",
-        metavar="DIR",
-        help="Another folder of the commit log, if storePathCommitLog has several. Repeatable.",
-    )
-    check_bodies: bool = _of_store(
-        True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC (default)."
-    )
-
-
-# seconds between checks of a store or of Kafka
-_POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of `ingest` that do not depend on the kind of its source, or say which kinds they are for."""
-
-    preset: Literal["native", "rocketmq"] | None = declare(
-        help="File format: native, or that of RocketMQ's IndexStoreFile."
-    )
-    hash_rule: Literal["abs", "mask"] | None = declare(
-        None, "--hash", help="With preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
-    )
-    restart: bool = declare(False, "--restart", help="Read the source from its start, even if it has changed.")
-    follow: bool = declare(
-        False, "--follow", help="Keep indexing new messages, or new rows of files, until SIGTERM or SIGINT."
-    )
-    store_name: str | None = declare(
-        help="Name of the source in the index. Default: its path, or the cluster's id. Give a name to a file that may "
-        "move."
-    )
-    dry_run: bool = declare(
-        False,
-        "--dry-run",
-        help="Write nothing. With archive:URI: compare the archive's entries with the index's. With --topic: print the "
-        "first rows as they would be indexed.",
-    )
-    poll: float | None = declare(
-        None, min=0.01, metavar="S", help="With --follow: seconds between checks. Default: 0.2, for files 10."
-    )
-    log_format: LogAs = "text"
-
-
 @command
 def ingest(
     session: Session,
@@ -376,15 +296,7 @@ def ingest(
         "NDJSON, CSV or Parquet as a file, s3://bucket/file, or - for stdin. With --topic: files, folders and globs.",
     ),
     *,
-    run: RunOptions,
-    of_files: FileOptions,
-    of_rows: RowOptions,
-    of_store: StoreOptions,
-    selected: SelectionOptions,
-    archiving: ArchiveOptions,
-    kafka: KafkaOptions,
-    geometry: GeometryOptions,
-    intake: IntakeOptions,
+    options: IngestOptions,
 ) -> int:
     """Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.
 
@@ -444,9 +356,8 @@ def ingest(
     Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
     it from its start, and reports it as rewritten. Kafka before 2.8 is not supported.
     """
-    session.log_as(run.log_format)
-    of_all = run, of_files, of_rows, of_store, selected, archiving, kafka, geometry, intake
-    return Ingestion(session, tuple(sources), *of_all).run()
+    session.log_as(options.run.log_format)
+    return Ingestion(session, tuple(sources), options).run()
 
 
 @dataclass(frozen=True)
@@ -455,20 +366,13 @@ class Ingestion:
 
     session: Session
     sources: tuple[str, ...]
-    options: RunOptions
-    of_files: FileOptions
-    of_rows: RowOptions
-    of_store: StoreOptions
-    selected: SelectionOptions
-    archiving: ArchiveOptions
-    kafka: KafkaOptions
-    geometry: GeometryOptions
-    intake: IntakeOptions
+    options: IngestOptions
 
     def run(self) -> int:
         """Put the messages of the source into the index, and return the exit code. Raises as the source does."""
         has_files = not self.source.startswith((archived.SCHEME, SCHEME))
-        if self.of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or self.kafka.key is not None)):
+        has_key = self.options.kafka.key is not None
+        if self.options.of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or has_key)):
             return self._rows()
         if len(self.sources) > 1:
             raise InvalidArgument(f"give one SOURCE: {listed(self.sources, 3)} are several, which only files can be")
@@ -482,17 +386,18 @@ class Ingestion:
         if path is not None and path.is_dir():
             return self._store(path)
         self._refuse_others("a file")
-        if self.options.follow:
+        if self.options.run.follow:
             raise InvalidArgument(f"--follow is for a RocketMQ store or Kafka, and {self.source} is a file")
-        item_type = item_type_named(self.of_files.item_type)
+        of_files = self.options.of_files
+        item_type = item_type_named(of_files.item_type)
         config = self._config(item_type=item_type)
         with opened_place(self.source, config) as place:
             file = ExportedFile.at(place)
             # lines of messages may have a member key_hash, too: then an option says what their key is
-            if file is not None and not (file.kind == "ndjson" and _names_a_key(self.of_files)):
+            if file is not None and not (file.kind == "ndjson" and _names_a_key(of_files)):
                 return self._export(file)
             schema = stored_schema(config)
-            fields = given_fields(self.of_files.column, self.of_files.constant, schema, column_defaults(item_type))
+            fields = given_fields(of_files.column, of_files.constant, schema, column_defaults(item_type))
             return self._messages(place, config, fields)
 
     @property
@@ -501,108 +406,77 @@ class Ingestion:
         return self.sources[0]
 
     def _rows(self) -> int:
-        options = self.options
-        wrong: dict[str, Any] = {"--restart": options.restart, "--store-name": options.store_name}
-        wrong |= {"--dry-run": options.dry_run} if options.follow else {}
+        options, run = self.options, self.options.run
+        wrong: dict[str, Any] = {"--restart": run.restart, "--store-name": run.store_name}
+        wrong |= {"--dry-run": run.dry_run} if run.follow else {}
         if flag := next((flag for flag, value in wrong.items() if value), None):
             raise InvalidArgument(f"leave {flag} out: it is not for rows of files (--topic)")
-        groups = [("a file of messages", replace(self.of_files, skip_bad=False)), ("a RocketMQ store", self.of_store)]
-        groups += [("a RocketMQ store", group) for group in (self.selected, self.archiving)]
-        groups += [("Kafka", replace(self.kafka, key=None, archive=False))]
+        groups: list[tuple[str, Any]] = [("a file of messages", replace(options.of_files, skip_bad=False))]
+        groups += [("a RocketMQ store", group) for group in (options.of_store, options.selected, options.archiving)]
+        groups += [("Kafka", replace(options.kafka, key=None, archive=False))]
         refuse_others(listed(self.sources, 3), "files with --topic", *groups)
-        return RowIngestion(
-            self.session,
-            self.sources,
-            self.of_rows,
-            self.kafka.key or (),
-            self.intake,
-            skip_bad=self.of_files.skip_bad,
-            dry_run=options.dry_run,
-            follow=options.follow,
-            poll_s=POLL_S if options.poll is None else options.poll,
-            archive=self.kafka.archive,
-            settings={"preset": options.preset, "hash": options.hash_rule, **vars(self.geometry)},
-        ).run()
+        return RowIngestion(self.session, self.sources, options).run()
 
     def _config(self, **more: Any) -> IndexConfig:
-        options = self.options
-        return self.session.config(preset=options.preset, hash=options.hash_rule, **vars(self.geometry), **more)
+        return self.session.config(**self.options.settings, **more)
 
     def _refuse_others(self, kind: str) -> None:
         """Raise `InvalidArgument` for an option that is for another kind of source."""
         # an archive has the messages of a store
-        of_stores = [self.of_store, self.selected] if kind != "an archive" else []
-        groups = [("a RocketMQ store", group) for group in (*of_stores, self.archiving)]
-        refuse_others(self.source, kind, ("a file", self.of_files), *groups, ("Kafka", self.kafka))
-        if self.options.dry_run and kind != "an archive":
+        options = self.options
+        of_stores = [options.of_store, options.selected] if kind != "an archive" else []
+        groups = [("a RocketMQ store", group) for group in (*of_stores, options.archiving)]
+        refuse_others(self.source, kind, ("a file", options.of_files), *groups, ("Kafka", options.kafka))
+        if options.run.dry_run and kind != "an archive":
             raise InvalidArgument(f"--dry-run is for archive:URI, or needs --topic, and {self.source} is {kind}")
 
     def _archive(self) -> int:
         self._refuse_others("an archive")
-        options, of_store = self.options, self.of_store
-        wrong: dict[str, Any] = {"--follow": options.follow, "--restart": options.restart}
-        wrong |= {"--preset": options.preset, "--hash": options.hash_rule}
+        run, of_store = self.options.run, self.options.of_store
+        wrong: dict[str, Any] = {"--follow": run.follow, "--restart": run.restart}
+        wrong |= {"--preset": run.preset, "--hash": run.hash_rule}
         wrong |= {"--commitlog": of_store.commitlog, "--no-check-bodies": not of_store.check_bodies}
         if flags := [flag for flag, value in wrong.items() if value]:
             raise InvalidArgument(f"leave {flags[0]} out: it is not for {archived.SCHEME}URI")
-        return archived.ingest_archive(
-            self.session,
-            self.source.removeprefix(archived.SCHEME),
-            Selection(*self.selected.arguments),
-            self.geometry,
-            self.intake,
-            store=options.store_name,
-            skip_corrupt=of_store.skip_corrupt,
-            skip_missing=of_store.skip_missing,
-            dry_run=options.dry_run,
-        )
+        return archived.ingest_archive(self.session, self.source.removeprefix(archived.SCHEME), self.options)
 
     def _topics(self) -> int:
         self._refuse_others("Kafka")
-        config = self._config()
-        check_kafka(self.source, self.kafka, config.root)
-        of_source = {"place": self.source, "options": self.kafka, "cluster": self.options.store_name}
-        return self._followed(config, open_kafka_follower, **of_source)
+        config, options = self._config(), self.options
+        check_kafka(self.source, options.kafka, config.root)
+        of_source: dict[str, Any] = {"place": self.source, "kafka": options.kafka, "cluster": options.run.store_name}
+        return ingest_followed(self.session, config, options, open_kafka_follower, **of_source)
 
     def _store(self, path: Path) -> int:
         self._refuse_others("a RocketMQ store")
-        of_store = self.of_store
+        options, of_store = self.options, self.options.of_store
         config = self._config(offset_space="commitlog")
         check_outside_tables(self.source, config)
         check_apart(config, path, *(of_store.commitlog or ()))
-        store = StoreDirectory.open(path, self.options.store_name, of_store.commitlog or ())
-        selection = Selection(*self.selected.arguments)
-        return self._followed(
+        store = StoreDirectory.open(path, options.run.store_name, of_store.commitlog or ())
+        selection = Selection(*options.selected.arguments)
+        return ingest_followed(
+            self.session,
             config,
+            options,
             open_follower,
             source_name=store.source,
             store=store,
             skip_corrupt=of_store.skip_corrupt,
             skip_missing=of_store.skip_missing,
-            archiving=self.archiving,
+            archiving=options.archiving,
             reader=CommitLogReader(store.commitlog, check_crc=of_store.check_bodies, selection=selection),
         )
 
-    def _followed(self, config: IndexConfig, opened: Callable[..., Follower], **of_source: Any) -> int:
-        options = self.options
-        followed: dict[str, Any] = {
-            "follow": options.follow,
-            "restart": options.restart,
-            "poll_s": options.poll or _POLL_S,
-        }
-        return ingest_followed(self.session, config, self.intake, opened, **followed, **of_source)
-
     def _export(self, file: ExportedFile) -> int:
-        options = self.options
-        if options.store_name is not None or (flag := next(given_flags(self.of_files), None)) is not None:
-            flag = "--store-name" if options.store_name is not None else flag
+        named, of_files = self.options.run.store_name, given_flags(self.options.of_files)
+        if flag := "--store-name" if named is not None else next(of_files, None):
             raise InvalidArgument(f"leave {flag} out: {self.source} is a file that `tiered-index export` wrote")
-        more: dict[str, Any] = {"preset": options.preset, "rule": options.hash_rule, "settings": vars(self.geometry)}
-        return ingest_exported(self.session, file, self.intake, restart=options.restart, **more)
+        return ingest_exported(self.session, file, self.options)
 
     def _messages(self, place: Place, config: IndexConfig, fields: Fields) -> int:
         """Put the messages of a file, an object or stdin into the index of `config`, and return the exit code."""
-        session, restart = self.session, self.options.restart
+        session, run, skip_bad = self.session, self.options.run, self.options.of_files.skip_bad
         if "offset" in fields.constants:
             session.out.note(
                 "--constant offset: lookups return only the newest message of one key, topic and queue; use --column "
@@ -611,20 +485,20 @@ class Ingestion:
         opened = open_source(place, fields)
         if isinstance(opened, ColumnMessages):
             check_outside_tables(self.source, config)
-        if not self.of_files.skip_bad:
+        if not skip_bad:
             _check_first_message(config, opened)
-        with Putting.open(session, config, self.intake) as putting:
+        with Putting.open(session, config, self.options.intake) as putting:
             index = putting.index
             if index.schema.caller_columns != fields.schema.caller_columns:
                 names = ", ".join(field.name for field in index.schema.caller_columns) or "none"
                 declares = "--item-type MODULE:CLASS declares them"
                 raise InvalidArgument(f"the index has columns of its own ({names}): {declares}")
             known = index.durable_positions()
-            name = source_name(opened, known, restart=restart, called=self.options.store_name)
-            start = 0 if restart or name is None else index.durable_position(name) or 0
-            taken = FileIntake(index, opened, name, self.of_files.skip_bad, putting.patient(), position=start)
+            name = source_name(opened, known, restart=run.restart, called=run.store_name)
+            start = 0 if run.restart or name is None else index.durable_position(name) or 0
+            taken = FileIntake(index, opened, name, skip_bad, putting.patient(), position=start)
             is_counted = fields.names.get("offset") == ROW_NUMBER and opened.counts_rows
-            others = other_files(opened, known) if is_counted and not start and not restart else []
+            others = other_files(opened, known) if is_counted and not start and not run.restart else []
             numbers = RowNumbers(index, others) if others else None
             with putting.progress("ingesting", opened.total) as progress:
                 for batch in opened.batches(start):
@@ -647,4 +521,4 @@ class Ingestion:
                 status="complete", resumed_from=start, **taken.to_dict(), **timed, nothing_indexed=lacks
             )
         show_ingested(session.out, document)
-        return none_indexed(session, self.intake, lacks)
+        return none_indexed(session, self.options.intake, lacks)

@@ -80,7 +80,7 @@ def open_kafka_follower(
     stop: threading.Event,
     *,
     place: str,
-    options: KafkaOptions,
+    kafka: KafkaOptions,
     follow: bool = True,
     restart: bool = False,
     cluster: str | None = None,
@@ -97,17 +97,17 @@ def open_kafka_follower(
     source = KafkaSource(
         index,
         KafkaAddress.parse(place),
-        options.settings(),
-        RecordKeys(options.key or ("key",)),
+        kafka.settings(),
+        RecordKeys(kafka.key or ("key",)),
         follow,
         restart,
-        options.restart_at,
-        options.commit_group,
+        kafka.restart_at,
+        kafka.commit_group,
         cluster,
         note=session.out.note,
     )
-    every_s = EVERY_S if options.archive_every is None else options.archive_every
-    archiver = KafkaArchiver(source, every_s=every_s) if options.archive else None
+    every_s = EVERY_S if kafka.archive_every is None else kafka.archive_every
+    archiver = KafkaArchiver(source, every_s=every_s) if kafka.archive else None
     return Follower(index, source, follow=follow, stop=stop, archiver=archiver, note=session.out.note, **of_follower)
 
 

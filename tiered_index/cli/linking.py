@@ -6,15 +6,16 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.ending import Ending
-from tiered_index.cli.options import IntakeOptions, declare
+from tiered_index.cli.ingesting import DEFAULT_TIME, IngestOptions
+from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
@@ -35,49 +36,6 @@ POLL_S, _COPIES_WAIT_S = 10.0, 60.0
 _PACK_XZ = "xz -dc FILE | xz --block-size=4MiB > NEW"
 # rows that a dry run shows
 _SHOWN = 5
-# the field of the time by default
-_TIME = "timestamp"
-_files = partial(declare, rich_help_panel="Files of any form")
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """Options of files whose rows are indexed where they are: ingest. `--key` is that of Kafka, too."""
-
-    topic: str | None = _files(
-        None,
-        metavar="NAME",
-        help="Topic of the rows, or field:PATH: the field with the topic of a row. With it, SOURCE is files of any "
-        "form.",
-    )
-    time: str | None = _files(
-        None,
-        metavar="PATH",
-        help="Time of a row: ISO 8601, 29.11.2026 14:05, or a number of --time-unit. Default: timestamp.",
-    )
-    time_unit: Literal["auto", "s", "ms", "us", "ns"] | None = _files(
-        None, "--time-unit", help="Unit of times that are numbers. Default: auto, by the first one."
-    )
-    delimiter: str | None = _files(
-        None, metavar="CHAR", help="Character between values of CSV. Default: comma, tab, ; or |, by the header."
-    )
-    quote: str | None = _files(None, metavar="CHAR", help='Quote around values of CSV, or none. Default: ".')
-
-    def mapping(self, keys: Sequence[str] | None) -> tuple[str | None, RowMapping]:
-        """Return the topic of all rows (None: a field has it) and the mapping. Raises `InvalidArgument`."""
-        # imported here: other sources do not need it
-        from tiered_index.sources.rows.mapping import TOPIC_FIELD, Dialect, RowMapping
-
-        if self.topic is None:
-            raise InvalidArgument("--topic is missing: it names the topic of the rows")
-        unit = None if self.time_unit in (None, "auto") else self.time_unit
-        path = self.topic.removeprefix(TOPIC_FIELD) if self.topic.startswith(TOPIC_FIELD) else None
-        dialect = None
-        if self.delimiter is not None or self.quote is not None:
-            delimiter = "\t" if self.delimiter == "\\t" else self.delimiter
-            dialect = Dialect(delimiter, {None: '"', "none": ""}.get(self.quote, self.quote or "none"))
-        mapping = RowMapping(tuple(keys or ()), self.time or _TIME, unit, path, dialect)  # type: ignore[arg-type]
-        return (self.topic if path is None else None), mapping
 
 
 def state_root(storage: str) -> Path:
@@ -86,21 +44,13 @@ def state_root(storage: str) -> Path:
     return base / "tiered-index" / hashlib.blake2b(storage.encode(), digest_size=8).hexdigest()
 
 
-@dataclass
 class RowIngestion:
-    """A run of `ingest` for rows of files: its sources and options. `settings` are those of the index."""
+    """A run of `ingest` for rows of files."""
 
-    session: Session
-    sources: Sequence[str]
-    options: RowOptions
-    keys: Sequence[str]
-    intake: IntakeOptions
-    skip_bad: bool
-    dry_run: bool
-    follow: bool
-    poll_s: float
-    archive: bool
-    settings: Mapping[str, Any]
+    def __init__(self, session: Session, sources: Sequence[str], options: IngestOptions) -> None:
+        self.session, self.sources, self.given = session, sources, options
+        self.options, self.keys = options.of_rows, options.kafka.key or ()
+        self.intake, self.follow = options.intake, options.run.follow
 
     def run(self) -> int:
         """Index the rows, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
@@ -122,14 +72,19 @@ class RowIngestion:
             topic, mapping = self.options.mapping(self.keys)
             if files and not (self.follow and len(files[0].head()) < HEAD_BYTES):
                 _check_fields(files, mapping)
-            if self.dry_run:
+            if self.given.run.dry_run:
                 return _show_rows(self.session, self.intake, files, topic, mapping)
             putting = stack.enter_context(self._opened(config))
             # the files of a follower grow
             size_bytes = None if self.follow else sum(file.size_bytes for file in files)
             with putting.progress("entries" if self.follow else "ingesting", size_bytes) as progress:
                 linker = FileLinker(
-                    putting.index, topic, mapping, putting.patient(), self.skip_bad, archive=self.archive
+                    putting.index,
+                    topic,
+                    mapping,
+                    putting.patient(),
+                    self.given.of_files.skip_bad,
+                    archive=self.given.kafka.archive,
                 )
                 counts = linker.counts
                 if self.follow:
@@ -137,7 +92,7 @@ class RowIngestion:
                 else:
                     linker.progress = lambda size: progress.update(size, f"{human_count(counts.entries)} entries")
                 if self.follow:
-                    _follow(self.session, linker, listed, self.poll_s)
+                    _follow(self.session, linker, listed, self.given.run.poll or POLL_S)
                 else:
                     linker.run(files)
             self._tell(linker)
@@ -163,10 +118,10 @@ class RowIngestion:
 
     def _config(self) -> IndexConfig:
         """Return the settings of the index. Without a root, the one of a storage is a folder of the user's state."""
-        config = self.session.config(**self.settings)
-        if config.root is not None or config.storage is None or self.dry_run:
+        config = self.session.config(**self.given.settings)
+        if config.root is not None or config.storage is None or self.given.run.dry_run:
             return config
-        config = self.session.config(root=state_root(config.storage), **self.settings)
+        config = self.session.config(root=state_root(config.storage), **self.given.settings)
         self.session.out.note(f"--root is {config.root}")
         # readers of the storage do not know this root
         self.intake = replace(self.intake, wait=self.intake.wait or not self.follow)
@@ -180,7 +135,7 @@ class RowIngestion:
         there = ""
         if (first := _first_rows(files, None)) is not None:
             fields = first[1].fields()
-            missing["--time"] = self.options.time is None and _TIME not in fields
+            missing["--time"] = self.options.time is None and DEFAULT_TIME not in fields
             there = f"; the first row of {first[0].uri} has {listed_names(fields, 30)}"
         names = [option for option, is_missing in missing.items() if is_missing]
         needed = "rows need a topic, the field of a key (such as --key order_id) and that of the time"

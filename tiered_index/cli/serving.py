@@ -205,7 +205,7 @@ class Serving:
         if source is None or not isinstance(lookups, IndexService):
             return None
         if (folder := self._followed) is None:
-            opened = open_kafka_follower(self.session, lookups, stop, place=source, options=self.kafka, cluster=name)
+            opened = open_kafka_follower(self.session, lookups, stop, place=source, kafka=self.kafka, cluster=name)
         else:
             check_apart(lookups.config, folder)
             log = StoreDirectory.open(folder, name)

@@ -250,14 +250,25 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """Return the options of a parameter: the fields of a dataclass, or the parameter itself."""
+    """Return the options of a parameter: those of the fields of a dataclass, or the parameter itself."""
     if not dataclasses.is_dataclass(kind := parameter.annotation):
         return [parameter]
     hints = typing.get_type_hints(kind, include_extras=True)
-    return [
+    own = [
         parameter.replace(name=f.name, default=f.metadata.get("option", f.default), annotation=hints[f.name])
         for f in dataclasses.fields(kind)
     ]
+    return [option for field in own for option in _options_of(field)]
+
+
+def _group_of(kind: Any, options: dict[str, Any]) -> Any:
+    """Return a dataclass of options, whose values leave `options`; its fields may be such groups."""
+    hints = typing.get_type_hints(kind)
+    values = {
+        f.name: _group_of(hints[f.name], options) if dataclasses.is_dataclass(hints[f.name]) else options.pop(f.name)
+        for f in dataclasses.fields(kind)
+    }
+    return kind(**values)
 
 
 def _flags(parameters: list[inspect.Parameter], values: Mapping[str, Any]) -> dict[str, str]:
@@ -277,7 +288,7 @@ def _flags(parameters: list[inspect.Parameter], values: Mapping[str, Any]) -> di
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
     """Return `function` as a typer command; its result is the exit code.
 
-    Each field of a parameter whose type is a dataclass is an option.
+    Each field of a parameter whose type is a dataclass is an option, or a dataclass of further ones.
     """
     declared, common = _parameters(function)[1:], _parameters(_options)
     own = [option for p in declared for option in _options_of(p)]
@@ -313,7 +324,7 @@ def _called(
         elif name not in _LOCAL_FILES or _is_of_scheme(value):
             _check_text(session.out.flags.get(name, name.replace("_", "-")), value)
     for name, p in groups.items():
-        options[name] = p.annotation(**{option.name: options.pop(option.name) for option in _options_of(p)})
+        options[name] = _group_of(p.annotation, options)
     return function(session, *args, **options)
 
 

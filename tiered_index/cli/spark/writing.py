@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
-from tiered_index.cli.linking import RowOptions
+from tiered_index.cli.ingesting import RowOptions
 from tiered_index.cli.options import (
     Column,
     Constant,

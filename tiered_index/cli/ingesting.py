@@ -1,0 +1,153 @@
+"""The options of `tiered-index ingest`, by the kinds of source that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tiered_index.cli.kafka import KafkaOptions
+from tiered_index.cli.options import (
+    ArchiveOptions,
+    Column,
+    Constant,
+    GeometryOptions,
+    IntakeOptions,
+    LogAs,
+    SelectionOptions,
+    declare,
+    of_store,
+)
+from tiered_index.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from tiered_index.sources.rows.mapping import RowMapping
+
+DEFAULT_TIME = "timestamp"
+"""The field of a row that has its time, by default."""
+_files = partial(declare, rich_help_panel="Files of any form")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `ingest` that do not depend on the kind of its source, or say which kinds they are for."""
+
+    preset: Literal["native", "rocketmq"] | None = declare(
+        help="File format: native, or that of RocketMQ's IndexStoreFile."
+    )
+    hash_rule: Literal["abs", "mask"] | None = declare(
+        None, "--hash", help="With preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
+    )
+    restart: bool = declare(False, "--restart", help="Read the source from its start, even if it has changed.")
+    follow: bool = declare(
+        False, "--follow", help="Keep indexing new messages, or new rows of files, until SIGTERM or SIGINT."
+    )
+    store_name: str | None = declare(
+        help="Name of the source in the index. Default: its path, or the cluster's id. Give a name to a file that may "
+        "move."
+    )
+    dry_run: bool = declare(
+        False,
+        "--dry-run",
+        help="Write nothing. With archive:URI: compare the archive's entries with the index's. With --topic: print the "
+        "first rows as they would be indexed.",
+    )
+    poll: float | None = declare(
+        None, min=0.01, metavar="S", help="With --follow: seconds between checks. Default: 0.2, for files 10."
+    )
+    log_format: LogAs = "text"
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Options of files of messages."""
+
+    skip_bad: bool = declare(
+        False, "--skip-bad", help="Skip invalid messages. Print the first ten, and the number for each reason."
+    )
+    column: Column = None
+    constant: Constant = None
+    item_type: str | None = declare(metavar="MODULE:CLASS", help="Class of entries with your own columns.")
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """Options of files whose rows are indexed where they are: ingest. `--key` is that of Kafka, too."""
+
+    topic: str | None = _files(
+        None,
+        metavar="NAME",
+        help="Topic of the rows, or field:PATH: the field with the topic of a row. With it, SOURCE is files of any "
+        "form.",
+    )
+    time: str | None = _files(
+        None,
+        metavar="PATH",
+        help="Time of a row: ISO 8601, 29.11.2026 14:05, or a number of --time-unit. Default: timestamp.",
+    )
+    time_unit: Literal["auto", "s", "ms", "us", "ns"] | None = _files(
+        None, "--time-unit", help="Unit of times that are numbers. Default: auto, by the first one."
+    )
+    delimiter: str | None = _files(
+        None, metavar="CHAR", help="Character between values of CSV. Default: comma, tab, ; or |, by the header."
+    )
+    quote: str | None = _files(None, metavar="CHAR", help='Quote around values of CSV, or none. Default: ".')
+
+    def mapping(self, keys: Sequence[str] | None) -> tuple[str | None, RowMapping]:
+        """Return the topic of all rows (None: a field has it) and the mapping. Raises `InvalidArgument`."""
+        # imported here: other sources do not need it
+        from tiered_index.sources.rows.mapping import TOPIC_FIELD, Dialect, RowMapping
+
+        if self.topic is None:
+            raise InvalidArgument("--topic is missing: it names the topic of the rows")
+        unit = None if self.time_unit in (None, "auto") else self.time_unit
+        path = self.topic.removeprefix(TOPIC_FIELD) if self.topic.startswith(TOPIC_FIELD) else None
+        dialect = None
+        if self.delimiter is not None or self.quote is not None:
+            delimiter = "\t" if self.delimiter == "\\t" else self.delimiter
+            dialect = Dialect(delimiter, {None: '"', "none": ""}.get(self.quote, self.quote or "none"))
+        mapping = RowMapping(tuple(keys or ()), self.time or DEFAULT_TIME, unit, path, dialect)  # type: ignore[arg-type]
+        return (self.topic if path is None else None), mapping
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Options of a RocketMQ store."""
+
+    skip_corrupt: bool = of_store(False, "--skip-corrupt", help="Skip damage in the commit log, and report it.")
+    skip_missing: bool = of_store(
+        False,
+        "--skip-missing",
+        help="Skip messages that the broker deleted or rewrote before they were read, and report them.",
+    )
+    commitlog: list[Path] | None = of_store(
+        None,
+        "--commitlog",
+        metavar="DIR",
+        help="Another folder of the commit log, if storePathCommitLog has several. Repeatable.",
+    )
+    check_bodies: bool = of_store(
+        True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC (default)."
+    )
+
+
+@dataclass(frozen=True)
+class IngestOptions:
+    """All options of `ingest`."""
+
+    run: RunOptions
+    of_files: FileOptions
+    of_rows: RowOptions
+    of_store: StoreOptions
+    selected: SelectionOptions
+    archiving: ArchiveOptions
+    kafka: KafkaOptions
+    geometry: GeometryOptions
+    intake: IntakeOptions
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the index that have options."""
+        return {"preset": self.run.preset, "hash": self.run.hash_rule, **vars(self.geometry)}
