@@ -39,7 +39,6 @@ class Sampler:
             self.sample()
 
     def sample(self) -> None:
-        """Take one sample."""
         raise NotImplementedError
 
 

@@ -100,7 +100,6 @@ def finish(flags: argparse.Namespace, document: Mapping[str, Any]) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *([shown(value) for value in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -115,7 +114,6 @@ def shown(value: Any) -> str:
 
 
 def medians(measured: Measured) -> dict[str, float]:
-    """Return the median of each figure."""
     return {name: statistics.median(values) for name, values in measured.items()}
 
 

@@ -253,7 +253,6 @@ def demo(
 
 
 def lookup_cells(measured: dict[str, Any]) -> tuple[object, ...]:
-    """Return the cells of `LOOKUP_COLUMNS`."""
     return (
         *(human_count(measured["lookups"]), human_count(measured["answers"]), measured["wrong"]),
         *(f"{measured['p50_ms']:.2f}", f"{measured['p99_ms']:.2f}"),

@@ -49,7 +49,6 @@ class Record:
 
     @property
     def topic(self) -> str:
-        """Its topic."""
         return TOPICS[self.number % 2]
 
     @property
@@ -66,7 +65,6 @@ class Record:
 
     @property
     def value(self) -> bytes:
-        """Its value."""
         order = {"id": self.keys[2], "total": self.number % 900}
         return json.dumps({"order": order, "state": ("placed", "paid")[self.number % 2]}).encode()
 

@@ -100,7 +100,6 @@ class Outcome:
 
     @property
     def error(self) -> type[TieredIndexError]:
-        """The error that says it."""
         of_storage = "earlier state", "another history", "two histories"
         return StorageBehind if self.said in of_storage else RootBehind
 

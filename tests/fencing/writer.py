@@ -50,7 +50,6 @@ def append_positions(**document: object) -> None:
 
 
 def put(index: IndexService, number: int, topic: str = "old") -> None:
-    """Put message `number`."""
     key = f"key-{number % KEYS}"
     index.put(topic, 0, key, number, 10, NOW_MS + number * 1000, source=topic, source_position=number)
 

@@ -18,7 +18,6 @@ LONG = {"memory": 3000, "file": 1000, "sqlite": 300, "s3": 100}
 
 @pytest.fixture
 def machine(request):
-    """The machine on a backend."""
     backend = request.param
     if backend != "s3":
         yield type(f"On{backend.title()}", (StruckMachine,), {"place": staticmethod(getattr(places, backend))})

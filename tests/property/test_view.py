@@ -29,7 +29,6 @@ KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
 
 @pytest.fixture(scope="module")
 def core():
-    """The compiled core."""
     return compiled_core()
 
 

@@ -442,7 +442,6 @@ def run(options: argparse.Namespace) -> Tally:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
 

@@ -181,7 +181,6 @@ class Notes:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def count(self, what: str, number: int = 1) -> None:
-        """Add to a count."""
         os.write(self._file, json.dumps({"count": what, "number": number}).encode() + b"\n")
 
     def fail(self, kind: str, what: str) -> None:

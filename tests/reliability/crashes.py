@@ -81,7 +81,6 @@ class Crashes:
         self._began_s = 0.0
 
     def run(self, campaign: str, life: str) -> None:
-        """Run one campaign on one scenario."""
         name = f"{life}:{campaign}"
         if not self._is_chosen(name):
             return

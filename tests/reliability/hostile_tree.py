@@ -57,7 +57,6 @@ def storage_uri(tree: Path, name: str) -> str:
 
 
 def open_index(tree: Path, name: str, storage: Storage | None = None, **settings: Any) -> IndexService:
-    """Open the writer of an index of the tree."""
     where = {"root": tree / name / "root", "storage": storage_uri(tree, name), "storage_backend": storage}
     chosen = {"slots": 5, "items": 40, "query_threads": 2, "background": False, "flush_interval_s": 10**6}
     chosen |= dict.fromkeys(("max_late_s", "max_early_s", "local_keep_s"), 10**9)
@@ -73,7 +72,6 @@ def open_reader(tree: Path, name: str, *, root: bool = False, **settings: Any) -
 
 
 def merge_all(tree: Path, name: str, window_s: int = 3600) -> None:
-    """Merge all files."""
     storage, clock = open_storage(storage_uri(tree, name)), ManualClock(NOW_MS)
     options = MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20)
     merge(storage, open_log(storage, clock), clock, options, threads=1)

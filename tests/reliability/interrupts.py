@@ -239,7 +239,6 @@ def _one_life(timer: Timer, life: Life, rng: random.Random, tally: Tally) -> Non
 
 
 def run(options: argparse.Namespace) -> Tally:
-    """Run the campaign with the options."""
     tally = Tally("interrupts")
     with fast_folder() as folder:
         for number in range(options.lives):
@@ -248,7 +247,6 @@ def run(options: argparse.Namespace) -> Tally:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument("--seed", type=int, default=1, help="decides the calls and, nearly, the moments of signals")
     parser.add_argument("--lives", type=int, default=10, help="number of indexes")
     parser.add_argument("--interrupts", type=int, default=1_000, help="interrupted calls of each index")

@@ -175,7 +175,6 @@ _WRITES = "write recover read_root verify"
 
 
 def codecs() -> list[Codec]:
-    """Return all formats."""
     stored = "read verify merge inspect_object write orphans"
     local = "read_root inspect dump verify write recover"
     log = "read verify merge orphans write job files"

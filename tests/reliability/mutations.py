@@ -128,7 +128,6 @@ class Campaign:
         return not Path(path).name.startswith(".tmp")
 
     def restore(self) -> None:
-        """Restore the tree."""
         shutil.rmtree(self.tree)
         for path, data in self.whole.items():
             target = self.tree / path

@@ -201,7 +201,6 @@ def payloads_of(data: bytes) -> list[bytes]:
 
 
 def journal_record(payload: bytes) -> bytes:
-    """Return a journal's record of a payload."""
     length = struct.pack(">I", len(payload))
     return length + struct.pack(">I", zlib.crc32(length + payload)) + payload
 

@@ -355,8 +355,6 @@ def test_entries_of_wide_columns_come_in_pages_of_8_mib(tmp_path):
 
 
 def raising(error):
-    """Return a method that raises."""
-
     def method(*_, **__):
         raise error
 

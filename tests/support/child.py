@@ -21,7 +21,6 @@ class Child:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def tell(self, line: str) -> None:
-        """Write a line."""
         self.stdin.write(line + "\n")
         self.stdin.flush()
 

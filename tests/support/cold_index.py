@@ -135,7 +135,6 @@ class ColdIndex:
 
 
 def columns(file: int, entries: int) -> dict[str, Any]:
-    """Return the entries of file `file`."""
     return {
         "topic": ["t"] * entries,
         "queue_id": np.zeros(entries, int),

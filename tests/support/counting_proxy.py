@@ -139,7 +139,6 @@ class CountingProxy:
         return {kind: Count(number, answered[kind]) for kind, number in requests.items()}
 
     def action(self, request: Request) -> Action:
-        """Return the fault of a request."""
         with self._lock:
             return (self.fault(request) if self.fault is not None else None) or Action()
 

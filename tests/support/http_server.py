@@ -19,7 +19,6 @@ class Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def answer(self) -> None:
-        """Answer a request."""
         raise NotImplementedError
 
     def do_GET(self) -> None:
@@ -28,7 +27,6 @@ class Handler(BaseHTTPRequestHandler):
     do_PUT = do_POST = do_DELETE = do_HEAD = do_GET  # noqa: N815 - and for these
 
     def body(self) -> bytes:
-        """Return the body of the request."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def log_message(self, format: str, *args: object) -> None:

@@ -35,7 +35,6 @@ class Cluster(Child):
         self._obey("topic_create", topic, PARTITIONS, 1)
 
     def delete(self, topic: str) -> None:
-        """Delete a topic."""
         self._obey("topic_delete", topic)
 
     def trim(self, topic: str, partition: int, offset: int) -> None:

@@ -185,7 +185,6 @@ class Merging:
         self.clock.advance(days * DAY_S)
 
     def plan(self, window_s: int = DAY_S, **more: Any) -> Any:
-        """Return the plan of a merge."""
         return plan(self.log(), self.clock, self.options(window_s, **more))
 
     def merge(
@@ -198,7 +197,6 @@ class Merging:
         return report
 
     def reader(self, storage: Storage | None = None, **more: Any) -> IndexReader:
-        """Return a new reader of the storage."""
         if self.item_type is not None:
             more["item_type"] = self.item_type
         return IndexReader.open(storage_backend=storage or self.storage, clock=self.clock, query_threads=2, **more)

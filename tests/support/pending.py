@@ -57,7 +57,6 @@ class Job:
 
 
 def names_below(storage: Storage, prefix: str) -> list[str]:
-    """Return the names of objects below `prefix`."""
     return [info.name for info in storage.list(prefix)]
 
 

@@ -57,7 +57,6 @@ class Cluster:
         return list(self.models)
 
     def writer(self, uri: str, storage: Storage | None = None, **settings: Any) -> IndexService:
-        """Open the writer of one index."""
         where = {"storage": uri} if storage is None else {"storage_backend": storage}
         chosen = {"slots": 11, "items": 50, "local_keep_s": 0, "background": False, **self.settings, **settings}
         root = self.folder / f"root-{uri.replace('/', '_')[-100:]}"
@@ -121,6 +120,5 @@ class Watched(FaultStorage):
 
 
 def of(opened: Iterable[Watched], uri: str) -> Watched:
-    """Return the open storage of `uri`."""
     (storage,) = [storage for storage in opened if storage.uri == uri]
     return storage

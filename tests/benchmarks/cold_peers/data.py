@@ -62,7 +62,6 @@ class Data:
 
     @staticmethod
     def hot(number: int) -> str:
-        """Return a hot key."""
         return keys_of(np.array([_HOT + number]))[0]
 
     def expected(self, key_number: int) -> list[list[int]]:

@@ -46,7 +46,6 @@ class Peer(ABC):
 
     @classmethod
     def version(cls) -> str:
-        """Return the installed version."""
         distributions = importlib.metadata.packages_distributions()
         names = [distributions[module][0] for module in cls.modules]
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)

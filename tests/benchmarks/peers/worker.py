@@ -75,7 +75,6 @@ class Usage:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds."""
         return time.process_time() - self._cpu_s
 
     @property
