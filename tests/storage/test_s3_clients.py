@@ -36,8 +36,9 @@ from tests.storage.scripted_server import Answer, Request, ScriptedServer, error
 from tests.storage.test_s3_answers import listing
 from tests.support.hanging import until
 from tests.support.s3_server import S3Server
-from tiered_index.errors import ConfigError, ObjectNotFound, StorageMisconfigured
+from tiered_index.errors import BudgetExceeded, ConfigError, ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import ObjectInfo
+from tiered_index.storage.context import deadline_at
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3 import reads
 from tiered_index.storage.s3.options import S3Options
@@ -106,6 +107,17 @@ def test_obstore_reads_and_boto3_writes(s3: S3Storage, scripted: ScriptedServer)
         "/bucket",
         "/bucket/pre%20fix/%C3%A4~%2B/a",
     }
+
+
+def test_the_services_time_is_waited_for_until_the_deadline_of_the_call(scripted: ScriptedServer) -> None:
+    held = threading.Event()
+    scripted.answers(Answer(200, held=held))
+    try:
+        with opened(scripted, connect_timeout_s=86_400) as storage, deadline_at(time.monotonic() + 0.2):
+            with pytest.raises(BudgetExceeded, match="timeout_s"):
+                storage.now_ms()
+    finally:
+        held.set()
 
 
 def test_the_uri_can_choose_boto3(scripted: ScriptedServer) -> None:
@@ -210,17 +222,24 @@ def test_a_forked_child_reads_and_collects_no_garbage_of_its_parent(s3: S3Storag
     assert [is_botos(request) for request in scripted.requests] == [False, *[True] * 4, False]
 
 
-def first_ten(uri: str) -> bytes:
-    with open_storage(uri) as storage:
-        return storage.get_range(NAME, 0, 10)
+def read_twice(uri: str) -> None:
+    # also if the read never returns to the interpreter
+    signal.alarm(HANGS_S)
+    for _ in range(2):
+        with open_storage(uri) as storage:
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forked_workers_of_multiprocessing_read(s3: S3Storage, scripted: ScriptedServer) -> None:
     scripted.answers(part(DATA, 0, 10))
     s3.get_range(NAME, 0, 10)
-    with multiprocessing.get_context("fork").Pool(2) as workers:
-        assert workers.map_async(first_ten, [s3.uri] * 4).get(HANGS_S) == [DATA[:10]] * 4
+    workers = [multiprocessing.get_context("fork").Process(target=read_twice, args=[s3.uri]) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
     assert [is_botos(request) for request in scripted.requests] == [False, *[True] * 4]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tiered_index.errors import StorageMisconfigured, TieredIndexError
-from tiered_index.storage.context import check_deadline, sending
+from tiered_index.storage.context import check_deadline, remaining_s, sending
 from tiered_index.storage.faults import NO_CREDENTIALS, S3
 from tiered_index.storage.obstores import NO_RETRIES, NOWHERE, StoreReads, client_options, obstore
 from tiered_index.storage.retry import PassingFault, RetryLoop
@@ -78,6 +78,9 @@ class S3Reads(StoreReads):
         check_deadline("sending HeadBucket")
         sending()
         url, timeout_s = urlsplit(self._place.base_url), self._place.options.connect_timeout_s
+        if (left_s := remaining_s()) is not None:
+            # the client interrupts a wait only by its own time; 0 would be no wait at all
+            timeout_s = max(0.001, min(timeout_s, left_s))
         # to load it takes a fortieth of the time of boto3
         client = importlib.import_module("http.client")
         if url.scheme == "https":
