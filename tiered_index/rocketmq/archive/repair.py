@@ -25,7 +25,7 @@ from tiered_index.rocketmq.log.layout import ERASED
 from tiered_index.rocketmq.log.property_columns import key_columns
 from tiered_index.rocketmq.log.segments import Segment, list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.jobs.repair import SegmentCopy
+from tiered_index.service.jobs.repair import Copy
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.storage.base import Storage
@@ -46,16 +46,16 @@ class StoreSegments:
     log: StorageLog
     store: StoreDirectory | None = None
 
-    def copies(self, segment: ArchivedSegment) -> Iterator[SegmentCopy]:
+    def copies(self, segment: ArchivedSegment) -> Iterator[Copy]:
         """Yield the store's file of a segment, if there is one."""
         if self.store is not None and self.store.name == segment.store:
             for file in list_segments(self.store.commitlog):
                 if file.start == segment.start:
-                    yield SegmentCopy(str(file.path), segment.size_bytes, partial(_read, file))
+                    yield Copy(str(file.path), segment.size_bytes, partial(_read, file))
 
-    def erasures(self, segment: ArchivedSegment, copy: SegmentCopy) -> Iterator[MessagePatches]:
+    def erasures(self, segment: ArchivedSegment, copy: Copy) -> Iterator[MessagePatches]:
         """Yield possible erasures in a copy of the source's bytes, as patches."""
-        damaged = SegmentCopy.of_object(self.storage, segment.name, segment.name, segment)
+        damaged = Copy.of_segment(self.storage, segment.name, segment.name, segment)
 
         def marked(batch: IndexBatch, _: MessageColumns) -> npt.NDArray[np.int64]:
             """They may be wrong."""
@@ -89,7 +89,7 @@ def _read(file: Segment, position: int, length: int) -> bytes:
     return file.read(length, position)
 
 
-def _patches_of(segment: ArchivedSegment, copy: SegmentCopy, erased: Erased) -> MessagePatches:
+def _patches_of(segment: ArchivedSegment, copy: Copy, erased: Erased) -> MessagePatches:
     """Return the patches that erase messages of a copy of a segment."""
     whole = Segment(
         Path(segment.name), segment.start, copy.size_bytes, segment.end, lambda length, at: copy.read(at, length)

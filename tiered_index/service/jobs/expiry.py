@@ -124,16 +124,10 @@ def plan_expiry(
         elif group[0].name not in state.pending:
             # the merge of a pending file leaves out its expired entries
             mixed += [stored for stored in group if may_be_mixed(stored, expired, stats or {})]
-    first: list[ArchivedSegment] = []
-
-    def expiring() -> Iterator[ArchivedSegment]:
-        # one by one: there may be a million
-        for segment in _newly_expired(Segments(state, storage), expired):
-            if len(first) < _LISTED:
-                first.append(segment)
-            yield segment
-
-    sums = SegmentTotals.of(expiring())
+    segments = Segments(state, storage)
+    # one by one: there may be a million
+    sums = SegmentTotals.of(_newly_expired(segments, expired))
+    first = itertools.islice(_newly_expired(segments, expired), _LISTED)
     left = sum(_expired_entries(stats[stored.name], expired) for stored in mixed if stats and stored.name in stats)
     return ExpiryPlan(expired, tuple(objects), tuple(first), tuple(mixed), left, segments_expired=sums)
 
@@ -276,29 +270,24 @@ def sweep(
 
 
 class KnownStats:
-    """Caches the topic stats of objects that a rule with topics may remove: one request per object. One thread."""
+    """Caches the topic stats of objects that a rule with topics may remove: one request per object. One thread.
 
-    def __init__(self, cold: ColdPath) -> None:
-        self._cold = cold
+    `all_mixed`: those of all objects that may have expired entries.
+    """
+
+    def __init__(self, cold: ColdPath, *, all_mixed: bool = False) -> None:
+        self._cold, self._all_mixed = cold, all_mixed
         self._known: dict[str, NamedStats] = {}
 
-    def of(
-        self,
-        rule: Retention,
-        state: LogState,
-        now_ms: int,
-        beat: Callable[[], object] = lambda: None,
-        *,
-        all_mixed: bool = False,
-    ) -> Stats:
-        """Return the stats that decide which objects `rule` removes; `all_mixed`: of all that have expired entries.
+    def of(self, rule: Retention, state: LogState, now_ms: int, beat: Callable[[], object] = lambda: None) -> Stats:
+        """Return the stats that decide which objects `rule` removes. Raises the errors of the storage.
 
-        Raises the errors of the storage. `beat` is called again and again meanwhile.
+        `beat` is called again and again meanwhile.
         """
         # by ages alone first, so that objects that ages remove do not count for `max_bytes`
         plan = plan_expiry(structs.replace(rule, max_bytes=None), state, now_ms, storage=self._cold.storage)
         mixed = plan.mixed if _has_topics(plan.expired) else ()
-        if not all_mixed:
+        if not self._all_mixed:
             mixed = tuple([stored for stored in mixed if stored.second_max * 1000 < plan.expired.latest_ms])
         fresh = [stored for stored in mixed if stored.name not in self._known]
         looked_up = {**self._known, **_looked_up(fresh, self._cold, beat)}
@@ -328,7 +317,7 @@ def expire(
     assert state.genesis is not None
     keyed = state.genesis.layout.schema.keyed
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings or ColdSettings())) as cold:
-        stats = KnownStats(cold).of(rule, state, clock.now_ms(), all_mixed=True)
+        stats = KnownStats(cold, all_mixed=True).of(rule, state, clock.now_ms())
         unknown, topics = _unknown_topics(rule, state, stats, cold)
     plan = (
         record_expiry(log, rule, clock, stats=stats)

@@ -43,7 +43,7 @@ from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.root_view import RootView, has_whole_unsealed
 from tiered_index.service.read.segments import Segments
 from tiered_index.service.root import Root, RootLock
-from tiered_index.storage.base import ObjectInfo, Storage, Writer
+from tiered_index.storage.base import Storage, Writer
 from tiered_index.types import no_progress
 
 Action = Literal["restore", "drop"]
@@ -68,48 +68,16 @@ class Repair:
 
 
 @dataclass(frozen=True)
-class ReplaceTask:
-    """Sends the `size` bytes of a copy, which `read` returns, as a new object in place of `old`, and reads all back."""
-
-    old: StoredObject
-    size: int
-    read: Read
-    number: int = 0
-
-    def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> TaskResult:
-        """Send the object. Raises `CorruptFile` if it does not verify. After an error it is deleted."""
-
-        def fill(stream: Writer) -> None:
-            for window in _windows(self.size, self.read):
-                stream.write(window)
-
-        old, name = self.old, data_name(self.old.file_id, secrets.token_hex(8))
-        sent = send_object(storage, name, fill, now_ms)
-        try:
-            again, size = partial(storage.get_range, name), sent.size_bytes
-            if (problem := _problem_of(old, name, size, again)) is not None:
-                raise CorruptFile(name, f"sent to repair {old.name}, but it does not verify: {problem}")
-            new = _described(old, name, again, size, now_ms)
-            # the tails have the checksums of everything else
-            read_sum, sent_sum = (zlib.crc32(read(size - TAIL_SIZE, TAIL_SIZE)) for read in (self.read, again))
-        except BaseException:
-            abandon([sent], storage)
-            raise
-        progress(new.count)
-        return TaskResult(0, {old.name: new.count}, read_sum, (FinishedObject(new, sent, sent_sum),))
-
-
-@dataclass(frozen=True)
-class SegmentCopy:
-    """A possible copy of a segment's bytes, called `name` in reports. `read` returns bytes by position and length."""
+class Copy:
+    """Possible bytes of a file or a segment, called `name` in reports. `read` returns bytes by position and length."""
 
     name: str
     size_bytes: int
     read: Read
 
     @classmethod
-    def of_object(cls, storage: Storage, name: str, called: str, segment: ArchivedSegment) -> SegmentCopy:
-        """Return the copy in an object of a storage."""
+    def of_segment(cls, storage: Storage, name: str, called: str, segment: ArchivedSegment) -> Copy:
+        """Return the copy of a segment in an object of a storage."""
 
         def read(position: int, length: int) -> bytes:
             return b"".join(storage.get_range(name, *extent) for extent in segment.ranges(position, length))
@@ -142,13 +110,44 @@ class SegmentCopy:
         return SegmentRewrite("repair", "a repair of a segment", (segment,), (RestoreTask(segment, pieces),))
 
 
+@dataclass(frozen=True)
+class ReplaceTask:
+    """Sends the bytes of a copy as a new object in place of `old`, and reads all back."""
+
+    old: StoredObject
+    copy: Copy
+    number: int = 0
+
+    def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> TaskResult:
+        """Send the object. Raises `CorruptFile` if it does not verify. After an error it is deleted."""
+
+        def fill(stream: Writer) -> None:
+            for window in self.copy.pieces(_WINDOW_BYTES):
+                stream.write(window)
+
+        old, name = self.old, data_name(self.old.file_id, secrets.token_hex(8))
+        sent = send_object(storage, name, fill, now_ms)
+        try:
+            again, size = partial(storage.get_range, name), sent.size_bytes
+            if (problem := _problem_of(old, Copy(name, size, again))) is not None:
+                raise CorruptFile(name, f"sent to repair {old.name}, but it does not verify: {problem}")
+            new = _described(old, name, again, size, now_ms)
+            # the tails have the checksums of everything else
+            read_sum, sent_sum = (zlib.crc32(read(size - TAIL_SIZE, TAIL_SIZE)) for read in (self.copy.read, again))
+        except BaseException:
+            abandon([sent], storage)
+            raise
+        progress(new.count)
+        return TaskResult(0, {old.name: new.count}, read_sum, (FinishedObject(new, sent, sent_sum),))
+
+
 class SourceOfSegments(Protocol):
     """Where archived segments come from: it knows their bytes."""
 
-    def copies(self, segment: ArchivedSegment) -> Iterator[SegmentCopy]:
+    def copies(self, segment: ArchivedSegment) -> Iterator[Copy]:
         """Yield the copies of a segment that the source itself has."""
 
-    def erasures(self, segment: ArchivedSegment, copy: SegmentCopy) -> Iterator[Iterable[Patch]]:
+    def erasures(self, segment: ArchivedSegment, copy: Copy) -> Iterator[Iterable[Patch]]:
         """Yield possible erasures in a copy of the source's bytes, as patches; the caller checks the CRC32."""
 
 
@@ -207,10 +206,10 @@ class Repairs:
         elif isinstance(named, StoredCatalog):
             yield from self._of_catalog(named, report)
         else:
-            for copy, size, read in self._copies(named):
-                with _archived_is_noted(report, copy):
-                    if _problem_of(named, copy, size, read) is None:
-                        yield copy, Rewrite("repair", "a repair", (named,), (ReplaceTask(named, size, read),))
+            for copy in self._copies(named):
+                with _archived_is_noted(report, copy.name):
+                    if _problem_of(named, copy) is None:
+                        yield copy.name, Rewrite("repair", "a repair", (named,), (ReplaceTask(named, copy),))
 
     def _of_catalog(self, stored: StoredCatalog, report: Report) -> Iterator[tuple[str, Rewrite]]:
         """As `_replacements`: the catalogs of a copied index have the same names."""
@@ -225,8 +224,8 @@ class Repairs:
 
     def _of_segment(self, segment: ArchivedSegment, report: Report) -> Iterator[tuple[str, Rewrite]]:
         """As `_replacements`. It adds a note to the report if nothing shows what was erased from a copy."""
-        original: SegmentCopy | None = None
-        for copy in self._segment_copies(segment):
+        original: Copy | None = None
+        for copy in self._copies(segment):
             crc32: int | None = None
             with _archived_is_noted(report, copy.name):
                 crc32 = copy.crc32()
@@ -244,26 +243,25 @@ class Repairs:
             f"which of its messages were erased. Pass --from with a copy of the index that has the segment"
         )
 
-    def _segment_copies(self, segment: ArchivedSegment) -> Iterator[SegmentCopy]:
-        for storage, copy, info in self._uploads(segment.name, f"{store_prefix(segment.store)}{segment.start:020d}/"):
-            yield SegmentCopy.of_object(storage, info.name, copy, segment)
-        if self.source is not None:
-            yield from self.source.copies(segment)
-
-    def _copies(self, stored: StoredObject) -> Iterator[tuple[str, int, Callable[[int, int], bytes]]]:
-        """Yield possible copies: the name, the size, and a function that reads the copy."""
-        if stored.shard is None and (file := (self.local or {}).get(stored.file_id)) is not None and file.local:
-            data = file.local.data
-            yield file.local.file, len(data), lambda position, length: data[position : position + length]
-        for storage, copy, info in self._uploads(stored.name, data_prefix(stored.file_id)):
-            yield copy, info.size_bytes, partial(storage.get_range, info.name)
-
-    def _uploads(self, name: str, prefix: str) -> Iterator[tuple[Storage, str, ObjectInfo]]:
-        """Yield the objects below a prefix but `name`, and those of the copied index: the storage, and their names."""
-        yield from [(self.storage, info.name, info) for info in own_objects(self.storage, prefix) if info.name != name]
-        if (standby := self.standby) is not None:
-            copies = list(own_objects(standby, prefix))
-            yield from [(standby, f"{standby.uri}: {info.name}", info) for info in copies]
+    def _copies(self, named: StoredObject | ArchivedSegment) -> Iterator[Copy]:
+        """Yield possible copies: the root's, other uploads, the objects of a copied index, and those of the source."""
+        if isinstance(named, ArchivedSegment):
+            prefix = f"{store_prefix(named.store)}{named.start:020d}/"
+        else:
+            prefix = data_prefix(named.file_id)
+            file = (self.local or {}).get(named.file_id) if named.shard is None else None
+            if file is not None and file.local is not None:
+                data = file.local.data
+                yield Copy(file.local.file, len(data), lambda position, length: data[position : position + length])
+        for storage in filter(None, (self.storage, self.standby)):
+            for info in list(own_objects(storage, prefix)):
+                called = info.name if storage is self.storage else f"{storage.uri}: {info.name}"
+                if isinstance(named, ArchivedSegment) and called != named.name:
+                    yield Copy.of_segment(storage, info.name, called, named)
+                elif called != named.name:
+                    yield Copy(called, info.size_bytes, partial(storage.get_range, info.name))
+        if isinstance(named, ArchivedSegment) and self.source is not None:
+            yield from self.source.copies(named)
 
     def _repair_root(self, reported: set[str], bad: set[str], *, yes: bool) -> list[Repair]:
         """Delete damaged copies of whole objects, and damaged compacted files that have a whole unsealed form."""
@@ -303,11 +301,11 @@ def _archived_is_noted(report: Report, copy: str) -> Iterator[None]:
         report.note(f"{copy} could replace a damaged object, but can't be read: {error}")
 
 
-def _problem_of(stored: StoredObject, name: str, size: int, read: Read) -> str | None:
+def _problem_of(stored: StoredObject, copy: Copy) -> str | None:
     """Return why a copy can't replace `stored`; None: it is whole and matches the record."""
     try:
-        read = WindowedRead(read, size)
-        problems = defects(structs.replace(stored, name=name), read, size, "sequence")
+        read = WindowedRead(copy.read, copy.size_bytes)
+        problems = defects(structs.replace(stored, name=copy.name), read, copy.size_bytes, "sequence")
     except (CorruptFile, InvalidArgument, ObjectNotFound) as error:
         return str(error)
     return problems[0].problem if problems else None
@@ -318,8 +316,3 @@ def _described(old: StoredObject, name: str, read: Read, size: int, now_ms: int)
     if isinstance(old, PendingFile):
         return structs.replace(old, name=name, published_ms=now_ms)
     return stored_file(name, trailer_of(read, name, size), size, now_ms, old.origin)
-
-
-def _windows(size: int, read: Read) -> Iterator[bytes]:
-    for start in range(0, size, _WINDOW_BYTES):
-        yield read(start, min(_WINDOW_BYTES, size - start))
