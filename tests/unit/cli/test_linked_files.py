@@ -19,7 +19,8 @@ import pytest
 from msgspec import structs
 
 from tests.integration.cli.command_lines import run_here
-from tiered_index import IndexReader, IndexService
+from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexReader, IndexService, config
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
@@ -373,6 +374,39 @@ def test_an_archive_of_rows_makes_their_index_again(tmp_path, where, form):
     known = run_here("ingest", folder, tmp_path / "more", *keys, *new, *more).document
     assert (known["known"], known["rows"]) == (4, 40)
     assert run_here("verify", "--deep", *new).code == 0
+
+
+@pytest.mark.parametrize(
+    "calls", [(20, 33, 47), pytest.param(range(1, 80), marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_a_run_over_archived_rows_whose_storage_fails_at_a_call_continues(tmp_path, monkeypatch, where, calls):
+    monkeypatch.setattr(linked, "SEGMENT_BYTES", 1000)
+    written(tmp_path / "logs", 0, 120)
+    more = "--slots", 32, "--items", 1000, "--archive", "--wait"
+    assert run_here("ingest", tmp_path / "logs", *KEYS, *where, *more).code == 0
+    before, open_storage = of_index(where[2:], 0), config.open_storage
+    failed = 0
+    for nth in calls:
+        new = f"file://{tmp_path}/{nth}/new"
+
+        def mortal(uri, *, new=new, nth=nth, **more):
+            storage = FaultStorage(open_storage(uri, **more))
+            if uri == new:
+                storage.fail("*", nth=nth, times=None)
+            return storage
+
+        line = "ingest", f"archive:{where[3]}", "--storage", new, "--root", tmp_path / str(nth) / "root", "--wait"
+        with monkeypatch.context() as patched:
+            patched.setattr(config, "open_storage", mortal)
+            failed += run_here(*line, "--patience", 0).code != 0
+        shutil.rmtree(tmp_path / str(nth) / "new" / "lease%", ignore_errors=True)  # as if it had ended
+        done = run_here(*line)
+        assert done.code == 0, (nth, done.err)
+        assert of_index(("--storage", new), 0) == before
+        rows = run_here("query", "orders", "c4", "--messages", "--all", "--storage", new, "--json").records
+        states = {record["state"] for record in rows if "state" in record}
+        assert states == {"archived"} and run_here("verify", "--deep", "--storage", new).code == 0
+    assert failed
 
 
 def test_an_archive_that_lacks_rows_makes_no_short_index_in_silence(tmp_path, where):
