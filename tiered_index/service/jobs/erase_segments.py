@@ -4,8 +4,8 @@ Erased messages of a log's bytes are overwritten; a columnar segment is sent aga
 bytes are unchanged, so entries of other messages stay valid. The log keeps the CRC32s of the source's bytes beside
 those of the object. A follower compares the source's file with these, so it does not archive the file again. Copied
 bytes are compared with the old object's table, so damage is never copied. Each new object is read back. Memory: one or
-two parts of an upload for each segment that is rewritten at once, and 16 bytes for each segment of the index. Threads:
-one for each task.
+two parts of an upload for each segment that is rewritten at once, and up to 16 bytes for each segment of the index.
+Threads: one for each task.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def erase_messages(
         nonlocal count, most_lines
         count = len(Segments(state, log.storage))
         most_lines = max(MOST_LINES, count // _SHARE)
-        tally.sort()
+        tally.names_read.sort()
         segments = _unread(log, tally.names_read)
         while group := tuple(itertools.islice(segments, at_once)):
             tasks = [EraseTask(number, segment, find) for number, segment in enumerate(group)]
@@ -215,7 +215,7 @@ def erase_messages(
             progress("archived segments read", tally.objects_read, max(tally.objects_read, count))
         if max(len(log.state.archive), len(log.state.hidden)) >= most_lines:
             merge_catalogs(log, least=most_lines)
-    tally.sort()
+    tally.names_read.sort()
     if tally.rewritten:
         merge_catalogs(log, least=MOST_LINES)
     return tally.fields(Segments(log.state, log.storage), keys=keys)
@@ -225,22 +225,15 @@ class _Tally:
     """The results of an erasure of messages so far."""
 
     def __init__(self) -> None:
-        self.rewritten = self.objects_read = 0
-        self._erased = self._segments_read = 0
-        # the objects and the places that were read, and the objects that may still have a message to erase
-        self.names_read, self._places_read, self._left = _Digests(), _Digests(), set[str]()
+        self.rewritten = self.objects_read = self._erased = 0
+        # the objects that were read, and those that may still have a message to erase
+        self.names_read, self._left = _Digests(), set[str]()
         self._problems: dict[str, str] = {}
         self._collisions: dict[tuple[str, int], int] = {}
-
-    def sort(self) -> None:
-        """Take what was added into the sets of what was read."""
-        self.names_read.sort()
-        self._places_read.sort()
 
     def add(self, segment: ArchivedSegment, result: SegmentResult, now: Segments) -> None:
         """Add the result for a segment. `now` has the segments after its record."""
         self.objects_read += 1
-        self._segments_read += self._places_read.add(repr(segment.place))
         self._collisions.pop(segment.place, None)
         if result.found.collisions:
             self._collisions[segment.place] = result.found.collisions
@@ -260,8 +253,8 @@ class _Tally:
         """Return the fields of the certificate about the segments that there are `now`."""
         remaining = [s.name for s in now if s.name in self._left or s.name not in self.names_read]
         return {
-            "segments_read": self._segments_read,
-            "collisions": sum(self._collisions.values()) if keys and self._segments_read else None,
+            "segments_read": self.objects_read,
+            "collisions": sum(self._collisions.values()) if keys and self.objects_read else None,
             "segments_rewritten": self.rewritten,
             "messages_erased": self._erased,
             "segments_remaining": tuple(remaining),
@@ -292,11 +285,9 @@ class _Digests:
         self._sorted = np.zeros(0, np.uint64)
         self._added = array("Q")
 
-    def add(self, text: str) -> bool:
-        """Add a text. Return whether it is new since the last `sort`."""
-        is_new = text not in self
+    def add(self, text: str) -> None:
+        """Add a text."""
         self._added.append(_digest(text))
-        return is_new
 
     def sort(self) -> None:
         """Take the added texts into the set."""
