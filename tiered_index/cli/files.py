@@ -91,13 +91,13 @@ def topics(
 
 def _open_topics(
     stack: contextlib.ExitStack, session: Session, config: IndexConfig, client: IndexClient | None, bounds: Any
-) -> tuple[IndexReader | None, Callable[..., TopicsResult]]:
+) -> tuple[IndexReader | None, list[Callable[..., TopicsResult]]]:
     """Open the index or the client, as `Pages.open`."""
     if client is not None:
         stack.enter_context(client)
-        return None, partial(client.topics, explain=session.out.as_json, **bounds)
+        return None, [partial(client.topics, explain=session.out.as_json, **bounds)]
     reader = stack.enter_context(session.open_reader(config, with_writers=True))
-    return reader, partial(reader.topics, **bounds)
+    return reader, [partial(reader.topics, **bounds)]
 
 
 @command

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -114,50 +114,50 @@ class AnsweredLookups(Answer[Any]):
     """The answers to a batch of lookups; `status` is that of all batches so far."""
 
     results: QueryResults | None = None
-    # any text: there are more batches
-    cursor: str | None = None
+    cursor: None = None
 
     def __len__(self) -> int:
         return 0 if self.results is None else int(self.results.counts.sum())
 
 
 class KeysQuestion:
-    """The lookups of a file, a batch a page. It counts the keys by status, and those that are left."""
+    """The lookups of a file, a batch a question. It counts the keys by status, and those that are left."""
 
     def __init__(self, opened: Callable[[], IndexReader], lookups: Iterator[Lookup], *, allow_partial: bool) -> None:
-        self._opened = opened
-        self._lookups = iter(lambda: list(islice(lookups, _BATCH)), [])
-        self._allow_partial = allow_partial
-        self._next = next(self._lookups, [])
+        self._opened, self._lookups, self._allow_partial = opened, lookups, allow_partial
+        # those of the last batch, unless they are answered
+        self._unanswered = 0
         self.statuses: Counter[str] = Counter()
         # The lookup with the earliest end or, without an end, begin
         self.earliest = Lookup("", "")
 
-    def open(self) -> tuple[IndexReader, Callable[..., AnsweredLookups]]:
+    def open(self) -> tuple[IndexReader, Iterator[Callable[..., AnsweredLookups]]]:
         """Open the index, as `Pages.open`."""
         self._reader = self._opened()
-        return self._reader, self._page
+        return self._reader, self._questions()
 
-    def _page(self, cursor: str | None = None, **limits: Any) -> AnsweredLookups:
-        """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
-        lookups = self._next
+    def _questions(self) -> Iterator[Callable[..., AnsweredLookups]]:
+        batches = iter(lambda: list(islice(self._lookups, _BATCH)), [])
+        for batch in chain([next(batches, [])], batches):
+            self._unanswered = len(batch)
+            yield partial(self._answers, batch)
+
+    def _answers(self, lookups: Sequence[Lookup], **limits: Any) -> AnsweredLookups:
+        """Return the answers to a batch. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
         try:
-            results = self._reader.query_many(lookups, self._allow_partial, **limits)
+            return self._batch(lookups, self._reader.query_many(lookups, self._allow_partial, **limits))
         except BudgetExceeded as error:
             if not isinstance(error.result, QueryResults):
                 raise
-            self._next = []
             raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(lookups, error.result)) from error
-        self._next = next(self._lookups, [])
-        return self._batch(lookups, results)
 
     def _batch(self, lookups: Sequence[Lookup], results: QueryResults) -> AnsweredLookups:
+        self._unanswered = 0
         self.statuses.update(answer.status for answer in results)
         self.earliest = min([self.earliest, *lookups], key=_bound_ms)
         return AnsweredLookups(
             results=results,
             status=next((status for status in ("partial", "truncated") if self.statuses[status]), "complete"),
-            cursor="more" if self._next else None,
             failed=results.failed,
             explain=results.explain,
             seen=results.seen,
@@ -170,7 +170,7 @@ class KeysQuestion:
 
     def left(self) -> int:
         """Return the number of lookups without an answer; reads the rest of the file."""
-        return len(self._next) + sum(map(len, self._lookups))
+        return self._unanswered + sum(1 for _ in self._lookups)
 
 
 def _bound_ms(lookup: Lookup) -> float:

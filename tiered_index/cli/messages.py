@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,10 +68,10 @@ NO_MESSAGES = MessagesResult(messages=(), status="partial")
 
 
 class MessagesOfKeys:
-    """The messages of the lookups of a file. A page is one of a key: `lookup` is the last one, `statuses` counts keys.
+    """The messages of the lookups of a file. `lookup` is the last one, `status` that of its last page.
 
-    `status` is that of the last page. `sources_of` returns the sources of messages. With `every` the pages of a key
-    follow each other.
+    `statuses` counts keys. `sources_of` returns the sources of messages. With `every` the pages of a key follow each
+    other.
     """
 
     def __init__(
@@ -85,36 +85,30 @@ class MessagesOfKeys:
     ) -> None:
         self._opened, self._sources_of = opened, sources_of
         self._lookups, self._every, self._allow_partial = lookups, every, allow_partial
-        self._next = next(lookups, None)
-        self._resume: str | None = None
-        self._source_of: dict[str, MessageSource] = {}
         self.lookup: Lookup | None = None
         self.status = "complete"
-        self.is_first_page = True
-        self._left: int | None = None
         self.statuses: Counter[str] = Counter()
 
-    def open(self) -> tuple[IndexReader, Callable[..., MessagesResult]]:
+    def open(self) -> tuple[IndexReader, Iterator[Callable[..., MessagesResult]]]:
         """Open the index, as `Pages.open`."""
         reader = self._opened()
-        return reader, partial(self._page, reader, self._sources_of(reader))
+        return reader, self._questions(reader, self._sources_of(reader))
 
-    def _page(
-        self, reader: IndexReader, sources: MessageSources, cursor: str | None = None, **limits: Any
-    ) -> MessagesResult:
-        """Return the next page of a key, or of the next key. Raises as `IndexReader.messages`."""
-        self.is_first_page = self._resume is None
-        if self.is_first_page:
-            if self._next is None:
-                return MessagesResult(messages=(), status="complete")
-            self.lookup, self._next = self._next, next(self._lookups, None)
-        lookup = self.lookup
-        assert lookup is not None
-        if lookup.topic not in self._source_of:
-            self._source_of[lookup.topic] = sources.of(lookup.topic)
-        page = (*dataclasses.astuple(lookup)[:-1], self._resume, self._allow_partial)
+    def _questions(self, reader: IndexReader, sources: MessageSources) -> Iterator[Callable[..., MessagesResult]]:
+        source_of: dict[str, MessageSource] = {}
+        for lookup in self._lookups:
+            self.lookup = lookup
+            if lookup.topic not in source_of:
+                source_of[lookup.topic] = sources.of(lookup.topic)
+            of_key = partial(reader.messages, *dataclasses.astuple(lookup)[:-1], source=source_of[lookup.topic])
+            yield partial(self._page, of_key, allow_partial=self._allow_partial)
+        if self.lookup is None:
+            yield lambda **_: MessagesResult(messages=(), status="complete")
+
+    def _page(self, read: Callable[..., MessagesResult], **more: Any) -> MessagesResult:
+        """Return the next page of a key, with the status of all keys so far. Raises as `IndexReader.messages`."""
         try:
-            answer = reader.messages(*page, source=self._source_of[lookup.topic], **limits)
+            answer = read(**more)
         except BudgetExceeded as error:
             self.status = "partial"
             self.statuses[self.status] += 1
@@ -122,19 +116,21 @@ class MessagesOfKeys:
                 # no cursor of a key continues the command
                 error.result = dataclasses.replace(error.result, cursor=None)
             raise
-        self._resume, self.status = answer.cursor if self._every else None, answer.status
-        if self._resume is None:
+        self.status, cursor = answer.status, answer.cursor if self._every else None
+        if cursor is None:
             self.statuses[answer.status] += 1
         status: Any = next((name for name in ("partial", "truncated") if self.statuses[name]), "complete")
-        # any text: there are more pages
-        more = "more" if self._resume is not None or self._next is not None else None
-        return dataclasses.replace(answer, status=status, cursor=more)
+        return dataclasses.replace(answer, status=status, cursor=cursor)
+
+    @cached_property
+    def left(self) -> int:
+        """The lookups that were not begun; reads the rest of the file."""
+        return sum(1 for _ in self._lookups)
 
     def counts(self, answered: int) -> dict[str, Any]:
-        """Return counts of lookups for the last line; `answered` of them have messages. Reads the rest of the file."""
-        self._left = self._left if self._left is not None else sum(1 for _ in self._lookups) + (self._next is not None)
+        """Return counts of lookups for the last line; `answered` of them have messages."""
         done = {"lookups": self.statuses.total(), "found": answered, "statuses": dict(self.statuses)}
-        return done | {"not_looked_up": self._left}
+        return done | {"not_looked_up": self.left}
 
 
 def _write_key(out: Output, named: dict[str, str], count: int, problem: str | None) -> None:
@@ -164,7 +160,7 @@ def write_messages(
     for answer in pages:
         if keys is not None and keys.lookup is not None:
             topic, named = keys.lookup.topic, {"topic": keys.lookup.topic, "key": keys.lookup.key}
-            if keys.is_first_page:
+            if pages.is_first_page:
                 answered += len(answer) > 0
                 problem = _LIMITED if pages.exceeded is not None else _UNREAD if keys.status == "partial" else None
                 _write_key(out, named, len(answer), problem)
@@ -333,14 +329,14 @@ class MessageQuestion:
         if self.client is None and msg_id is not None and place.topic is None and not is_record:
             _check_id(msg_id)
 
-    def open(self) -> tuple[IndexReader | None, Callable[..., MessagesResult]]:
+    def open(self) -> tuple[IndexReader | None, list[Callable[..., MessagesResult]]]:
         """Open the index or the client, and the sources of messages, as `Pages.open`."""
         place, msg_id = self.options, str(self.msg_id)
         if self.client is not None:
             self.stack.enter_context(self.client)
-            return None, partial(self.client.message, msg_id, place.topic, body=place.body)
+            return None, [partial(self.client.message, msg_id, place.topic, body=place.body)]
         reader = self.stack.enter_context(IndexReader.open(config=self.config)) if self.has_index else None
-        return reader, self._of_index(reader, place, msg_id)
+        return reader, [self._of_index(reader, place, msg_id)]
 
     def _of_index(
         self, reader: IndexReader | None, place: MessageOptions, msg_id: str

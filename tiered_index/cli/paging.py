@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -62,15 +62,15 @@ class CommandBudget:
 class Pages(Generic[R]):
     """The answers of a command: iterate over the pages (all with `every`). It adds up the pages that were read.
 
-    `open` opens the index, or the client of a service, and returns the index (None for a service) and the function of
-    one page, by ``cursor`` and limits. The caller closes both. `nothing` is an empty answer. One thread.
+    `open` opens the index, or the client of a service, and returns the index (None for a service) and the questions:
+    functions of one page, by ``cursor`` and limits. The caller closes both. `nothing` is an empty answer. One thread.
 
     If the budget is exceeded, the last page has the entries found so far, and `exceeded` is the error; `settle` raises
     it after the output. With `prices_as_of` the cost is printed. `within` is the time range of the command, if it has
     one.
     """
 
-    open: Callable[[], tuple[IndexReader | None, Callable[..., R]]]
+    open: Callable[[], tuple[IndexReader | None, Iterable[Callable[..., R]]]]
     nothing: R
     cursor: str | None
     budget: CommandBudget
@@ -80,6 +80,8 @@ class Pages(Generic[R]):
     # the index, once it is open; None for a service
     reader: IndexReader | None = field(default=None, init=False)
     exceeded: BudgetExceeded | None = field(default=None, init=False)
+    # whether the last page is the first one of its question
+    is_first_page: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         self.last: R = self.nothing
@@ -90,24 +92,19 @@ class Pages(Generic[R]):
         self._explains: list[Explain] = []
 
     def __iter__(self) -> Iterator[R]:
-        cursor = self.cursor
-        look_up: Callable[..., R] | None = None
-        while True:
-            place = {"cursor": cursor} if cursor is not None else {}
-            try:
-                if look_up is None:
-                    with self.budget.clock():
-                        self.reader, look_up = self.open()
-                answer = look_up(**place, **self.budget.left())
-            except BudgetExceeded as error:
-                self.exceeded = error
-                yield self._added(error.result if isinstance(error.result, type(self.nothing)) else self.nothing)
-                return
-            self.budget.spend(answer.explain)
-            yield self._added(answer)
-            cursor = answer.cursor
-            if not self.every or cursor is None:
-                return
+        try:
+            with self.budget.clock():
+                self.reader, questions = self.open()
+            for look_up in questions:
+                cursor, self.is_first_page = self.cursor, True
+                while self.is_first_page or (self.every and cursor is not None):
+                    answer = look_up(**({} if cursor is None else {"cursor": cursor}), **self.budget.left())
+                    self.budget.spend(answer.explain)
+                    yield self._added(answer)
+                    cursor, self.is_first_page = answer.cursor, False
+        except BudgetExceeded as error:
+            self.exceeded = error
+            yield self._added(error.result if isinstance(error.result, type(self.nothing)) else self.nothing)
 
     def _added(self, answer: R) -> R:
         page: Any = answer

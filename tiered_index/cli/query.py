@@ -224,10 +224,10 @@ class KeyQuestion:
         """The key in the index."""
         return tag_key(self.named) if self.options.tag else self.named
 
-    def open(self) -> tuple[IndexReader | None, Callable[..., Any]]:
+    def open(self) -> tuple[IndexReader | None, list[Callable[..., Any]]]:
         """Open the index or the client, as `Pages.open`."""
         reader, look_up = (None, self._of_service(self.client)) if self.client is not None else self._of_index()
-        return reader, partial(self._page_of_tag, reader, look_up) if self.options.tag else look_up
+        return reader, [partial(self._page_of_tag, reader, look_up) if self.options.tag else look_up]
 
     def _of_service(self, client: IndexClient) -> Callable[..., Any]:
         self.stack.enter_context(client)

@@ -155,7 +155,7 @@ def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
         [answer("a", lost=(gone,)), answer(None, as_of_ms=BEGIN_MS + 9_000, not_asked="no answer")],
         [answer("a", not_asked="no answer"), answer(None, as_of_ms=BEGIN_MS + 9_000, lost=(gone,))],
     ):
-        opened = None, lambda answers=answers, **limits: answers.pop(0)
+        opened = None, [lambda answers=answers, **limits: answers.pop(0)]
         nothing = QueryResult(items=(), status="partial")
         pages = Pages(lambda opened=opened: opened, nothing, None, CommandBudget(LookupLimits()), every=True)
         assert len([*pages]) == 2
@@ -173,7 +173,7 @@ def all_pages(*answers, limits=()):
         return left.pop(0)
 
     nothing = QueryResult(items=(), status="partial")
-    pages = Pages(lambda: (None, look_up), nothing, None, CommandBudget(LookupLimits(*limits)), every=True)
+    pages = Pages(lambda: (None, [look_up]), nothing, None, CommandBudget(LookupLimits(*limits)), every=True)
     assert len([*pages]) == len(answers)
     return pages, bounds
 
