@@ -11,6 +11,7 @@ from typing import Any
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, DiskFull, StorageUnavailable, TieredIndexError
+from tiered_index.spark.versions import is_connect
 
 _log = logging.getLogger(__name__)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
@@ -22,38 +23,8 @@ _NO_ROOM = "No space left on device"
 _RESULTS = "spark.driver.maxResultSize"
 _ENDED = "Spark's JVM ended"
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
-
-
-# Spark's words before the text of an error of this package: a line or two for a task's, one for another call's
-_HEADING = re.compile(
-    r"\A\s*(?:(?:\[[A-Z_]+\] )?An exception was thrown from the Python worker(?:: |[^\n]*\n)|\[[A-Z_]+\] [^\n]*?: )+"
-    r"(?=tiered_index\.)"
-)
-_WITH_HEADINGS = ("AnalysisException", "PythonException", "StreamingQueryException")
-
-
-def show_sentences_first(client: str) -> None:
-    """Let texts of Spark's errors begin with the sentence of an error of this package, in this process.
-
-    Spark raises the errors of data sources and of the table function itself, and puts words before their texts.
-    `client` is the name of PySpark's module of errors, ``captured`` (of Java) or ``connect``. Idempotent.
-    """
-    kinds: Any = importlib.import_module(f"pyspark.errors.exceptions.{client}")
-    for name in _WITH_HEADINGS:
-        _show_sentence_first(getattr(kinds, name))
-
-
-def _show_sentence_first(kind: Any) -> None:
-    text_of = kind.__str__
-    if text_of.__module__ == __name__:
-        return
-
-    def without_heading(error: Any) -> str:
-        return _HEADING.sub("", text_of(error), count=1)
-
-    kind.__str__ = without_heading
-
-
+_TRACE = "Traceback (most recent call last)"
+_WITH_TRACES = ("AnalysisException", "PythonException", "StreamingQueryException")
 # What loggers in the driver's Java print of a task's error of this package before Spark raises it, and lines that come
 # with it and name no error: the manager of tasks prints errors of other code once more
 _PRINTED_TWICE = (
@@ -63,11 +34,35 @@ _PRINTED_TWICE = (
 _HIDDEN = "tiered_index.traces_hidden"
 
 
-def hide_traces(spark: Any) -> None:
-    """Let the Java of the driver print no trace of a task's error of this package, which Spark raises. Idempotent.
+def show_sentences_first(spark: Any) -> None:
+    """Let texts of Spark's errors begin with the sentence of an error of this package, in this process. Idempotent.
 
-    Without effect for a session of Spark Connect, and with other loggers than Spark's Log4j.
+    Spark raises the errors of data sources, of the table function and of lazy frames itself, and puts its words and the
+    worker's trace before their texts. Errors of other code keep their texts. The Java of the driver prints no trace of
+    a task's error of this package then, except with other loggers than Spark's Log4j.
     """
+    client = "connect" if is_connect(spark) else "captured"
+    kinds: Any = importlib.import_module(f"pyspark.errors.exceptions.{client}")
+    for name in _WITH_TRACES:
+        _show_sentence_first(getattr(kinds, name))
+    _hide_traces(spark)
+
+
+def _show_sentence_first(kind: Any) -> None:
+    text_of = kind.__str__
+    if text_of.__module__ == __name__:
+        return
+
+    def sentence_of(error: Any) -> str:
+        text: str = text_of(error)
+        # the last error of a chain of causes is the one that the task raised
+        *_, last = (None, *_OURS.finditer(text))
+        return text if last is None or _TRACE in text[last.end() :] else text[last.start() :]
+
+    kind.__str__ = sentence_of
+
+
+def _hide_traces(spark: Any) -> None:
     from py4j.protocol import Py4JError
 
     java: Any = getattr(spark, "_jvm", None)

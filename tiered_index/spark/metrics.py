@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.spark.addresses import READ, WRITTEN, StorageAddress, counts_of
-from tiered_index.spark.failures import hide_traces
+from tiered_index.spark.failures import show_sentences_first
 from tiered_index.spark.versions import check_classic
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.metering import MeteredStorage
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def described(spark: SparkSession, step: str) -> Iterator[None]:
     """Describe Spark's jobs of the block on Spark's web pages, and log the step."""
-    hide_traces(spark)
+    show_sentences_first(spark)
     context = spark.sparkContext
     before: Any = context.getLocalProperty(_DESCRIPTION)
     _log.info("%s", step)

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import tiered_index
 from tiered_index.errors import ConfigError, install_hint
-from tiered_index.spark.failures import hide_traces, show_sentences_first
-from tiered_index.spark.versions import check_classic, check_version, is_connect
+from tiered_index.spark.failures import show_sentences_first
+from tiered_index.spark.versions import check_classic, check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -158,8 +158,7 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(CommitLogDataSource)
         function: Any = udtf(LookupFunction)
         spark.udtf.register(NAME, function)
-    hide_traces(spark)
-    show_sentences_first("connect" if is_connect(spark) else "captured")
+    show_sentences_first(spark)
     warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))
 
 

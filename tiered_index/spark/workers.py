@@ -1,4 +1,4 @@
-"""The memory of Spark's workers, and the text of their errors.
+"""The memory of Spark's workers.
 
 Spark runs many tasks in one worker, in new threads, and glibc gives each thread an arena that keeps freed memory. Of
 six merges of 8 million entries in one process, the first peaked at 629 MiB and the last at 831 MiB. With one arena they
@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import gc
-import inspect
-import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
-from tiered_index.errors import TieredIndexError
 from tiered_index.heap import give_back
 
 # `M_ARENA_MAX` of malloc.h.
@@ -49,50 +44,6 @@ def between_tasks() -> Iterator[None]:
         limit(_M_ARENA_MAX, 1)
     give_back()
     try:
-        with plain_errors():
-            yield
+        yield
     finally:
         give_back()
-
-
-_C = TypeVar("_C", bound=type)
-# methods of data sources and table functions that Spark calls
-_CALLED = ("schema", "reader", "writer", "partitions", "read", "write", "commit", "analyze", "eval")
-
-
-@contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
-    """Let Spark show an error of this package without the worker's traceback, so that its sentence is the first line.
-
-    A bug keeps its traceback.
-    """
-    try:
-        yield
-    except TieredIndexError:
-        # Spark's worker reads it after an error, and ends
-        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-        raise
-
-
-def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, or generator function, with `plain_errors`."""
-
-    def generate(*arguments: Any, **named: Any) -> Iterator[Any]:
-        with plain_errors():
-            yield from function(*arguments, **named)
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        with plain_errors():
-            return function(*arguments, **named)
-
-    return functools.wraps(function)(generate if inspect.isgeneratorfunction(function) else call)
-
-
-def without_tracebacks(kind: _C) -> _C:
-    """Give the methods of a class that Spark calls `plain_errors`."""
-    for name in _CALLED:
-        if inspect.isfunction(method := vars(kind).get(name)):
-            setattr(kind, name, plainly(method))
-        elif isinstance(method, staticmethod):
-            setattr(kind, name, staticmethod(plainly(method.__func__)))
-    return kind

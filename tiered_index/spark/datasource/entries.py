@@ -29,7 +29,6 @@ from tiered_index.spark.datasource.rows import OF_ROWS, RowWriter
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of
 from tiered_index.spark.versions import OLDEST_OF_STREAMS, check_version
-from tiered_index.spark.workers import without_tracebacks
 
 _OPTIONS = ("topic", "queues", "beginMs", "endMs", "maxPartitionBytes")
 _PARTITION_BYTES = 64 << 20
@@ -43,7 +42,6 @@ _EXTRA |= {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decima
 _EXTRA |= {"f2": pa.float32(), "f4": pa.float32(), "f8": pa.float64()}
 
 
-@without_tracebacks
 class EntrySource(DataSource):
     """The data source of entries."""
 
@@ -85,7 +83,6 @@ class EntrySource(DataSource):
 
 
 @dataclass(eq=False)
-@without_tracebacks
 class EntryScan(DataSourceReader):
     """Plans and reads one scan of the entries that the options select."""
 

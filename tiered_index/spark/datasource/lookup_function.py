@@ -22,7 +22,6 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import columns_of
-from tiered_index.spark.workers import without_tracebacks
 
 NAME = "tiered_index_lookup"
 # entries of a page: more than most lookups find
@@ -30,7 +29,6 @@ _PAGE = 100_000
 _USAGE = f"{NAME}('URI', topic, key[, begin_ms, end_ms])"
 
 
-@without_tracebacks
 class LookupFunction:
     """The entries of one key of one topic, newest first and without duplicates, as `IndexReader.query` returns them.
 

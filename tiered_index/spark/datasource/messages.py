@@ -28,7 +28,6 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import DataSourceOptions, TaskPartition
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of, gathered
-from tiered_index.spark.workers import without_tracebacks
 from tiered_index.spark.writing.log_sources import Stretch, archived_stretches, local_stretches, opened
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -88,7 +87,6 @@ def _commit_log(folder: Path) -> Path:
 _BATCH_BYTES, _LEAST_MESSAGE = 8 << 20, 2 << 10
 
 
-@without_tracebacks
 class MessageReader(DataSourceReader):
     """Plans and reads the log up to its end at the time of planning."""
 
@@ -192,7 +190,6 @@ _OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {
 }
 
 
-@without_tracebacks
 class CommitLogDataSource(DataSource):
     """`format("rocketmq_commitlog")` for `spark.read`: messages as rows."""
 

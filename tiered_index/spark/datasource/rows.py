@@ -45,7 +45,6 @@ from tiered_index.spark.datasource.writing import (
     write_tables,
 )
 from tiered_index.spark.frames import arrow_schema_of
-from tiered_index.spark.workers import without_tracebacks
 from tiered_index.spark.writing.build import abandoned_if_refused
 from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, one_unit, publish_files
 from tiered_index.spark.writing.positions import BatchContent
@@ -72,7 +71,6 @@ def _place(uri: str) -> str:
     return f"{scheme}:/{rest.lstrip('/')}" if mark else f"file:/{uri.lstrip('/')}"
 
 
-@without_tracebacks
 class RowWriter(DataSourceArrowWriter):
     """One write of a DataFrame with the rows of files."""
 

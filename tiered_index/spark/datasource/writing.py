@@ -40,7 +40,6 @@ from tiered_index.sources.columns import each_key
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.frames import arrow_schema, arrow_type_of
-from tiered_index.spark.workers import without_tracebacks
 from tiered_index.spark.writing.build import abandoned_if_refused, publish_batch, publish_tables, stored_genesis
 from tiered_index.spark.writing.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.writing.positions import BatchContent, MicroBatch
@@ -290,7 +289,6 @@ def _created(storage: Storage, log: StorageLog, wanted: IndexDescriptor) -> Inde
     return StorageSession(storage, log, SystemClock(), IndexConfig().lease_ttl_s, lambda stored: wanted).join()
 
 
-@without_tracebacks
 class EntryWriter(DataSourceArrowWriter):
     """One write of a DataFrame; mode ``append``, or ``replace`` for the windows that it has."""
 
@@ -321,7 +319,6 @@ class EntryWriter(DataSourceArrowWriter):
 _StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", object)
 
 
-@without_tracebacks
 class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
     """The writer of one micro-batch. Spark creates one for each batch, and another one to commit it."""
 

@@ -32,7 +32,6 @@ from tiered_index.sources.rows.text import CsvFile, NdjsonFile
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import batches_of_arrow, cleaned_up_on_error, gathered, times_of_day_written
-from tiered_index.spark.workers import plainly
 from tiered_index.spark.writing.sources import column_of, is_frame, shown_column, shown_kind
 from tiered_index.storage.base import StorageOptions
 
@@ -200,7 +199,7 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
         names: list[str] = []
         failing.callback(lambda: storage.delete_many(names))
         # the driver takes one result of each task, and stores it
-        files = frame.mapInArrow(plainly(_parquet_files), "file binary").toLocalIterator(prefetchPartitions=True)
+        files = frame.mapInArrow(_parquet_files, "file binary").toLocalIterator(prefetchPartitions=True)
         job = secrets.token_hex(4)
         with typed_errors(f"writing {out}"):
             for number, (file,) in enumerate(files):

@@ -18,7 +18,6 @@ from tiered_index.service.read.messages import Fetched
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.frames import gathered
 from tiered_index.spark.lookup.keys import LOOKUP
-from tiered_index.spark.workers import plainly
 from tiered_index.types import IndexItem
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def with_messages(
             yield from message_batches(batches, source, allow_partial=allow_partial)
 
     keyed = answers.withColumn(LOOKUP, F.struct(topic.alias("topic"), key.alias("key")))
-    return keyed.mapInArrow(plainly(fetch), StructType([*answers.schema.fields, *from_arrow_schema(_MESSAGE).fields]))
+    return keyed.mapInArrow(fetch, StructType([*answers.schema.fields, *from_arrow_schema(_MESSAGE).fields]))
 
 
 def message_batches(

@@ -50,7 +50,7 @@ from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
 from tiered_index.spark.metrics import described
-from tiered_index.spark.workers import between_tasks, plainly
+from tiered_index.spark.workers import between_tasks
 from tiered_index.spark.writing.build import BuildResult, BuiltIndex, expected_result
 from tiered_index.spark.writing.files import HAS_KEY, check_stored_folder, row_ends
 from tiered_index.spark.writing.plan import Census, WindowScale, count_batches
@@ -530,7 +530,7 @@ def _counted(
 
     frame: DataFrame = frame_of_splits(spark, _splits(plan.parts()))
     with large_batches(spark):
-        taken = [pickle.loads(row[0]) for row in frame.mapInArrow(plainly(count), "facts binary").collect()]
+        taken = [pickle.loads(row[0]) for row in frame.mapInArrow(count, "facts binary").collect()]
     total, parts = Census(), list[FilePart]()
     for census, of_task in taken:
         total.add(census)

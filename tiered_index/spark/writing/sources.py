@@ -24,7 +24,7 @@ from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_type_of
-from tiered_index.spark.workers import plainly, spare_collections
+from tiered_index.spark.workers import spare_collections
 from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, PartsReader
 from tiered_index.spark.writing.log_sources import LOG_COLUMNS, SKIPPED, is_archive, log_reader
 
@@ -129,7 +129,7 @@ class Entries:
         frame = self.frame
         if read is None:
             frame = frame.withColumn(HAS_KEY, F.col("key").isNotNull()).select(*names)
-        return frame.mapInArrow(plainly(made), schema)
+        return frame.mapInArrow(made, schema)
 
 
 def entries_of(
