@@ -23,7 +23,8 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject
 from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.spark.writing.build import publish_tables
-from tiered_index.spark.writing.plan import CENSUS_COLUMNS, BuildPlan, Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.writing.census import CENSUS_COLUMNS, HAS_KEY, WindowScale, census_of
+from tiered_index.spark.writing.plan import BuildPlan, plan_build
 from tiered_index.spark.writing.shards import PartitionResult, pack_batches, write_partition
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
@@ -54,10 +55,10 @@ def planned(
 ) -> BuildPlan:
     """Return the plan of a build of `table`. A piece may have at most `piece_items` * 2 entries."""
     names = [name for name in CENSUS_COLUMNS if name in table.column_names]
-    looked_at = table.select(names).append_column("has_key", pa.compute.is_valid(table["key"]))
-    rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 1_000)]
+    looked_at = table.select(names).append_column(HAS_KEY, pa.compute.is_valid(table["key"]))
+    census = census_of(looked_at.to_batches(), SCALE, 1_000)
     more: dict[str, Any] = {"sequence": 3, "max_windows": 1_000, "origin": origin}
-    plan = plan_build(Census.of(rows), GENESIS, SCALE, shards=shards, parallelism=parallelism, **more)
+    plan = plan_build(census, GENESIS, SCALE, shards=shards, parallelism=parallelism, **more)
     return replace(plan, piece_items=piece_items)
 
 

@@ -29,6 +29,7 @@ from tiered_index.spark import register
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.writing import linked
+from tiered_index.spark.writing.census import HAS_KEY, WindowScale, census_of
 from tiered_index.spark.writing.linked import FilePlan, LinkedPartsReader, RowsOfFiles, link_files
 
 BEGIN_S = 1_700_000_000
@@ -258,10 +259,14 @@ def test_a_text_that_is_longer_than_its_bound_has_the_points_of_ingest(tmp_path,
     monkeypatch.setattr(restart, "encode_points", encoded)
     index = StorageAddress(f"file://{tmp_path}/storage")
     with listed_files([str(tmp_path / "0.gz")], config) as files, index.open() as opened:
-        plan, parts = FilePlan.of(ROWS, Segments(LogState(), opened), files), []
-        splits = pa.record_batch({"split": [json.dumps([part for part, _ in plan.parts()])]})
-        reader = LinkedPartsReader(ROWS, config, StorageAddress, False, index)
-        assert sum(len(batch) for batch in reader.counted([splits], parts)) == 400
+        plan, reader = (
+            FilePlan.of(ROWS, Segments(LogState(), opened), files),
+            LinkedPartsReader(ROWS, config, StorageAddress, False, index),
+        )
+        scale = WindowScale.of("1d", config, BEGIN_S * 1000)
+        census = census_of(reader([[part for part, _ in plan.parts()]], ["topic", "timestamp_ms", HAS_KEY]), scale, 10)
+        assert census.entries == 400
+        parts = census.parts
     segments = plan.finished(parts)
     assert len(segments) > 3 and sum(segment.length for segment in segments) == len(lines(0, 200))
     # the first segment's points are sent by the task, the others' by the driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from tiered_index.sources.messages import Fields
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, PartsReader
+from tiered_index.spark.writing.census import HAS_KEY
+from tiered_index.spark.writing.files import MessageFiles, MessagePart, PartsReader
 from tiered_index.spark.writing.sources import FIELDS, entries_of, entry_frame
 from tiered_index.storage.opening import open_storage
 
@@ -37,13 +38,17 @@ CONFIG = IndexConfig(storage="file:///nowhere")
 COUNT = 1_500
 
 
-def reader_of(source: object, columns: Any = None) -> PartsReader:
+Parts = tuple[PartsReader, Sequence[MessagePart]]
+
+
+def reader_of(source: object, columns: Any = None) -> Parts:
     fields = Fields(columns or {}, {}, SCHEMA)
-    return PartsReader(MessageFiles.of([str(source)], fields, CONFIG).parts, fields, CONFIG, StorageAddress)
+    return PartsReader(fields, CONFIG, StorageAddress), MessageFiles.of([str(source)], fields, CONFIG).parts
 
 
-def read(reader: Any, *names: str) -> list[pa.RecordBatch]:
-    return list(reader([pa.record_batch({"id": pa.array(range(len(reader.parts)))})], names or FIELDS))
+def read(of_parts: Parts, *names: str) -> list[pa.RecordBatch]:
+    reader, parts = of_parts
+    return list(reader(parts, names or FIELDS))
 
 
 def numbers(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
@@ -103,7 +108,8 @@ def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Path) -> None:
     columns = {"key": "order_id", "topic": F.lit("orders"), "size": F.lit(7)}
     entries = partial(entries_of, spark, str(path), schema=SCHEMA, config=CONFIG, address_of=StorageAddress)
     theirs = entry_frame(spark.read.parquet(str(path)), columns, SCHEMA).toArrow().to_batches()
-    assert numbers(read(entries(columns=columns).read)) == numbers(theirs)
+    made: Any = entries(columns=columns)
+    assert numbers(read((made.read, made.parts.value))) == numbers(theirs)
     with pytest.raises(InvalidArgument, match="columns: key is an expression, which needs a DataFrame: read the files"):
         entries(columns={**columns, "key": F.upper("order_id")})
     with pytest.raises(InvalidArgument, match="column 'topic' has the type int64, but must have text"):
@@ -201,8 +207,8 @@ def test_a_file_that_another_one_replaces_while_it_is_read_is_an_error(tmp_path:
     table = messages(10)
     other = with_column(table, "size", pa.array([*table["size"].to_pylist()[:5], *[7] * 5], pa.int32()))
     layout: dict[str, Any] = {"row_group_size": 5, "compression": "none", "use_dictionary": False}
-    reader = reader_of(put_all({"m": table}, tmp_path, kind, **layout))
-    rows = reader([pa.record_batch({"id": pa.array([0])})], ["size"])
+    reader, parts = reader_of(put_all({"m": table}, tmp_path, kind, **layout))
+    rows = reader(parts, ["size"])
     assert next(rows)["size"].to_pylist() == table["size"].to_pylist()[:5]
     put_all({"m": other}, tmp_path, kind, **layout)
     with pytest.raises(InvalidArgument, match=r"m\.parquet was replaced while it was read: use a copy"):
@@ -217,11 +223,10 @@ def test_parts_have_each_message_once(tmp_path: Path, monkeypatch: Any, parts_of
     fields = Fields({}, {}, SCHEMA)
     files = MessageFiles.of([str(tmp_path)], fields, CONFIG, cores=4)
     assert 7 < len(files.parts) < 16 and files.rows == COUNT
-    reader = PartsReader(files.parts, fields, CONFIG, StorageAddress)
-    assert numbers(read(reader)) == numbers(table.to_batches())
+    assert numbers(read((PartsReader(fields, CONFIG, StorageAddress), files.parts))) == numbers(table.to_batches())
     (tmp_path / "m.ndjson").write_bytes(data := lines(*({"offset": n, "keys": [str(n)]} for n in range(40))))
     reader = reader_of(tmp_path / "m.ndjson")
-    assert len(reader.parts) == -(-len(data) // 137)
+    assert len(reader[1]) == -(-len(data) // 137)
     assert [n for batch in read(reader) for n in batch.column("offset").to_pylist()] == list(range(40))
     assert numbers(read(reader_of(tmp_path / "*.parquet"))) == numbers(table.to_batches())
     (tmp_path / "m").write_bytes(gzip.compress(data))

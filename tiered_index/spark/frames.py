@@ -1,10 +1,9 @@
-"""Data between driver and executors: splits, broadcasts, packed records. Threads: any."""
+"""Data between driver and executors: broadcasts, placed rows, packed records. Threads: any."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,19 +16,6 @@ from tiered_index.errors import InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-
-def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
-    """Return a DataFrame with one split in each partition."""
-    rows = [(json.dumps(split),) for split in splits]
-    return spark.createDataFrame(spark.sparkContext.parallelize(rows, max(1, len(rows))), "split string")
-
-
-def each_split(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
-    """Yield the splits in a task's batches."""
-    for batch in batches:
-        for split in batch.column(0).to_pylist():
-            yield json.loads(split)
 
 
 _T = TypeVar("_T")

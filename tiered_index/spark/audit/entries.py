@@ -29,7 +29,6 @@ from tiered_index.service.write.validation import TopicTable, batch_columns
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.ranges import Ranges
 from tiered_index.spark.frames import broadcast, large_batches, shuffles_deleted
-from tiered_index.spark.writing.log_sources import SKIPPED
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
 
@@ -146,7 +145,7 @@ class Sides:
                             yield from stored_entries(stored, storage, schema, picked)
 
             # the hash distinguishes topics, not the number
-            fields = [name for name in self.entries.names if name not in ("topic_id", SKIPPED)]
+            fields = [name for name in self.entries.names if name != "topic_id"]
             with large_batches(spark), shuffles_deleted(spark):
                 rows = self.entries.mapped(of_source, fields, columns)
                 if objects:

@@ -41,7 +41,8 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.frames import arrow_schema, arrow_type_of
 from tiered_index.spark.writing.build import abandoned_if_refused, publish_batch, publish_tables, stored_genesis
-from tiered_index.spark.writing.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.writing.census import CENSUS_COLUMNS, HAS_KEY, Census, WindowScale, census_of
+from tiered_index.spark.writing.plan import plan_build
 from tiered_index.spark.writing.positions import BatchContent, MicroBatch
 from tiered_index.spark.writing.shards import (
     BLOCK_SCHEMA,
@@ -176,9 +177,9 @@ def _census_and_copy(entries: Iterable[pa.RecordBatch], sink: pa.NativeFile, job
         def counted() -> Iterator[pa.RecordBatch]:
             for batch in itertools.chain([first], batches):
                 writer.write_batch(batch)
-                yield batch.select(looked_at).append_column("has_key", pc.is_valid(batch.column("key")))
+                yield batch.select(looked_at).append_column(HAS_KEY, pc.is_valid(batch.column("key")))
 
-        return Census.of([[row.column(0)[0].as_py()] for row in count_batches(counted(), job.scale, job.max_windows)])
+        return census_of(counted(), job.scale, job.max_windows)
 
 
 def _by_piece(source: IO[bytes]) -> Iterator[pa.RecordBatch]:

@@ -37,7 +37,8 @@ from tiered_index.service.read.segments import names_object
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, described
-from tiered_index.spark.writing.plan import BuildPlan, Census, WindowScale, plan_build, take_census
+from tiered_index.spark.writing.census import Census, WindowScale, take_census
+from tiered_index.spark.writing.plan import BuildPlan, plan_build
 from tiered_index.spark.writing.positions import MicroBatch, SourceRange
 from tiered_index.spark.writing.shards import PartitionResult, check_sums, write_shards
 from tiered_index.spark.writing.sources import Entries, SourceLike, check_source, entries_of, has_log_offsets, is_frame

@@ -29,10 +29,9 @@ from tiered_index.sources.messages import Fields, MessageBatch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path
 from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.spark.addresses import AddressOf
+from tiered_index.spark.writing.census import HAS_KEY
 from tiered_index.storage.opening import beside
 
-# Column (bool): the entry has a key; for readers that do not need the key itself.
-HAS_KEY = "has_key"
 # Rows of a part: enough for large blocks of a piece, and few enough for a cheap repetition of its task.
 _LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
 # Bytes of a part of a local text
@@ -210,38 +209,35 @@ def _written(file: SourceFile) -> str:
 class PartsReader:
     """Reads parts in tasks. One thread; `_last` is the batch that was yielded last."""
 
-    parts: Sequence[MessagePart]
     fields: Fields
     config: IndexConfig
     address_of: AddressOf
     _last: tuple[str, MessageBatch] | None = field(default=None, init=False)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the fields `names` (and `HAS_KEY`) of the entries of the parts whose numbers `batches` have.
+    def __call__(self, parts: Iterable[MessagePart], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the fields `names` (and `HAS_KEY`) of the entries of parts.
 
         With `HAS_KEY` a message without key is a row, too. Raises `InvalidArgument`, also for a file that was replaced.
         """
         with closing(LinkedFiles(self.config, lambda uri: self.address_of(uri).open(any_names=True))) as files:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    part = self.parts[number]
-                    file = files.file(part.uri, part.size_bytes)
-                    if isinstance(file, StoredFile):
-                        file = replace(file, uri=file.uri.partition("?")[0])
-                    _check_same(file, part)
-                    # columns that nobody wants are not read
-                    unread = dict.fromkeys({"queue_id", "offset", "size"} - {*names}, 0)
-                    fields = _with(self.fields, unread | {**part.constants})
-                    source = open_source(file, fields)
-                    is_counted = "key" not in names
-                    if is_counted and isinstance(source, ColumnMessages) and source.has_every_key(part.begin, part.end):
-                        source = open_source(file, _with(fields, {"key": "any"}))
-                    for messages in source.part(part.begin, part.end):
-                        self._last = str(file), messages
-                        yield from _rows(messages, str(file), self.fields, names)
-                    if source.held_back_bytes:
-                        raise InvalidArgument(f"{file}: the last line has no newline, and may be cut: add the newline")
-                    _check_same(file, part)
+            for part in parts:
+                file = files.file(part.uri, part.size_bytes)
+                if isinstance(file, StoredFile):
+                    file = replace(file, uri=file.uri.partition("?")[0])
+                _check_same(file, part)
+                # columns that nobody wants are not read
+                unread = dict.fromkeys({"queue_id", "offset", "size"} - {*names}, 0)
+                fields = _with(self.fields, unread | {**part.constants})
+                source = open_source(file, fields)
+                is_counted = "key" not in names
+                if is_counted and isinstance(source, ColumnMessages) and source.has_every_key(part.begin, part.end):
+                    source = open_source(file, _with(fields, {"key": "any"}))
+                for messages in source.part(part.begin, part.end):
+                    self._last = str(file), messages
+                    yield from _rows(messages, str(file), self.fields, names)
+                if source.held_back_bytes:
+                    raise InvalidArgument(f"{file}: the last line has no newline, and may be cut: add the newline")
+                _check_same(file, part)
 
     def name_row(self, error: Exception) -> None:
         """Raise `InvalidArgument` that names the first wrong message of the last batch, if it has one."""

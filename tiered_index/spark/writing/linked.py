@@ -11,7 +11,8 @@ restart points.
 from __future__ import annotations
 
 import contextlib
-import pickle
+import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -48,19 +49,16 @@ from tiered_index.sources.rows.mapping import Dialect, RowMapping
 from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
 from tiered_index.spark.metrics import described
-from tiered_index.spark.workers import between_tasks
 from tiered_index.spark.writing.build import BuildResult, BuiltIndex, expected_result
-from tiered_index.spark.writing.files import HAS_KEY, check_stored_folder, row_ends
-from tiered_index.spark.writing.plan import Census, WindowScale, count_batches
+from tiered_index.spark.writing.census import HAS_KEY, Census, WindowScale, take_census
+from tiered_index.spark.writing.files import check_stored_folder, row_ends
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
-from tiered_index.stored import typed
 from tiered_index.systems import files_key, time_unit_of, time_unit_position
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 # about the bytes of files that a task reads, most files of one, and about the rows of a part of a Parquet file
 _TASK_BYTES, _TASK_FILES, _PART_ROWS = 256 << 20, 512, 1 << 20
@@ -132,6 +130,20 @@ SentPoints: TypeAlias = tuple[ArchivedSegment, SentObject]
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
+    """The rows of a segment at positions [`begin`, `end`) of its file, the `number`-th of a build.
+
+    `end` None: to the file's end. `lines_before` is the number of lines before the part, None: not known.
+    """
+
+    number: int
+    segment: LinkedSegment
+    begin: int
+    end: int | None
+    lines_before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartFacts:
     """What a task learned of a part of a file: its number, and its rows at positions [begin, begin + length).
 
     `unit` is that of times that are numbers, if the rows have some. `bad` names the first bad rows. `sent_points` are
@@ -143,7 +155,6 @@ class FilePart:
     begin: int
     length: int
     rows: int
-    keyless: int
     times: Times | None
     blocks: tuple[int, tuple[int, ...]] | None
     lines: tuple[int, tuple[int, ...]] | None
@@ -157,9 +168,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class LinkedPartsReader:
-    """Reads parts of files in tasks. A split has parts: number of the file, segment, begin, end (None: to its end),
-    and the number of lines before (None: not known). Restart points are sent to the storage of `index`; None: nowhere.
-    """
+    """Reads groups of parts of files in tasks. Restart points are sent to the storage of `index`; None: nowhere."""
 
     rows: RowsOfFiles
     config: IndexConfig
@@ -167,51 +176,61 @@ class LinkedPartsReader:
     skip_bad: bool
     index: StorageAddress | None = None
 
-    def counted(self, batches: Iterable[pa.RecordBatch], parts: list[FilePart]) -> Iterator[pa.RecordBatch]:
-        """Yield topic, time and `HAS_KEY` of each entry, and append what is known of each part to `parts`."""
-        mapping = self.rows.mapping()
-        for number, segment, file, begin, end, lines_before in self._opened(batches):
-            while True:
-                bound = begin + segment.length if end is None else end
-                reading = file.reading(mapping, begin, bound)
-                if file.is_text and reading.lines_before is None:
-                    reading.lines_before = lines_before
-                count, keyless, skipped, times = 0, 0, 0, None
-                bad, sent = list[tuple[str, str]](), list[SentPoints]()
-                is_first, points_begin = begin == segment.position, segment.start
-                for batch in reading.batches(begin):
-                    if is_first and len(reading.points) >= MOST_POINTS:
-                        points_begin = self._send_points(segment, reading, points_begin, batch.end, sent)
-                    self._check_bad(segment, batch)
-                    count, keyless = count + batch.rows + len(batch.bad), keyless + batch.keyless
-                    times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
-                    bad += [(f"{segment.uri}, {row.where}", row.problem) for row in batch.bad[: _NAMED - len(bad)]]
-                    columns = self.rows.columns(batch, 0)
-                    has_key = pa.repeat(True, batch.entries)
-                    cells = [columns["topic"], columns["timestamp_ms"], has_key]
-                    yield pa.RecordBatch.from_arrays(cells, ["topic", "timestamp_ms", HAS_KEY])
-                lines = reading.lines
-                behind = bound if isinstance(file, ColumnsFile) else reading.end
-                if is_first:
-                    self._send_points(segment, reading, points_begin, behind, sent)
-                unit = mapping.unit if mapping.has_numbers else None
-                facts = count, keyless, times, reading.blocks, lines, reading.held_back_bytes > 0, unit, skipped
-                points = () if is_first else tuple(reading.points)
-                parts.append(FilePart(number, begin, behind - begin, *facts, tuple(bad), tuple(sent), points))
-                if reading.is_whole or end is not None:
-                    break
-                # a compressed text that is longer than its bound has a further segment
-                begin, lines_before = reading.end, None if lines is None else lines[0] + sum(lines[1])
+    def __call__(self, groups: Iterable[Sequence[FilePart]], names: Sequence[str]) -> Iterator[pa.RecordBatch | Census]:
+        """Yield the fields `names` of the entries; with `HAS_KEY` also the `PartFacts` of each part in a `Census`.
 
-    def entries(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the fields `names` of all entries."""
-        mapping = self.rows.mapping()
-        for _, segment, file, begin, end, _ in self._opened(batches):
-            assert end is not None
-            for batch in file.reading(mapping, begin, end).batches(begin):
-                columns = self.rows.columns(batch, segment.start - segment.position)
-                columns[HAS_KEY] = pa.repeat(True, batch.entries)
-                yield pa.RecordBatch.from_arrays([columns[name] for name in names], list(names))
+        Raises `InvalidArgument` for a row that is no entry, and for a file that changed before or meanwhile.
+        """
+        mapping, read = self.rows.mapping(), self._counted if HAS_KEY in names else self._entries
+        with contextlib.closing(LinkedFiles(self.config, self._storage)) as files:
+            for part in itertools.chain.from_iterable(groups):
+                segment = part.segment
+                head = self._head(files, segment)
+                file = files.file(segment.uri, segment.size_bytes)
+                opened = open_rows(file, segment.size_bytes, head, Dialect.of(segment.format))
+                for made in read(part, opened, mapping):
+                    yield made if isinstance(made, Census) else made.select(list(names))
+                self._head(files, segment)
+
+    def _counted(self, part: FilePart, file: RowFile, mapping: RowMapping) -> Iterator[pa.RecordBatch | Census]:
+        segment, begin, lines_before = part.segment, part.begin, part.lines_before
+        while True:
+            bound = begin + segment.length if part.end is None else part.end
+            reading = file.reading(mapping, begin, bound)
+            if file.is_text and reading.lines_before is None:
+                reading.lines_before = lines_before
+            count, keyless, skipped, times = 0, 0, 0, None
+            bad, sent = list[tuple[str, str]](), list[SentPoints]()
+            is_first, points_begin = begin == segment.position, segment.start
+            for batch in reading.batches(begin):
+                if is_first and len(reading.points) >= MOST_POINTS:
+                    points_begin = self._send_points(segment, reading, points_begin, batch.end, sent)
+                self._check_bad(segment, batch)
+                count, keyless = count + batch.rows + len(batch.bad), keyless + batch.keyless
+                times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
+                bad += [(f"{segment.uri}, {row.where}", row.problem) for row in batch.bad[: _NAMED - len(bad)]]
+                yield self._batch(batch, 0)
+            lines = reading.lines
+            behind = bound if isinstance(file, ColumnsFile) else reading.end
+            if is_first:
+                self._send_points(segment, reading, points_begin, behind, sent)
+            unit = mapping.unit if mapping.has_numbers else None
+            facts = count, times, reading.blocks, lines, reading.held_back_bytes > 0, unit, skipped
+            points = () if is_first else tuple(reading.points)
+            learned = PartFacts(part.number, begin, behind - begin, *facts, tuple(bad), tuple(sent), points)
+            yield Census(without_key=keyless, parts=[learned])
+            if reading.is_whole or part.end is not None:
+                return
+            # a compressed text that is longer than its bound has a further segment
+            begin, lines_before = reading.end, None if lines is None else lines[0] + sum(lines[1])
+
+    def _entries(self, part: FilePart, file: RowFile, mapping: RowMapping) -> Iterator[pa.RecordBatch]:
+        assert part.end is not None
+        for batch in file.reading(mapping, part.begin, part.end).batches(part.begin):
+            yield self._batch(batch, part.segment.start - part.segment.position)
+
+    def _batch(self, batch: RowBatch, shift: int) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict(self.rows.columns(batch, shift) | {HAS_KEY: pa.repeat(True, batch.entries)})
 
     def _send_points(
         self, segment: LinkedSegment, reading: RowReading, begin: int, end: int, sent: list[SentPoints]
@@ -229,20 +248,6 @@ class LinkedPartsReader:
         if batch.bad and not self.skip_bad:
             bad = batch.bad[0]
             raise InvalidArgument(f"{segment.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
-
-    def _opened(
-        self, batches: Iterable[pa.RecordBatch]
-    ) -> Iterator[tuple[int, LinkedSegment, RowFile, int, int | None, int | None]]:
-        """Yield the parts with their files. Raises `InvalidArgument` for a file that changed before or meanwhile."""
-        with contextlib.closing(LinkedFiles(self.config, self._storage)) as files:
-            for split in each_split(batches):
-                for number, document, begin, end, lines_before in split:
-                    segment = typed(document, LinkedSegment)
-                    head = self._head(files, segment)
-                    file = files.file(segment.uri, segment.size_bytes)
-                    opened = open_rows(file, segment.size_bytes, head, Dialect.of(segment.format))
-                    yield number, segment, opened, begin, end, lines_before
-                    self._head(files, segment)
 
     def _storage(self, uri: str) -> Storage:
         return self.address_of(uri).open(any_names=True)
@@ -343,24 +348,23 @@ class FilePlan:
                 plan.new.append((listed, *reserved))
         return plan
 
-    def parts(self) -> Iterator[tuple[list[Any], int]]:
+    def parts(self) -> Iterator[tuple[FilePart, int]]:
         """Yield the parts of all files for their first reading, and the bytes of each."""
         for number, (listed, rows, segment) in enumerate(self.new):
             ends: list[int | None] = [None]
             if isinstance(rows, ColumnsFile) and isinstance(rows.table, ParquetTable):
                 ends = [*row_ends(rows.table.group_rows, _PART_ROWS)]
-            begin = segment.position
+            begin, lines_before = segment.position, self.chains.lines_before(listed, segment)
             for end in ends:
-                lines_before = self.chains.lines_before(listed, segment)
-                yield [number, segment.to_json(), begin, end, lines_before], listed.size_bytes // len(ends)
+                yield FilePart(number, segment, begin, end, lines_before), listed.size_bytes // len(ends)
                 begin = end or begin
 
-    def finished(self, parts: Sequence[FilePart]) -> list[LinkedSegment]:
+    def finished(self, learned: Sequence[PartFacts]) -> list[LinkedSegment]:
         """Return the segments of the files, by what tasks learned, and reserve those that need more than one."""
-        of_file: dict[int, list[FilePart]] = {}
-        for part in sorted(parts, key=lambda part: (part.number, part.begin)):
+        of_file: dict[int, list[PartFacts]] = {}
+        for part in sorted(learned, key=lambda part: (part.number, part.begin)):
             of_file.setdefault(part.number, []).append(part)
-        made, further = list[LinkedSegment](), list[tuple[LinkedSegment, FilePart]]()
+        made, further = list[LinkedSegment](), list[tuple[LinkedSegment, PartFacts]]()
         for number, (_, rows, segment) in enumerate(self.new):
             first, *others = of_file[number]
             if isinstance(rows, ColumnsFile):
@@ -389,22 +393,22 @@ class FilePlan:
         return Reserved(self.chains.store, self.begin, self.chains.end)
 
 
-def _of_part(segment: LinkedSegment, part: FilePart) -> LinkedSegment:
+def _of_part(segment: LinkedSegment, part: PartFacts) -> LinkedSegment:
     facts: dict[str, Any] = {"rows": part.rows, "times": part.times, "blocks": part.blocks, "lines": part.lines}
     return structs.replace(segment, length=part.length, is_open=False, **facts)
 
 
-def _splits(parts: Iterable[tuple[list[Any], int]]) -> list[list[Any]]:
+def _groups(parts: Iterable[tuple[FilePart, int]]) -> list[list[FilePart]]:
     """Return parts in groups, one for each task."""
-    splits: list[list[Any]] = [[]]
+    groups: list[list[FilePart]] = [[]]
     held = 0
     for part, size in parts:
-        if splits[-1] and (held + size > _TASK_BYTES or len(splits[-1]) == _TASK_FILES):
-            splits.append([])
+        if groups[-1] and (held + size > _TASK_BYTES or len(groups[-1]) == _TASK_FILES):
+            groups.append([])
             held = 0
-        splits[-1].append(part)
+        groups[-1].append(part)
         held += size
-    return [split for split in splits if split]
+    return [group for group in groups if group]
 
 
 def link_files(
@@ -453,7 +457,9 @@ def link_files(
         if not plan.new:
             return replace(result, dry_run=dry_run, log_number=log.state.number, metrics=index.meter.metrics)
         with typed_errors(f"reading {name}"), described(spark, "build: read files for lengths and windows"):
-            census, parts = _counted(spark, plan, reader, scale, max_windows)
+            entries = Entries.of_parts(spark, _groups(plan.parts()), _NAMES, reader)
+            census = take_census(entries, scale, max_windows)
+        parts = census.parts
         rows = replace(rows, unit=one_unit({part.unit for part in parts}))
         result = _with_parts(result, plan, parts, rows.unit)
         if not census.entries:
@@ -473,8 +479,8 @@ def link_files(
             topics = {topic for _, topic in census.topics}
             return publish_files(tables, sent, every, rows, topics, plan.reserved, log), 0
 
-        frame = frame_of_splits(spark, _splits(_parts_of(plan, segments, parts)))
-        entries = Entries(frame, _NAMES, replace(reader, rows=rows).entries)
+        groups = _groups(_parts_of(plan, segments, parts))
+        entries = Entries.of_parts(spark, groups, _NAMES, replace(reader, rows=rows))
         return index.write(result, entries, built, name, publish, [each for _, each in of_points])
 
 
@@ -516,29 +522,6 @@ def _decide(plan: FilePlan, mapping: RowMapping) -> None:
             next(rows.reading(mapping, segment.position, segment.end).batches(segment.position), None)
 
 
-def _counted(
-    spark: SparkSession, plan: FilePlan, reader: LinkedPartsReader, scale: WindowScale, max_windows: int
-) -> tuple[Census, list[FilePart]]:
-    """Read all files once, in tasks."""
-
-    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parts: list[FilePart] = []
-        with between_tasks():
-            for made in count_batches(reader.counted(batches, parts), scale, max_windows):
-                facts = pickle.dumps((pickle.loads(made.column(0)[0].as_py()), parts))
-                yield pa.record_batch({"facts": pa.array([facts], pa.binary())})
-
-    frame: DataFrame = frame_of_splits(spark, _splits(plan.parts()))
-    with large_batches(spark):
-        taken = [pickle.loads(row[0]) for row in frame.mapInArrow(count, "facts binary").collect()]
-    total, parts = Census(), list[FilePart]()
-    for census, of_task in taken:
-        total.add(census)
-        parts += of_task
-    total.without_key = sum(part.keyless for part in parts)
-    return total, parts
-
-
 def one_unit(found_units: Collection[str | None]) -> str | None:
     """Return the unit of times that are numbers. Raises `InvalidArgument` if tasks found different ones."""
     units = sorted(unit for unit in found_units if unit is not None)
@@ -548,7 +531,7 @@ def one_unit(found_units: Collection[str | None]) -> str | None:
     return units[0] if units else None
 
 
-def _with_parts(result: LinkedResult, plan: FilePlan, parts: Sequence[FilePart], unit: str | None) -> LinkedResult:
+def _with_parts(result: LinkedResult, plan: FilePlan, parts: Sequence[PartFacts], unit: str | None) -> LinkedResult:
     held_back = [plan.new[part.number][0].uri for part in parts if part.held_back]
     return replace(
         result,
@@ -563,22 +546,19 @@ def _with_parts(result: LinkedResult, plan: FilePlan, parts: Sequence[FilePart],
 
 
 def _parts_of(
-    plan: FilePlan, segments: Sequence[LinkedSegment], parts: Sequence[FilePart]
-) -> Iterator[tuple[list[Any], int]]:
+    plan: FilePlan, segments: Sequence[LinkedSegment], learned: Sequence[PartFacts]
+) -> Iterator[tuple[FilePart, int]]:
     """Yield the parts of all segments for their second reading, and the bytes of each."""
     by_uri: dict[str, list[LinkedSegment]] = {}
     for segment in segments:
-        by_uri.setdefault(segment.uri, []).append(segment)
-    counts = [0] * len(plan.new)
-    for part in parts:
-        counts[part.number] += 1
-    for part in sorted(parts, key=lambda part: (part.number, part.begin)):
+        by_uri.setdefault(segment.uri, []).append(structs.replace(segment, blocks=None, lines=None))
+    counts = Counter(part.number for part in learned)
+    for part in sorted(learned, key=lambda part: (part.number, part.begin)):
         listed = plan.new[part.number][0]
         for segment in by_uri.get(listed.uri, ()):
             if segment.position <= part.begin < segment.position + segment.length:
-                without_sums = structs.replace(segment, blocks=None, lines=None).to_json()
-                size = listed.size_bytes // counts[part.number]
-                yield [part.number, without_sums, part.begin, part.begin + part.length, None], size
+                end = part.begin + part.length
+                yield FilePart(part.number, segment, part.begin, end), listed.size_bytes // counts[part.number]
 
 
 def publish_files(

@@ -1,13 +1,12 @@
 """Reads commit logs for a build: RocketMQ store directories, and ``archive:STORAGE-URI[?store=NAME]``.
 
-One task reads one segment. Damage raises an error with file and offset, or is skipped: rows with only `SKIPPED` report
-it. Archived segments are read by ranged requests, in bounded memory, and checked against their table.
+One task reads one segment. Damage raises an error with file and offset, or is skipped and counted. Archived segments
+are read by ranged requests, in bounded memory, and checked against their table.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,13 +30,11 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_schema
-from tiered_index.spark.writing.files import HAS_KEY
+from tiered_index.spark.writing.census import HAS_KEY, Census
 
-# Column of skipped ranges: a JSON list of file, first offset, end and problem. The other columns of such rows are null.
-SKIPPED = "tiered_index_skipped"
 _ARCHIVE = "archive:"
 _STORE = "store="
-_COLUMNS = f"topic string, queue_id int, key string, offset long, size int, timestamp_ms long, {SKIPPED} string"
+_COLUMNS = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
 _ARROW = arrow_schema(_COLUMNS)
 LOG_COLUMNS = tuple(_ARROW.names)
 # The default of `ingest`, so that an audit against a store compares the same messages
@@ -100,29 +97,29 @@ def opened(
 class LogReader:
     """Reads the entries of stretches in tasks."""
 
-    stretches: Sequence[Stretch]
     address_of: AddressOf
     skip_corrupt: bool
 
-    def __call__(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the fields `names` (of `LOG_COLUMNS`, and `HAS_KEY`) of the stretches whose numbers `batches` have."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                stretch = self.stretches[number]
-                with opened(stretch, self.address_of, skip_corrupt=self.skip_corrupt, selection=_SELECTION) as reader:
-                    for entries in _entries(reader, stretch.begin, stretch.end, self.skip_corrupt):
-                        yield entries.append_column(HAS_KEY, pc.is_valid(entries.column("key"))).select(list(names))
+    def __call__(self, stretches: Iterable[Stretch], names: Sequence[str]) -> Iterator[pa.RecordBatch | Census]:
+        """Yield the fields `names` (of `LOG_COLUMNS`) of the entries; with `HAS_KEY` also what was skipped."""
+        for stretch in stretches:
+            with opened(stretch, self.address_of, skip_corrupt=self.skip_corrupt, selection=_SELECTION) as reader:
+                for part in _entries(reader, stretch.begin, stretch.end, self.skip_corrupt):
+                    if isinstance(part, pa.RecordBatch):
+                        yield part.append_column(HAS_KEY, pc.is_valid(part.column("key"))).select(list(names))
+                    elif HAS_KEY in names:
+                        yield part
 
 
-def log_reader(paths: Sequence[str], address_of: AddressOf, skip_corrupt: bool) -> LogReader:
-    """Return the reader of local stores, or of archived segments. Raises as `archived_stretches`."""
+def log_stretches(paths: Sequence[str], address_of: AddressOf) -> list[Stretch]:
+    """Return the segments of local stores, or archived segments. Raises as `archived_stretches`."""
     stretches: list[Stretch] = []
     for path in paths:
         if is_archive(path):
             stretches += archived_stretches(*_archive_of(path), address_of)
         else:
             stretches += local_stretches(StoreDirectory.open(Path(path)).commitlog)
-    return LogReader(stretches, address_of, skip_corrupt)
+    return stretches
 
 
 def _archive_of(source: str) -> tuple[str, str | None]:
@@ -139,8 +136,11 @@ def _archive_of(source: str) -> tuple[str, str | None]:
     return place + ("?" + rest if rest else ""), stores[0] if stores else None
 
 
-def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of the segment [start, end). Raises `CorruptFile` unless `skip_corrupt` is True."""
+def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) -> Iterator[pa.RecordBatch | Census]:
+    """Yield the entries of the segment [start, end), and what was skipped.
+
+    Raises `CorruptFile` unless `skip_corrupt` is True.
+    """
     skipped: list[SkippedRange] = []
     for batch in reader.batches(start, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
         # another task reads the bytes after the segment
@@ -152,16 +152,17 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
         if batch.begin >= end:
             break
         if len(columns := trusted(batch.columns, reader)):
-            cells = [columns.column(field.name).cast(field.type) for field in [*_ARROW][:-1]]
-            yield pa.RecordBatch.from_arrays([*cells, pa.nulls(len(columns), pa.string())], schema=_ARROW)
+            cells = [columns.column(field.name).cast(field.type) for field in _ARROW]
+            yield pa.RecordBatch.from_arrays(cells, schema=_ARROW)
         if batch.end >= end:
             break
     if isinstance(reader, ArchivedLog):
         skipped += reader.damaged
-    if skipped:
-        told = [json.dumps([skip.file, skip.begin, skip.end, skip.problem]) for skip in _joined(skipped)]
-        columns = [pa.nulls(len(told), kind) for kind in _ARROW.types[:-1]]
-        yield pa.RecordBatch.from_arrays([*columns, pa.array(told, pa.string())], schema=_ARROW)
+    joined = tuple([(passed.file, passed.begin, passed.end, passed.problem) for passed in _joined(skipped)])
+    if joined:
+        yield Census(
+            skipped_ranges=len(joined), skipped_bytes=sum(end - begin for _, begin, end, _ in joined), skipped=joined
+        )
 
 
 def _joined(ranges: Sequence[SkippedRange]) -> list[SkippedRange]:

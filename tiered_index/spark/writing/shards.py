@@ -39,8 +39,8 @@ from tiered_index.spark.frames import (
     shuffles_deleted,
 )
 from tiered_index.spark.workers import between_tasks
-from tiered_index.spark.writing.log_sources import SKIPPED
-from tiered_index.spark.writing.plan import BuildPlan, naming_rows
+from tiered_index.spark.writing.census import naming_rows
+from tiered_index.spark.writing.plan import BuildPlan
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
 
@@ -139,8 +139,6 @@ def check_sums(what: str, results: Sequence[PartitionResult]) -> None:
 
 def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now_ms: int) -> Sequence[PartitionResult]:
     """Run a build's tasks; return the results of partitions that have entries. Driver."""
-    # a row about a skipped range has no key, so it is no entry
-    names = [name for name in entries.names if name != SKIPPED]
     spark = entries.frame.sparkSession
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -152,7 +150,7 @@ def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_partition(batches, shared.value, address, now_ms)
 
-        packed = repartitioned(entries.mapped(pack, names, BLOCK_SCHEMA), plan.partitions, F.col("partition"))
+        packed = repartitioned(entries.mapped(pack, entries.names, BLOCK_SCHEMA), plan.partitions, F.col("partition"))
         blocks = packed.sortWithinPartitions("piece")
         rows = blocks.drop("partition").mapInArrow(write, "result binary").collect()
     return [pickle.loads(row[0]) for row in rows]

@@ -24,9 +24,10 @@ from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_type_of
-from tiered_index.spark.workers import spare_collections
-from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, PartsReader
-from tiered_index.spark.writing.log_sources import LOG_COLUMNS, SKIPPED, is_archive, log_reader
+from tiered_index.spark.workers import between_tasks
+from tiered_index.spark.writing.census import HAS_KEY, Census
+from tiered_index.spark.writing.files import MessageFiles, PartsReader
+from tiered_index.spark.writing.log_sources import LOG_COLUMNS, LogReader, is_archive, log_stretches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -96,35 +97,52 @@ def has_log_offsets(source: SourceLike) -> bool:
 FIELDS = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
 
 
+# Reads the fields of the entries of parts; with `HAS_KEY` among them also censuses of what it learned of the parts
+ReadParts: TypeAlias = Callable[[Iterable[Any], Sequence[str]], Iterator["pa.RecordBatch | Census"]]
+
+
 @dataclass(frozen=True, slots=True)
 class Entries:
     """A source's entries for tasks, one row for each; the key is null for a message without keys.
 
-    `frame` has the fields `names`. With `read` it has parts of the source, which `read` turns into fields. `rows` is
-    the number of messages in Parquet files.
+    `frame` has the fields `names`. With `read` it has numbers of `parts` (a broadcast), whose entries `read` yields.
+    `rows` is the number of messages in Parquet files.
     """
 
     frame: DataFrame
     names: tuple[str, ...]
-    read: Callable[[Iterable[pa.RecordBatch], Sequence[str]], Iterator[pa.RecordBatch]] | None = None
+    read: ReadParts | None = None
+    parts: Any = None
     rows: int = 0
 
+    @classmethod
+    def of_parts(
+        cls, spark: SparkSession, parts: Sequence[Any], names: Sequence[str], read: ReadParts, rows: int = 0
+    ) -> Entries:
+        """Return the entries that `read` yields from parts, each in a task of its own."""
+        numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
+        return cls(numbers, tuple(names), read, spark.sparkContext.broadcast(parts), rows)
+
     def mapped(
-        self, make: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], names: Sequence[str], schema: str
+        self, make: Callable[[Iterator[Any]], Iterator[pa.RecordBatch]], names: Sequence[str], schema: str
     ) -> DataFrame:
-        """Apply `make`, in tasks, to the fields `names`, which include `HAS_KEY`; return its rows."""
+        """Apply `make`, in tasks, to the fields `names`, which may include `HAS_KEY`; return its rows."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-        read = self.read
+        read, parts = self.read, self.parts
 
         def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            spare_collections()
-            try:
-                yield from make(batches if read is None else read(batches, names))
-            except InvalidArgument as error:
-                if isinstance(read, PartsReader):
-                    read.name_row(error)
-                raise
+            with between_tasks():
+                if read is None:
+                    yield from make(batches)
+                    return
+                mine = (parts.value[number] for batch in batches for number in batch.column(0).to_pylist())
+                try:
+                    yield from make(read(mine, names))
+                except InvalidArgument as error:
+                    if isinstance(read, PartsReader):
+                        read.name_row(error)
+                    raise
 
         frame = self.frame
         if read is None:
@@ -151,9 +169,9 @@ def entries_of(
         return Entries(frame, tuple(frame.columns))
     if is_log(paths := _paths(source)):
         for name in _checked_log_fields(columns, schema):
-            _check_there(name, name, LOG_COLUMNS[:-1], "a commit log has")
-        log = log_reader(paths, address_of, skip_corrupt)
-        return Entries(_numbers(spark, len(log.stretches)), LOG_COLUMNS, log)
+            _check_there(name, name, LOG_COLUMNS, "a commit log has")
+        stretches = log_stretches(paths, address_of)
+        return Entries.of_parts(spark, stretches, LOG_COLUMNS, LogReader(address_of, skip_corrupt))
     named = {name: value for name, column in columns.items() if (value := _name_or_literal(column)) is not None}
     if expressions := [name for name in columns if name not in named]:
         raise InvalidArgument(
@@ -166,13 +184,7 @@ def entries_of(
     check_fields({name: pa.scalar(value).type for name, value in constants.items()}, columns)
     fields, settings = Fields(names, constants, schema), config.changed(root=None)
     files = MessageFiles.of(paths, fields, settings, spark.sparkContext.defaultParallelism)
-    reader = PartsReader(files.parts, fields, settings, address_of)
-    return Entries(_numbers(spark, len(files.parts)), tuple(wanted), reader, files.rows)
-
-
-def _numbers(spark: SparkSession, count: int) -> DataFrame:
-    """Return a DataFrame of the numbers below `count`, one in each partition."""
-    return spark.range(0, count, 1, max(1, count))
+    return Entries.of_parts(spark, files.parts, wanted, PartsReader(fields, settings, address_of), files.rows)
 
 
 def _checked_log_fields(columns: Mapping[str, object], schema: Schema) -> list[str]:
@@ -227,8 +239,6 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
             source = _default(field, frame.columns) if source == field else source
             source = column_of(frame, field, source, "the source has")
         selected.append(source.alias(field))
-    if SKIPPED in frame.columns:
-        selected.append(F.col(SKIPPED))
     entries = frame.select(*selected)
     check_fields({name: arrow_type_of(entries.schema[name].dataType) for name in wanted}, columns)
     if isinstance(entries.schema["key"].dataType, ArrayType):
