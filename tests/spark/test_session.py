@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -19,7 +18,7 @@ from tests.spark.commands import run_program
 from tiered_index.errors import ConfigError
 from tiered_index.spark import open_session, session
 from tiered_index.spark.datasource.entries import EntrySource
-from tiered_index.spark.frames import hashed_into, repartitioned, repartitioned_by_hash
+from tiered_index.spark.frames import repartitioned, repartitioned_by_hash
 from tiered_index.spark.session import _JAVA_VARIABLES
 
 _PROGRAM = """
@@ -76,10 +75,6 @@ def test_rows_are_placed_by_hash_as_by_their_partitions_number(spark, count):
         placed = place(rows, count, F.col("place"))
         assert placed.rdd.getNumPartitions() == count
         assert placed.where(F.spark_partition_id() != F.col("place")).count() == 0
-
-
-def test_each_partition_has_an_integer_of_its_own():
-    assert len(np.unique(hashed_into(10_000))) == 10_000
 
 
 def test_an_old_spark_is_named_with_the_version_that_is_needed(monkeypatch):

@@ -101,35 +101,12 @@ def repartitioned_by_hash(frame: DataFrame, count: int, place: Column) -> DataFr
     """As `repartitioned`, before Spark 4.1: by integers whose hashes fall into the partitions."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    numbers = F.split(F.lit(",".join(map(str, hashed_into(count).tolist()))), ",")
+    number = F.col("id").cast("int")
+    partition = F.pmod(F.hash(number), F.lit(count)).alias("partition")
+    # so many integers leave a partition out with a probability of less than count * e^-64
+    tried = frame.sparkSession.range(64 * count).groupBy(partition).agg(F.min(number)).sort("partition").collect()
+    numbers = F.split(F.lit(",".join(str(least) for _, least in tried)), ",")
     return frame.repartition(count, F.get(numbers, place).cast("int"))
-
-
-def hashed_into(count: int) -> npt.NDArray[np.int64]:
-    """Return for each of `count` partitions an integer (i64, `count`) that Spark's hash partitioning places in it."""
-    number_of_partition = np.full(count, -1, np.int64)
-    first = 0
-    while (number_of_partition < 0).any():
-        numbers = np.arange(first, first + max(64, 4 * count), dtype=np.int64)
-        first = int(numbers[-1]) + 1
-        number_of_partition[_murmur3(numbers) % count] = numbers
-    return number_of_partition
-
-
-def _murmur3(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return Spark's hash (signed, i64, n) of ints: Murmur3_x86_32.hashInt with seed 42."""
-
-    def rotated(words: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
-        return words << np.uint32(bits) | words >> np.uint32(32 - bits)
-
-    # u32 arithmetic wraps as Java's does; memory: three arrays of 4 bytes a number
-    words = rotated(numbers.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
-    words = rotated(np.uint32(42) ^ words, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    words ^= np.uint32(4)
-    for bits, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        words = (words ^ words >> np.uint32(bits)) * np.uint32(factor)
-    words ^= words >> np.uint32(16)
-    return words.view(np.int32).astype(np.int64)
 
 
 _ARROW_TYPES = {

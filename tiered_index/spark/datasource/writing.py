@@ -8,10 +8,8 @@ and deletes nothing (`orphans` does later). One thread a task; memory as in a bu
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import mmap
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +50,7 @@ from tiered_index.spark.writing.shards import (
     pack_batches,
     write_blocks,
 )
-from tiered_index.spark.writing.sources import FIELDS, check_fields
+from tiered_index.spark.writing.sources import check_fields, check_there, default_column, wanted_fields
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import probe_put_if_absent
 
@@ -61,35 +59,29 @@ CheckedT = TypeVar("CheckedT")
 
 @dataclass(frozen=True, slots=True)
 class EntryColumns:
-    """The fields of a frame's columns; each column has the name of its field, except `keys` for `key`."""
+    """The columns of a frame by the fields that they have: their own names, except `keys` for `key`."""
 
-    names: tuple[str, ...]
-    key: str
+    of_fields: Mapping[str, str]
 
     @classmethod
     def of(cls, kinds: Mapping[str, pa.DataType], schema: Schema) -> EntryColumns:
         """Return the fields of a frame with these columns. Raises `InvalidArgument`, which names the wrong column."""
-        needed = [*FIELDS, *(column.name for column in schema.caller_columns)]
-        key = "keys" if "key" not in kinds and "keys" in kinds else "key"
-        columns_of_fields = {name: key if name == "key" else name for name in (*needed, "topic_id")}
-        for name in needed:
-            if columns_of_fields[name] not in kinds:
-                there = ", ".join(kinds) or "no columns"
-                raise InvalidArgument(f"column {name!r} is missing; the DataFrame has {there}")
-        if unknown := [name for name in kinds if name not in columns_of_fields.values()]:
-            fields = ", ".join(columns_of_fields)
+        there = [*kinds]
+        columns = {field: default_column(field, there) for field in wanted_fields({}, there, schema)}
+        for field, name in columns.items():
+            check_there(field, name, there, "the DataFrame has")
+        if unknown := [name for name in there if name not in columns.values()]:
+            fields = ", ".join(dict.fromkeys((*columns, "topic_id")))
             raise InvalidArgument(
                 f"column {unknown[0]!r} is not a field of an entry; these are {fields}: rename or drop it"
             )
-        names = tuple(name for name in columns_of_fields if columns_of_fields[name] in kinds)
-        check_fields({name: kinds[columns_of_fields[name]] for name in names}, columns_of_fields)
-        return cls(names, key)
+        check_fields({field: kinds[name] for field, name in columns.items()}, columns)
+        return cls(columns)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the entries of each batch that have a key, with the columns in the fields' order."""
         for batch in batches:
-            columns = [batch.column(self.key if name == "key" else name) for name in self.names]
-            entries = pa.RecordBatch.from_arrays(columns, names=list(self.names))
+            entries = pa.RecordBatch.from_pydict({field: batch.column(name) for field, name in self.of_fields.items()})
             if pa.types.is_list(entries.column("key").type) or pa.types.is_large_list(entries.column("key").type):
                 rows, keys = each_key(entries.column("key"))
                 at = entries.schema.get_field_index("key")
@@ -119,16 +111,17 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
 
     Raises `InvalidArgument` for bad values, the storage's errors; before that it deletes its uploads if it can.
     """
-    with _temporary() as (blocks, packed):
-        with _temporary() as (sink, path):
-            census = _census_and_copy(entries, sink, job)
+    # without names, because Spark kills workers: the system deletes them
+    with tempfile.TemporaryFile(prefix="tiered-index-") as packed:
+        with tempfile.TemporaryFile(prefix="tiered-index-") as copy:
+            census = _census_and_copy(entries, copy, job)
             if not census.entries:
                 return PartitionResult(0, 0, ())
             more = {"sequence": job.sequence, "max_windows": job.max_windows}
             plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more, origin=job.origin)
             with (
-                pa.ipc.open_stream(_mapped(path)) as batches,
-                pa.ipc.new_file(blocks, arrow_schema(BLOCK_SCHEMA)) as writer,
+                pa.ipc.open_stream(_mapped(copy)) as batches,
+                pa.ipc.new_file(packed, arrow_schema(BLOCK_SCHEMA)) as writer,
             ):
                 for batch in pack_batches(batches, plan, seen):
                     writer.write_batch(batch)
@@ -146,33 +139,19 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
     return result
 
 
-@contextlib.contextmanager
-def _temporary() -> Iterator[tuple[pa.NativeFile, IO[bytes]]]:
-    """Yield a temporary file for writing, and the same for reading. It has no name, because Spark kills workers: the
-    system deletes it.
-    """
-    descriptor, name = tempfile.mkstemp(prefix="tiered-index-")
-    with os.fdopen(descriptor, "rb") as source:
-        try:
-            sink = pa.OSFile(name, "wb")
-        finally:
-            os.unlink(name)
-        with sink:
-            yield sink, source
-
-
-def _mapped(source: IO[bytes]) -> pa.Buffer:
+def _mapped(file: IO[bytes]) -> pa.Buffer:
     """Return the bytes of a file that is not empty, in a map."""
-    return pa.py_buffer(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ))
+    file.flush()
+    return pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _census_and_copy(entries: Iterable[pa.RecordBatch], sink: pa.NativeFile, job: PartitionJob) -> Census:
+def _census_and_copy(entries: Iterable[pa.RecordBatch], copy: IO[bytes], job: PartitionJob) -> Census:
     batches = iter(entries)
     first = next(batches, None)
     if first is None:
         return Census()
     looked_at = [name for name in CENSUS_COLUMNS if name in first.schema.names]
-    with pa.ipc.new_stream(sink, first.schema) as writer:
+    with pa.ipc.new_stream(copy, first.schema) as writer:
 
         def counted() -> Iterator[pa.RecordBatch]:
             for batch in itertools.chain([first], batches):
@@ -182,9 +161,9 @@ def _census_and_copy(entries: Iterable[pa.RecordBatch], sink: pa.NativeFile, job
         return census_of(counted(), job.scale, job.max_windows)
 
 
-def _by_piece(source: IO[bytes]) -> Iterator[pa.RecordBatch]:
+def _by_piece(packed: IO[bytes]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the file by piece, one row in each batch."""
-    blocks = pa.ipc.open_file(_mapped(source)).read_all()
+    blocks = pa.ipc.open_file(_mapped(packed)).read_all()
     for row in np.argsort(blocks["piece"].to_numpy(), kind="stable").tolist():
         yield from blocks.slice(row, 1).to_batches()
 

@@ -77,7 +77,7 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     if is_log(paths := _paths(source)):
         _checked_log_fields(columns, schema)
         return
-    _wanted(columns, (), schema)
+    wanted_fields(columns, (), schema)
     names = {name: column for name, column in columns.items() if isinstance(column, str)}
     constants = {name: 0 for name in columns if name not in names}
     MessageFiles.of(paths, Fields(names, constants, schema), config)
@@ -169,7 +169,7 @@ def entries_of(
         return Entries(frame, tuple(frame.columns))
     if is_log(paths := _paths(source)):
         for name in _checked_log_fields(columns, schema):
-            _check_there(name, name, LOG_COLUMNS, "a commit log has")
+            check_there(name, name, LOG_COLUMNS, "a commit log has")
         stretches = log_stretches(paths, address_of)
         return Entries.of_parts(spark, stretches, LOG_COLUMNS, LogReader(address_of, skip_corrupt))
     named = {name: value for name, column in columns.items() if (value := _name_or_literal(column)) is not None}
@@ -178,7 +178,7 @@ def entries_of(
             f"columns: {expressions[0]} is an expression, which needs a DataFrame: read the files by spark.read, and "
             "pass the DataFrame"
         )
-    wanted = _wanted(columns, ("topic_id",), schema)
+    wanted = wanted_fields(columns, ("topic_id",), schema)
     names = {name: column for name, (column, _) in named.items() if column is not None}
     constants = {name: value for name, (column, value) in named.items() if column is None}
     check_fields({name: pa.scalar(value).type for name, value in constants.items()}, columns)
@@ -194,7 +194,7 @@ def _checked_log_fields(columns: Mapping[str, object], schema: Schema) -> list[s
             "columns: a commit log has its own fields; to map others, read it as a DataFrame of format "
             "rocketmq_commitlog, and pass the DataFrame"
         )
-    return _wanted({}, (), schema)
+    return wanted_fields({}, (), schema)
 
 
 def _name_or_literal(column: str | Column) -> tuple[str, None] | tuple[None, str | int] | None:
@@ -206,7 +206,7 @@ def _name_or_literal(column: str | Column) -> tuple[str, None] | tuple[None, str
     return (None, value) if isinstance(value, str) or type(value) is int else None
 
 
-def _wanted(columns: Mapping[str, object], there: Sequence[str], schema: Schema) -> list[str]:
+def wanted_fields(columns: Mapping[str, object], there: Sequence[str], schema: Schema) -> list[str]:
     """Return the fields of entries; `there` are the source's columns. Raises `InvalidArgument` for an unknown field."""
     wanted = [*FIELDS, *(column.name for column in schema.caller_columns)]
     if unknown := [name for name in columns if name not in (*wanted, "topic_id")]:
@@ -217,7 +217,7 @@ def _wanted(columns: Mapping[str, object], there: Sequence[str], schema: Schema)
     return wanted
 
 
-def _default(field: str, there: Sequence[str]) -> str:
+def default_column(field: str, there: Sequence[str]) -> str:
     """Return the default column of a field: `keys` for `key` if the source has no column `key`."""
     return "keys" if field == "key" and "key" not in there and "keys" in there else field
 
@@ -231,12 +231,12 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.types import ArrayType
 
-    wanted = _wanted(columns, frame.columns, schema)
+    wanted = wanted_fields(columns, frame.columns, schema)
     selected = []
     for field in wanted:
         source: Any = columns.get(field, field)
         if isinstance(source, str):
-            source = _default(field, frame.columns) if source == field else source
+            source = default_column(field, frame.columns) if source == field else source
             source = column_of(frame, field, source, "the source has")
         selected.append(source.alias(field))
     entries = frame.select(*selected)
@@ -252,14 +252,14 @@ def column_of(frame: DataFrame, field: str, name: str, whose: str) -> Column:
     """Return the frame's column `name` for a field. Raises `InvalidArgument` if it is missing or ambiguous."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    _check_there(field, name, frame.columns, whose)
+    check_there(field, name, frame.columns, whose)
     # Spark ignores the case of names
     if sum(column.lower() == name.lower() for column in frame.columns) > 1:
         raise InvalidArgument(f"column {shown_column(field, name)} is one of two columns {name!r}: rename or drop one")
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-def _check_there(field: str, name: str, there: Sequence[str], whose: str) -> None:
+def check_there(field: str, name: str, there: Sequence[str], whose: str) -> None:
     """Raise `InvalidArgument` if a field's column is not among the columns `there`."""
     if name not in there:
         inside = name.partition(".")[0] in there
