@@ -267,7 +267,7 @@ def test_a_text_that_is_longer_than_its_bound_has_the_points_of_ingest(tmp_path,
         census = census_of(reader([[part for part, _ in plan.parts()]], ["topic", "timestamp_ms", HAS_KEY]), scale, 10)
         assert census.entries == 400
         parts = census.parts
-    segments = plan.finished(parts)
+    segments = [segment for segment, _ in plan.finished(parts)]
     assert len(segments) > 3 and sum(segment.length for segment in segments) == len(lines(0, 200))
     # the first segment's points are sent by the task, the others' by the driver
     of_tasks = [archived for part in parts for archived, _ in part.sent_points]

@@ -43,14 +43,14 @@ _ARCHIVE = "archive:"
 @dataclass(frozen=True, slots=True)
 class MessageSettings:
     """The checked options: `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``; a local log has no
-    `archive`.
+    `archive`, the URI of a storage.
     """
 
     path: str
     body: str
     skip_corrupt: bool
     store: str | None
-    archive: StorageAddress | None
+    archive: str | None
     columns: StructType
 
     @classmethod
@@ -62,13 +62,8 @@ class MessageSettings:
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
         path = options.path
         stored = path.startswith(_ARCHIVE) or local_path(path) is None
-        archive = StorageAddress(path.removeprefix(_ARCHIVE)) if stored else None
+        archive = StorageAddress(path.removeprefix(_ARCHIVE)).uri if stored else None
         return cls(path, body, skips, options.text("store"), archive, columns)
-
-    def address_of(self, _: str) -> StorageAddress:
-        """Return the address of the archive: an `AddressOf`."""
-        assert self.archive is not None
-        return self.archive
 
     @property
     def folder(self) -> Path:
@@ -111,7 +106,7 @@ class MessageReader(DataSourceReader):
 
 def _stretches(settings: MessageSettings) -> list[Stretch]:
     if settings.archive is not None:
-        return archived_stretches(settings.path, settings.store, settings.address_of)
+        return archived_stretches(settings.archive, settings.store, StorageAddress)
     folder = settings.folder
     if not folder.is_dir():
         raise InvalidArgument(f"{folder.parent} is not a RocketMQ store: it has no commitlog/")
@@ -123,7 +118,7 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
 
     Raises `CorruptFile` except with skipCorrupt, `MissingOffsets` for a cut log.
     """
-    with opened(stretch, settings.address_of, skip_corrupt=settings.skip_corrupt) as reader:
+    with opened(stretch, StorageAddress, skip_corrupt=settings.skip_corrupt) as reader:
         wanted = arrow_schema_of(schema)
         own = require_columns(schema, settings.columns, settings.path).names
         messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)

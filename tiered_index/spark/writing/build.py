@@ -430,7 +430,7 @@ def build(
         _check_bounds(census, scale, begin_ms, end_ms)
         plan = index.plan(census, scale, shards, max_windows)
         removed_names = check_windows(log.state, plan, mode)
-        result = expected_result(plan, census, settings)
+        result = expected_result(plan, census, settings, BuildResult)
         if removed_names:
             topics = entries_by_topic(log.state, removed_names, index.opened)
             result = replace(result, removed_objects=len(removed_names), removed_topics=topics)
@@ -494,14 +494,14 @@ def check_written(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
     check_sums("build", results)
 
 
-def expected_result(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResult:
-    """Return the result of a build by its plan, as of a dry run."""
+def expected_result(plan: BuildPlan, census: Census, config: IndexConfig, kind: type[ResultT], **more: Any) -> ResultT:
+    """Return the result of a build by its plan, as of a dry run, with `more` fields of its `kind`."""
     schema, requests = plan.genesis.layout.schema, Counter(RECORD_REQUESTS)
     for table in plan.tables:
         made = min(table.shards, table.window.entries)
         requests += writing_requests(made, packed_bytes(schema, table.window.entries) // made)
     counted = ("without_key", "quarantined", "skipped_ranges", "skipped_bytes", "skipped")
-    return BuildResult(
+    return kind(
         entries=plan.entries,
         windows=tuple((t.window.begin_s, t.window.window_s, t.window.entries) for t in plan.tables),
         shards=plan.shards,
@@ -510,6 +510,7 @@ def expected_result(plan: BuildPlan, census: Census, config: IndexConfig) -> Bui
         cost_usd=config.prices.cost_usd(requests, 0),
         dry_run=True,
         **{name: getattr(census, name) for name in counted},
+        **more,
     )
 
 

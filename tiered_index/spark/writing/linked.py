@@ -359,33 +359,37 @@ class FilePlan:
                 yield FilePart(number, segment, begin, end, lines_before), listed.size_bytes // len(ends)
                 begin = end or begin
 
-    def finished(self, learned: Sequence[PartFacts]) -> list[LinkedSegment]:
-        """Return the segments of the files, by what tasks learned, and reserve those that need more than one."""
+    def finished(self, learned: Sequence[PartFacts]) -> list[tuple[LinkedSegment, list[PartFacts]]]:
+        """Return the segments of the files with their parts, by what tasks learned.
+
+        Reserves offsets for the segments of files that need more than one.
+        """
         of_file: dict[int, list[PartFacts]] = {}
         for part in sorted(learned, key=lambda part: (part.number, part.begin)):
             of_file.setdefault(part.number, []).append(part)
-        made, further = list[LinkedSegment](), list[tuple[LinkedSegment, PartFacts]]()
+        made, further = list[tuple[LinkedSegment, list[PartFacts]]](), list[tuple[LinkedSegment, PartFacts]]()
         for number, (_, rows, segment) in enumerate(self.new):
-            first, *others = of_file[number]
-            if isinstance(rows, ColumnsFile):
-                # the parts of one segment
-                for part in others:
-                    first = replace(
-                        first,
-                        length=first.length + part.length,
-                        rows=first.rows + part.rows,
-                        times=joined_times(first.times, part.times),
-                    )
-            else:
-                further += [(segment, part) for part in others]
-            made.append(_of_part(segment, first))
+            parts = of_file[number]
+            if not isinstance(rows, ColumnsFile):
+                further += [(segment, part) for part in parts[1:]]
+                del parts[1:]
+            made.append((_of_parts(segment, parts), parts))
         for segment, part in further:
-            made.append(_of_part(structs.replace(segment, start=self.chains.end, position=part.begin), part))
             begin, end = self.chains.end, self.chains.end + part.length
+            made.append((_of_parts(structs.replace(segment, start=begin, position=part.begin), [part]), [part]))
             if points := taken_points(list(part.points), begin, end, begin - part.begin):
                 self.points.append((begin, end, points))
             self.chains.end += segment.length
-        return sorted((segment for segment in made if segment.length), key=lambda segment: segment.start)
+        return sorted(((segment, parts) for segment, parts in made if segment.length), key=lambda of: of[0].start)
+
+    def parts_of(self, finished: Sequence[tuple[LinkedSegment, Sequence[PartFacts]]]) -> Iterator[tuple[FilePart, int]]:
+        """Yield the parts of finished segments for their second reading, and the bytes of each."""
+        counts = Counter(part.number for _, parts in finished for part in parts)
+        for segment, parts in finished:
+            without_sums = structs.replace(segment, blocks=None, lines=None)
+            for part in filter(lambda part: part.length, parts):
+                listed, end = self.new[part.number][0], part.begin + part.length
+                yield FilePart(part.number, without_sums, part.begin, end), listed.size_bytes // counts[part.number]
 
     @property
     def reserved(self) -> Reserved:
@@ -393,9 +397,14 @@ class FilePlan:
         return Reserved(self.chains.store, self.begin, self.chains.end)
 
 
-def _of_part(segment: LinkedSegment, part: PartFacts) -> LinkedSegment:
-    facts: dict[str, Any] = {"rows": part.rows, "times": part.times, "blocks": part.blocks, "lines": part.lines}
-    return structs.replace(segment, length=part.length, is_open=False, **facts)
+def _of_parts(segment: LinkedSegment, parts: Sequence[PartFacts]) -> LinkedSegment:
+    """Return a segment with the facts of its parts, of which only Parquet has several."""
+    first, times = parts[0], None
+    for part in parts:
+        times = joined_times(times, part.times)
+    rows, length = sum(part.rows for part in parts), sum(part.length for part in parts)
+    of_text: dict[str, Any] = {"blocks": first.blocks, "lines": first.lines}
+    return structs.replace(segment, length=length, rows=rows, times=times, is_open=False, **of_text)
 
 
 def _groups(parts: Iterable[tuple[FilePart, int]]) -> list[list[FilePart]]:
@@ -453,21 +462,20 @@ def link_files(
         rows = replace(rows, unit=mapping.unit, is_guessed=rows.is_guessed or rows.unit is None)
         points_to = None if dry_run else index.meter.address(index.address)
         reader = LinkedPartsReader(rows, of_source, index.meter.sources(settings.s3, storage), skip_bad, points_to)
-        result = LinkedResult(known=plan.known, changed=tuple(plan.changed), held_back=tuple(plan.held_back))
         if not plan.new:
-            return replace(result, dry_run=dry_run, log_number=log.state.number, metrics=index.meter.metrics)
+            about_files, number = _about_files(plan, (), None), log.state.number
+            return LinkedResult(**about_files, dry_run=dry_run, log_number=number, metrics=index.meter.metrics)
         with typed_errors(f"reading {name}"), described(spark, "build: read files for lengths and windows"):
             entries = Entries.of_parts(spark, _groups(plan.parts()), _NAMES, reader)
             census = take_census(entries, scale, max_windows)
         parts = census.parts
         rows = replace(rows, unit=one_unit({part.unit for part in parts}))
-        result = _with_parts(result, plan, parts, rows.unit)
+        about_files = _about_files(plan, parts, rows.unit)
         if not census.entries:
-            raise InvalidArgument(f"none of {result.rows:,} rows of {name} has a key")
-        segments = plan.finished(parts)
+            raise InvalidArgument(f"none of {about_files['rows']:,} rows of {name} has a key")
+        finished = plan.finished(parts)
         built = index.plan(census, scale, shards, max_windows)
-        expected = expected_result(built, census, settings)
-        result = replace(result, **{each: getattr(expected, each) for each in _OF_BUILD}, dry_run=dry_run)
+        result = expected_result(built, census, settings, LinkedResult, **about_files)
         if dry_run:
             return replace(result, metrics=index.meter.metrics)
         of_points = [each for part in parts for each in part.sent_points]
@@ -475,12 +483,13 @@ def link_files(
         def publish(tables: list[FinishedObject], sent: list[SentObject]) -> tuple[LogState, int]:
             of_driver = [send_points(log, rows.store, *each) for each in plan.points]
             sent += [each for _, each in of_driver]
+            segments = [segment for segment, _ in finished]
             every: list[Segment] = [*segments, *(archived for archived, _ in (*of_points, *of_driver))]
             topics = {topic for _, topic in census.topics}
             return publish_files(tables, sent, every, rows, topics, plan.reserved, log), 0
 
-        groups = _groups(_parts_of(plan, segments, parts))
-        entries = Entries.of_parts(spark, groups, _NAMES, replace(reader, rows=rows))
+        second = _groups(plan.parts_of(finished))
+        entries = Entries.of_parts(spark, second, _NAMES, replace(reader, rows=rows))
         return index.write(result, entries, built, name, publish, [each for _, each in of_points])
 
 
@@ -497,9 +506,6 @@ def check_own_columns(schema: Schema) -> None:
     """Raise `InvalidArgument` if entries of a schema need columns that rows of files lack."""
     if own := schema.caller_columns:
         raise InvalidArgument(f"entries of this index need column {own[0].name!r}, which rows of files lack")
-
-
-_OF_BUILD = ("entries", "without_key", "quarantined", "windows", "shards", "written_bytes", "requests", "cost_usd")
 
 
 def _check_queue(topic: str, config: IndexConfig) -> None:
@@ -531,34 +537,20 @@ def one_unit(found_units: Collection[str | None]) -> str | None:
     return units[0] if units else None
 
 
-def _with_parts(result: LinkedResult, plan: FilePlan, parts: Sequence[PartFacts], unit: str | None) -> LinkedResult:
-    held_back = [plan.new[part.number][0].uri for part in parts if part.held_back]
-    return replace(
-        result,
-        files=len(plan.new),
-        rows=sum(part.rows - part.skipped for part in parts),
-        read_bytes=sum(listed.size_bytes for listed, _, _ in plan.new),
-        held_back=(*result.held_back, *held_back),
-        skipped_rows=sum(part.skipped for part in parts),
-        skipped_first=tuple([bad for part in parts for bad in part.bad][:_NAMED]),
-        unit=unit,
-    )
-
-
-def _parts_of(
-    plan: FilePlan, segments: Sequence[LinkedSegment], learned: Sequence[PartFacts]
-) -> Iterator[tuple[FilePart, int]]:
-    """Yield the parts of all segments for their second reading, and the bytes of each."""
-    by_uri: dict[str, list[LinkedSegment]] = {}
-    for segment in segments:
-        by_uri.setdefault(segment.uri, []).append(structs.replace(segment, blocks=None, lines=None))
-    counts = Counter(part.number for part in learned)
-    for part in sorted(learned, key=lambda part: (part.number, part.begin)):
-        listed = plan.new[part.number][0]
-        for segment in by_uri.get(listed.uri, ()):
-            if segment.position <= part.begin < segment.position + segment.length:
-                end = part.begin + part.length
-                yield FilePart(part.number, segment, part.begin, end), listed.size_bytes // counts[part.number]
+def _about_files(plan: FilePlan, parts: Sequence[PartFacts], unit: str | None) -> dict[str, Any]:
+    """Return the fields that a `LinkedResult` has beside those of a build."""
+    cut = [plan.new[part.number][0].uri for part in parts if part.held_back]
+    return {
+        "files": len(plan.new),
+        "known": plan.known,
+        "rows": sum(part.rows - part.skipped for part in parts),
+        "read_bytes": sum(listed.size_bytes for listed, _, _ in plan.new),
+        "changed": tuple(plan.changed),
+        "held_back": (*plan.held_back, *cut),
+        "skipped_rows": sum(part.skipped for part in parts),
+        "skipped_first": tuple([bad for part in parts for bad in part.bad][:_NAMED]),
+        "unit": unit,
+    }
 
 
 def publish_files(
