@@ -84,7 +84,7 @@ def building(life: Merging, storage: Storage, log: StorageLog) -> None:
     rows = [(topic, 2, key, 1_000 + hour, 1, BASE_MS + hour * HOUR_MS) for hour, topic, key in every]
     table = pa.table(columns_of(rows))
     plan = replace(planned(table), genesis=log.state.genesis)
-    publish_tables(shards_of(written(table, plan, storage, now_ms=life.clock.now_ms())), "append", storage, log)
+    publish_tables(shards_of(written(table, plan, storage, now_ms=life.clock.now_ms())), "append", log)
     for row in rows:
         life.model.put(*row)
 

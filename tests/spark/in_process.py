@@ -94,7 +94,7 @@ def build_here(uri: str, *tables: pa.Table, **options: Any) -> None:
         for table in tables:
             plan = replace(planned(table, **options), genesis=genesis)
             shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
-            publish_tables(shards, "error", storage, log)
+            publish_tables(shards, "error", log)
 
 
 def opened(storage: Storage, clock: Clock) -> StorageLog:

@@ -70,7 +70,7 @@ def test_a_task_writes_a_table_for_each_window(monkeypatch, clock, small):
     shuffled = TABLE.take(pa.array(np.random.default_rng(1).permutation(len(TABLE))))
     shards = written(shuffled, storage)
     assert (len(shards) > 3) == small and len({shard.stored.shard.table for shard in shards}) == 3
-    publish_tables(shards, "append", storage, log)
+    publish_tables(shards, "append", log)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         check_answers(reader, TABLE)
     assert left_over(storage, clock) == 0
@@ -79,10 +79,10 @@ def test_a_task_writes_a_table_for_each_window(monkeypatch, clock, small):
 def test_a_batch_is_in_the_log_once_and_its_repeat_is_deleted(clock: ManualClock) -> None:
     storage = MemoryStorage()
     log = opened(storage, clock)
-    assert publish_batch(written(TABLE, storage), FIRST, storage, log)
+    assert publish_batch(written(TABLE, storage), FIRST, log)
     objects = dict(log.state.objects)
-    assert not publish_batch(written(TABLE, storage), FIRST, storage, StorageLog(storage, clock))
-    assert publish_batch(written(TABLE.slice(0, 10), storage), SECOND, storage, log)
+    assert not publish_batch(written(TABLE, storage), FIRST, StorageLog(storage, clock))
+    assert publish_batch(written(TABLE.slice(0, 10), storage), SECOND, log)
     # a driver that was stopped while another one continued, or a copied checkpoint: nothing shows that the messages are
     # the same
     writer = a_writer(EntryStreamWriter, storage)
@@ -102,11 +102,11 @@ def test_two_drivers_publish_one_batch_at_once(clock: ManualClock) -> None:
 
     def raced(name: str, data: bytes) -> Any:
         storage.put_if_absent = original  # type: ignore[method-assign]
-        assert publish_batch(other, FIRST, storage.inner, StorageLog(storage.inner, clock))
+        assert publish_batch(other, FIRST, StorageLog(storage.inner, clock))
         return original(name, data)
 
     storage.put_if_absent = raced  # type: ignore[method-assign]
-    assert not publish_batch(mine, FIRST, storage, log)
+    assert not publish_batch(mine, FIRST, log)
     assert set(log.state.objects) == {shard.stored.name for shard in other}
     assert left_over(storage, clock) == 0
 

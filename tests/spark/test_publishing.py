@@ -58,7 +58,7 @@ def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, sha
     if piece_items == 60:
         assert len(finished) > plan.shards  # the hot key's piece is cut by time
         assert max(shard.stored.count for shard in finished) < 3_000 * 0.2
-    publish_tables(finished, "error", storage, log)
+    publish_tables(finished, "error", log)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         check_answers(reader, table)
 
@@ -112,12 +112,12 @@ def test_a_record_read_with_damage_is_not_called_missing(clock, damaged):
     storage.fail("put_if_absent", name_prefix="log/", when="after", error=lambda text: ObjectExists("log/2", text))
     storage.corrupt("get", name_prefix=log_name(2), times=damaged)
     if damaged == 1:
-        state, _ = publish_tables(shards, "error", storage, log)
+        state, _ = publish_tables(shards, "error", log)
         assert len(state.objects) == len(shards)
     else:
         # an error of the storage: no process deletes the objects
         with pytest.raises(StorageUnavailable, match="is unknown"):
-            publish_tables(shards, "error", storage, log)
+            publish_tables(shards, "error", log)
     assert count(inner, clock) == 900
     assert left_over(inner, clock) == 0
 
@@ -127,7 +127,7 @@ def test_a_clock_that_was_set_back_hides_no_job_that_began_too_long_ago(clock):
     opened(storage, clock)
     late = StorageLog(storage, ManualClock(clock.now_ms() - MAX_AGE_S * 1000))
     with pytest.raises(JobOverdue, match=r"build .*23\.0 hours ago"):
-        publish_tables(built(storage), "error", storage, late)
+        publish_tables(built(storage), "error", late)
     assert count(storage, clock) == left_over(storage, clock) == 0
 
 
@@ -138,11 +138,11 @@ def test_two_builds_of_one_window_at_once(clock):
     both = [shards_of(written(TABLE, plan, storage)) for plan in plans]
     for plan in plans:
         assert check_windows(log.state, plan, "error") == ()  # neither build sees the other
-    publish_tables(both[0], "error", storage, log)
+    publish_tables(both[0], "error", log)
     with pytest.raises(InvalidArgument, match="has a table already"):
-        publish_tables(both[1], "error", storage, StorageLog(storage, clock))
+        publish_tables(both[1], "error", StorageLog(storage, clock))
     assert count(storage, clock) == 900
-    _, removed = publish_tables(both[1], "replace", storage, log)
+    _, removed = publish_tables(both[1], "replace", log)
     assert removed == len(both[0])
     assert count(storage, clock) == 900
 
@@ -227,14 +227,14 @@ def test_a_driver_that_is_killed_at_any_call_leaves_the_old_state_or_the_new_one
     def published(storage):
         log = StorageLog(storage, clock)
         if mode == "micro-batch":
-            return publish_batch(shards, MicroBatch("table", 7, BatchContent(300, 1)), storage, log)
-        return publish_tables(shards, mode, storage, log, source_range=SourceRange("table", 0, 7))
+            return publish_batch(shards, MicroBatch("table", 7, BatchContent(300, 1)), log)
+        return publish_tables(shards, mode, log, source_range=SourceRange("table", 0, 7))
 
     for nth, when in itertools.product(range(1, 20), ("before", "after")):
         inner = MemoryStorage()
         log = opened(inner, clock)
         if mode != "error":
-            publish_tables(built(inner, NEXT), "append", inner, log)
+            publish_tables(built(inner, NEXT), "append", log)
         before, shards = count(inner, clock), built(inner, RANGE)
         struck = FaultStorage(inner)
         struck.fail("*", nth=nth, when=when, error=Killed)
@@ -271,8 +271,8 @@ def test_a_shorter_object_of_another_table_fails_no_build(clock):
     storage = MemoryStorage()
     log = opened(storage, clock)
     other = built(storage, OTHER)
-    publish_tables(other, "append", storage, log)
+    publish_tables(other, "append", log)
     name = other[0].stored.name
     storage.put(name, storage.get(name)[:-10])
-    publish_tables(built(storage), "append", storage, StorageLog(storage, clock))
+    publish_tables(built(storage), "append", StorageLog(storage, clock))
     assert count(storage, clock) == 900 + 700

@@ -50,7 +50,7 @@ class Pipeline:
     def build(self, table: pa.Table, mode: str = "replace") -> int:
         plan = replace(planned(table), genesis=self.log.state.genesis)
         shards = shards_of(written(table, plan, self.storage, now_ms=self.clock.now_ms()))
-        return publish_tables(shards, mode, self.storage, self.log)[1]
+        return publish_tables(shards, mode, self.log)[1]
 
     def merge(self, window_s: int = 86_400) -> None:
         merge(self.storage, self.log, self.clock, MergeOptions(window_s=window_s, min_age_s=0), threads=1)

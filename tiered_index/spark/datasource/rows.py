@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
@@ -37,15 +37,15 @@ from tiered_index.sources.rows.mapping import KEY_TYPE
 from tiered_index.sources.rows.table import ColumnsFile, Way, rows_of_columns, way_of
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import (
+    EntryWriter,
     Written,
-    abort_writes,
-    check_accepted,
+    all_shards,
     joined_index,
+    publish_written,
     refusing_at_the_driver,
     write_tables,
 )
 from tiered_index.spark.frames import arrow_schema_of
-from tiered_index.spark.writing.build import abandoned_if_refused
 from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, one_unit, publish_files
 from tiered_index.spark.writing.positions import BatchContent
 from tiered_index.stored import typed
@@ -71,7 +71,7 @@ def _place(uri: str) -> str:
     return f"{scheme}:/{rest.lstrip('/')}" if mark else f"file:/{uri.lstrip('/')}"
 
 
-class RowWriter(DataSourceArrowWriter):
+class RowWriter(EntryWriter):
     """One write of a DataFrame with the rows of files."""
 
     def __init__(self, options: DataSourceOptions, schema: StructType) -> None:
@@ -152,19 +152,18 @@ class RowWriter(DataSourceArrowWriter):
 
         Raises `InvalidArgument` if a file changed, or if another run has indexed files of the topic meanwhile.
         """
-        check_accepted(messages)
+        shards = all_shards(messages)
         written = [message for message in messages if isinstance(message, WrittenRows)]
-        shards = [shard for message in written for shard in message.shards]
         sent: list[SentObject] = [shard.sent for shard in shards]
-        with self._job.address.open() as storage:
-            log = StorageLog(storage, SystemClock())
-            with abandoned_if_refused(sent, log):
-                log.open()
-                rows = replace(self._rows, unit=one_unit({message.unit for message in written}))
-                segments = self._finished(written)
-                if segments and shards:
-                    topics = {topic for message in written for topic in message.topics}
-                    publish_files(shards, sent, segments, rows, topics, self._reserved, log)
+
+        def publish(log: StorageLog) -> None:
+            rows = replace(self._rows, unit=one_unit({message.unit for message in written}))
+            segments = self._finished(written)
+            if segments and shards:
+                topics = {topic for message in written for topic in message.topics}
+                publish_files(shards, sent, segments, rows, topics, self._reserved, log)
+
+        publish_written(self._job, sent, publish)
 
     def _finished(self, written: Sequence[WrittenRows]) -> list[LinkedSegment]:
         """Return the segments of the files that have rows. Raises `InvalidArgument` for a file that changed."""
@@ -181,10 +180,6 @@ class RowWriter(DataSourceArrowWriter):
                     times = joined_times(times, message.times.get(place))
                 made.append(structs.replace(segment, rows=segment.length, times=times, is_open=False))
         return made
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete the uploads that are certainly not published. Driver."""
-        abort_writes(self._job, messages)
 
 
 def _kinds_of_keys(rows: RowFile, ways: Sequence[Way]) -> dict[str, pa.DataType]:

@@ -30,7 +30,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import FinishedObject, abandon
+from tiered_index.service.log.publication import FinishedObject, SentObject, abandon
 from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.opening import wanted_descriptor
@@ -214,13 +214,6 @@ def refusing_at_the_driver(write: Write) -> Write:
     return told
 
 
-def check_accepted(messages: Messages) -> None:
-    """Raise `InvalidArgument` with the problem of a task's rows. Spark calls `abort` then, which deletes uploads."""
-    for message in messages:
-        if isinstance(message, RefusedRows):
-            raise InvalidArgument(message.problem)
-
-
 def prepared(options: DataSourceOptions, schema: StructType, *, streams: bool) -> tuple[PartitionJob, EntryColumns]:
     """Join the index; return the arguments of tasks, and the fields of entries. See `joined_index`."""
     kinds = {column.name: arrow_type_of(column.dataType) for column in schema}
@@ -286,9 +279,10 @@ class EntryWriter(DataSourceArrowWriter):
 
         After an error of the record's put the outcome is unknown: a second ``append`` may publish entries twice.
         """
-        shards = _all_shards(messages)
+        shards = all_shards(messages)
         if shards:
-            _publish(self._job, shards, lambda storage, log: publish_tables(shards, self._mode, storage, log))
+            sent = [shard.sent for shard in shards]
+            publish_written(self._job, sent, lambda log: publish_tables(shards, self._mode, log))
 
     def abort(self, messages: Messages) -> None:
         """Delete the uploads that are certainly not published. Driver."""
@@ -325,7 +319,7 @@ class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
 
         Raises as `EntryWriter.commit`; the next try with the same checkpoint resolves an unknown outcome.
         """
-        shards = _all_shards(messages)
+        shards = all_shards(messages)
         written = [message for message in messages if isinstance(message, Written)]
         # the first batch is recorded even if it is empty, so that the index knows the checkpoint
         if shards or (written and not batchId):
@@ -333,15 +327,23 @@ class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
             batch = MicroBatch(f"spark:{query}", batchId, BatchContent.joined(message.content for message in written))
             # this writer was made after the tasks, perhaps for an index that was created meanwhile
             job = replace(self._job, genesis=written[0].genesis or self._job.genesis)
-            _publish(job, shards, lambda storage, log: publish_batch(shards, batch, storage, log), batch)
+            sent = [shard.sent for shard in shards]
+            publish_written(job, sent, lambda log: publish_batch(shards, batch, log), batch)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """Delete the uploads that are certainly not published. Driver."""
         abort_writes(self._job, messages)
 
 
-def _all_shards(messages: Messages) -> list[FinishedObject]:
-    check_accepted(messages)
+def all_shards(messages: Messages) -> list[FinishedObject]:
+    """Return the tables of all tasks.
+
+    Raises `InvalidArgument` with the problem of a task's rows: Spark calls `abort` then, which deletes uploads.
+    `StorageUnavailable` if a task gave no result.
+    """
+    for message in messages:
+        if isinstance(message, RefusedRows):
+            raise InvalidArgument(message.problem)
     written = [message for message in messages if isinstance(message, Written)]
     if len(written) != len(messages):
         raise StorageUnavailable(
@@ -350,15 +352,16 @@ def _all_shards(messages: Messages) -> list[FinishedObject]:
     return [shard for message in written for shard in message.shards]
 
 
-def _publish(
+def publish_written(
     job: PartitionJob,
-    shards: Sequence[FinishedObject],
-    publish: Callable[[Storage, StorageLog], object],
+    sent: Sequence[SentObject],
+    publish: Callable[[StorageLog], object],
     batch: MicroBatch | None = None,
 ) -> None:
+    """Let `publish` append a record to the log, and delete the objects `sent` if it refuses."""
     with job.address.open() as storage:
         log = StorageLog(storage, SystemClock())
-        with abandoned_if_refused([shard.sent for shard in shards], log):
+        with abandoned_if_refused(sent, log):
             try:
                 log.open()
             except NotAnIndex:
@@ -371,7 +374,7 @@ def _publish(
             assert log.state.genesis is not None
             # another writer may have created the index since the tasks began
             check_descriptor(log.state.genesis, structs.replace(job.genesis, index_id=""), storage.uri)
-            publish(storage, log)
+            publish(log)
 
 
 def abort_writes(job: PartitionJob, messages: Messages) -> None:

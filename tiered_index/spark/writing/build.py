@@ -103,7 +103,7 @@ def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...
     return _replaced(state, sorted((begin, begin + length) for begin, length in times), mode)
 
 
-def publish_batch(shards: Sequence[FinishedObject], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
+def publish_batch(shards: Sequence[FinishedObject], batch: MicroBatch, log: StorageLog) -> bool:
     """Publish a micro-batch. If it was published before, drop its uploads and return False.
 
     Raises as `publish_tables`.
@@ -114,10 +114,10 @@ def publish_batch(shards: Sequence[FinishedObject], batch: MicroBatch, storage: 
         return True
     names = {shard.stored.name for shard in shards}
     if not names <= state.objects.keys() and not batch.is_in(state):
-        state, _ = publish_tables(shards, "append", storage, log, batch)
+        state, _ = publish_tables(shards, "append", log, batch)
     if names <= state.objects.keys():
         return True
-    abandon([shard.sent for shard in shards], storage)
+    abandon([shard.sent for shard in shards], log.storage)
     return False
 
 
@@ -192,7 +192,6 @@ def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) ->
 def publish_tables(
     shards: Sequence[FinishedObject],
     mode: str,
-    storage: Storage,
     log: StorageLog,
     batch: MicroBatch | None = None,
     source_range: SourceRange | None = None,
@@ -217,7 +216,7 @@ def publish_tables(
             return None
         if source_range is not None:
             source_range.check(state)
-        removed = _replaced(state, windows, mode) + repeated(state, shards, mode, storage)
+        removed = _replaced(state, windows, mode) + repeated(state, shards, mode, log.storage)
         positions = {} if batch is None else {batch.stream: batch.number}
         if source_range is not None:
             positions[source_range.name] = source_range.end
@@ -441,7 +440,7 @@ def build(
             return replace(result, metrics=index.meter.metrics)
 
         def publish(tables: list[FinishedObject], _: list[SentObject]) -> tuple[LogState, int]:
-            return publish_tables(tables, mode, index.opened, log, source_range=source_range)
+            return publish_tables(tables, mode, log, source_range=source_range)
 
         return index.write(result, entries, plan, name, publish)
 
