@@ -22,12 +22,12 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
 from tiered_index.format.names import log_name
+from tiered_index.service.jobs.merge_plan import window_seconds
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
 from tiered_index.spark import SourceRange, build
 from tiered_index.spark.writing import build as build_module
 from tiered_index.spark.writing.build import check_windows, check_written, publish_batch, publish_tables
-from tiered_index.spark.writing.plan import window_seconds
 from tiered_index.spark.writing.positions import BatchContent, MicroBatch
 from tiered_index.spark.writing.shards import Spool
 from tiered_index.storage.memory import MemoryStorage
