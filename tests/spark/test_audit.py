@@ -47,7 +47,8 @@ from tiered_index.spark.audit.differences import (
     _with_kinds,
     may_hold,
 )
-from tiered_index.spark.audit.entries import ALL_TIME, Part, Picked, identity_dtype, value_dtype
+from tiered_index.spark.audit.entries import ALL_TIME, Picked, identity_dtype, value_dtype
+from tiered_index.spark.audit.ranges import Part
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.tombstones import Tombstone

@@ -205,5 +205,8 @@ def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Arr
 
 
 def records_of(column: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the concatenated cells of a binary column as records (n, `dtype`)."""
-    return np.frombuffer(b"".join(cell for cell in column.to_pylist() if cell is not None), dtype)
+    """Return the concatenated cells of a binary column as records (n, `dtype`), without a copy."""
+    _, offset_buffer, data = column.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64 if pa.types.is_large_binary(column.type) else np.int32)
+    start, stop = int(offsets[column.offset]), int(offsets[column.offset + len(column)])
+    return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start)

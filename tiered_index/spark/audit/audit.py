@@ -32,7 +32,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.read.rows import check_integer
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
-from tiered_index.spark.audit.entries import ALL_TIME, Sides, task_count
+from tiered_index.spark.audit.entries import ALL_TIME, Sides, groups_of
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, described
 from tiered_index.spark.writing.merge import run_in_tasks
@@ -156,16 +156,10 @@ def _check_on(spark: SparkSession, state: LogState, storage: Storage, address: S
     segments = segments_in_order(storage, state, report)
     work: list[Any] = [*state.inputs.values(), *islice(segments, _SEGMENTS_AT_ONCE)]
     while work:
-        _check_work(spark, sorted(work, key=lambda part: -part.size_bytes), address, report)
+        groups = groups_of(work, spark.sparkContext.defaultParallelism)
+        for part_report in run_in_tasks(spark, address, _CHECK, _checked, groups):
+            report.add_report(part_report)
         work = list(islice(segments, _SEGMENTS_AT_ONCE))
-
-
-def _check_work(spark: SparkSession, work: list[Any], address: StorageAddress, report: Report) -> None:
-    """Check objects and archived segments in tasks, in the given order, and add their findings."""
-    count = task_count(work, spark.sparkContext.defaultParallelism)
-    groups = [work[number::count] for number in range(count)]
-    for part_report in run_in_tasks(spark, address, _CHECK, _checked, groups):
-        report.add_report(part_report)
 
 
 def _checked(storage: Storage, work: Iterable[StoredObject | ArchivedSegment]) -> Report:

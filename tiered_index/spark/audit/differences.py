@@ -18,21 +18,9 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import HashRule, joint_rule
 from tiered_index.format.schema import Schema, text_of
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.audit.entries import (
-    ALL_TIME,
-    INDEX,
-    SOURCE,
-    Part,
-    Picked,
-    Sides,
-    Unread,
-    identity_dtype,
-    packed,
-    value_dtype,
-)
-from tiered_index.spark.audit.ranges import SUMS, Ranges, sums_of
+from tiered_index.spark.audit.entries import ALL_TIME, INDEX, SOURCE, Picked, Sides, identity_dtype, packed, value_dtype
+from tiered_index.spark.audit.ranges import SUMS, Part, Ranges, Unread, sums_of
 from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, cleaned_up, one_row, records_of
-from tiered_index.spark.workers import between_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -179,8 +167,7 @@ def _sums(
     names = [(name, kind[name]) for kind in kinds for name in kind.names or ()]
 
     def add_up(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
-        with between_tasks():
-            yield from sums_of((part.name if isinstance(part, Unread) else part for part in parts), ranges, names)
+        return sums_of(parts, ranges, names)
 
     with sides.rows(objects, picked, add_up, SUMS) as rows:
         sums = [F.sum(name) for name in ("entries", "low", "high")]

@@ -6,10 +6,11 @@ batch, or 8 MiB.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,8 @@ from tiered_index.service.read.compacted import StorageBytes
 from tiered_index.service.read.file_search import FileBytes, read_items, scan_runs
 from tiered_index.service.write.validation import TopicTable, batch_columns
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.audit.ranges import Ranges
-from tiered_index.spark.frames import broadcast, large_batches, shuffles_deleted
+from tiered_index.spark.audit.ranges import Part, Ranges, Unread
+from tiered_index.spark.frames import large_batches, shuffles_deleted
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SOURCE, INDEX = range(2)
+PartT = TypeVar("PartT", StoredObject, ArchivedSegment, StoredObject | ArchivedSegment)
 _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 # About the bytes of objects that a task reads
@@ -86,24 +88,6 @@ class Picked:
         return np.flatnonzero(inside)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some entries of one side: columns (n), topics if known, keys (of a source), and the object's name."""
-
-    side: int
-    columns: Mapping[str, npt.NDArray[Any]]
-    topics: pa.DictionaryArray | None
-    keys: pa.Array | None = None
-    name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """An object that could not be read whole."""
-
-    name: str
-
-
 # Makes Spark's rows from the parts that a task reads
 Make = Callable[[Iterator[Part | Unread]], Iterator[pa.RecordBatch]]
 
@@ -126,37 +110,31 @@ class Sides:
     def rows(self, objects: Sequence[StoredObject], picked: Picked, make: Make, columns: str) -> Iterator[DataFrame]:
         """Yield the rows that tasks `make` from the picked entries of both sides; valid in the block. Driver."""
         spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
-        largest = sorted(objects, key=lambda stored: -stored.size_bytes)
-        tasks = task_count(objects, self.cores)
-        # a task reads every `tasks`-th object
-        with broadcast(spark, (largest, picked)) as shared:
 
-            def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                return make(source_entries(batches, schema, shared.value[1]))
+        def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return make(source_entries(batches, schema, picked))
 
-            def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                return make(read(number for batch in batches for number in batch.column(0).to_pylist()))
+        def of_index(groups: Iterable[Sequence[StoredObject]], _: object) -> Iterator[Part | Unread]:
+            with closing(address.open()) as storage:
+                for stored in itertools.chain.from_iterable(groups):
+                    yield from stored_entries(stored, storage, schema, picked)
 
-            def read(numbers: Iterable[int]) -> Iterator[Part | Unread]:
-                objects, picked = shared.value
-                with closing(address.open()) as storage:
-                    for number in numbers:
-                        for stored in objects[number::tasks]:
-                            yield from stored_entries(stored, storage, schema, picked)
-
-            # the hash distinguishes topics, not the number
-            fields = [name for name in self.entries.names if name != "topic_id"]
-            with large_batches(spark), shuffles_deleted(spark):
-                rows = self.entries.mapped(of_source, fields, columns)
-                if objects:
-                    rows = rows.unionAll(spark.range(0, tasks, 1, tasks).mapInArrow(of_index, columns))
-                yield rows
+        # the hash distinguishes topics, not the number
+        fields = [name for name in self.entries.names if name != "topic_id"]
+        with large_batches(spark), shuffles_deleted(spark):
+            rows = self.entries.mapped(of_source, fields, columns)
+            if objects:
+                index = Entries.of_parts(spark, groups_of(objects, self.cores), (), of_index)
+                rows = rows.unionAll(index.mapped(make, (), columns))
+            yield rows
 
 
-def task_count(parts: Sequence[StoredObject | ArchivedSegment], cores: int) -> int:
-    """Return the number of tasks that read objects: four a core, since sizes differ; fewer for little data."""
+def groups_of(parts: Sequence[PartT], cores: int) -> list[Sequence[PartT]]:
+    """Return objects in groups for tasks that read them: four a core, since sizes differ; fewer for little data."""
+    largest = sorted(parts, key=lambda part: -part.size_bytes)
     size = sum(part.size_bytes for part in parts)
-    return min(len(parts), max(cores, min(4 * cores, size // _LEAST_BYTES), size // _MOST_BYTES))
+    count = min(len(parts), max(cores, min(4 * cores, size // _LEAST_BYTES), size // _MOST_BYTES))
+    return [largest[number::count] for number in range(count)]
 
 
 def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[Part]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,30 @@ from tiered_index.format.shard import mixed_columns
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.frames import arrow_schema, one_row
 
-if TYPE_CHECKING:
-    from tiered_index.spark.audit.entries import Part
-
 Columns = Mapping[str, npt.NDArray[Any]]
 # Entries of a range on each side, about, and bounds of the number of ranges, as powers of 2
 _ENTRIES, _LEAST_BITS, _MOST_BITS = 1 << 12, 3, 8
 # `range` is -1 for an object that could not be read
 SUMS = "side int, range int, entries long, low long, high long, unread string"
 _ARROW = arrow_schema(SUMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some entries of one side: columns (n), topics if known, keys (of a source), and the object's name."""
+
+    side: int
+    columns: Mapping[str, npt.NDArray[Any]]
+    topics: pa.DictionaryArray | None
+    keys: pa.Array | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """An object that could not be read whole."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +111,16 @@ def digests(part: Part, names: Sequence[tuple[str, np.dtype[Any]]]) -> npt.NDArr
 
 
 def sums_of(
-    parts: Iterable[Part | str], ranges: Ranges, names: Sequence[tuple[str, np.dtype[Any]]]
+    parts: Iterable[Part | Unread], ranges: Ranges, names: Sequence[tuple[str, np.dtype[Any]]]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the number of entries and the sum of digests (in two halves) of each range of a task's entries.
 
-    Yields a row for each name of an object that could not be read whole.
+    Yields a row for each object that could not be read whole.
     """
     sums = np.zeros((2, 3, len(ranges)), np.int64)
     for part in parts:
-        if isinstance(part, str):
-            yield one_row(_ARROW, 1, -1, 0, 0, 0, part)
+        if isinstance(part, Unread):
+            yield one_row(_ARROW, 1, -1, 0, 0, 0, part.name)
             continue
         numbers, told = ranges.numbers(part.columns), digests(part, names)
         for place, halves in enumerate((None, told & np.uint64(0xFFFFFFFF), told >> np.uint64(32))):

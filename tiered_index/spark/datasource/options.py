@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
 from tiered_index.errors import InvalidArgument
 
+T = TypeVar("T")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
+
+
+def _bytes_of(text: str) -> int:
+    size = _BYTES.fullmatch(text.strip().lower())
+    if size is None or not int(size[1]):
+        raise ValueError(text)
+    return int(size[1]) * _UNITS[size[2]]
 
 
 class DataSourceOptions:
@@ -44,30 +52,22 @@ class DataSourceOptions:
 
     def number(self, option: str) -> int | None:
         """Return an option as an integer, None if it is not set."""
-        value = self.text(option)
-        try:
-            return None if value is None else int(value)
-        except ValueError as error:
-            raise InvalidArgument(f"{self._name}: option {option} is an integer, not {value!r}") from error
+        return self._parsed(option, int, "an integer")
 
     def numbers(self, option: str) -> tuple[int, ...] | None:
         """Return an option as integers, which are separated by commas, None if it is not set."""
-        value = self.text(option)
-        try:
-            return None if value is None else tuple(map(int, value.split(",")))
-        except ValueError as error:
-            raise InvalidArgument(f"{self._name}: option {option} is integers like 0,3, not {value!r}") from error
+        return self._parsed(option, lambda value: tuple(map(int, value.split(","))), "integers like 0,3")
 
     def size(self, option: str) -> int | None:
         """Return an option's number of bytes (at least 1, as a number or like ``64m``), None if it is not set."""
+        return self._parsed(option, _bytes_of, "a number of bytes like 67108864 or 64m")
+
+    def _parsed(self, option: str, parse: Callable[[str], T], like: str) -> T | None:
         value = self.text(option)
-        if value is None:
-            return None
-        size = _BYTES.fullmatch(value.strip().lower())
-        if size is None or not int(size[1]):
-            like = "a number of bytes like 67108864 or 64m"
-            raise InvalidArgument(f"{self._name}: option {option} is {like}, not {value!r}")
-        return int(size[1]) * _UNITS[size[2]]
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise InvalidArgument(f"{self._name}: option {option} is {like}, not {value!r}") from error
 
     def choice(self, option: str, choices: Sequence[str]) -> str:
         """Return an option's value, one of `choices`, the first one if it is not set."""

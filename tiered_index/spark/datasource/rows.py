@@ -95,7 +95,7 @@ class RowWriter(EntryWriter):
             plan = FilePlan.of(self._rows, Segments(log.state, storage), files)
         if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:
             raise InvalidArgument(f"{others[0]} is no Parquet file: index it by `spark build --topic`")
-        self._reserved = plan.reserved
+        self._offsets = plan.offsets
         new = {_place(segment.uri): segment.to_json() for _, _, segment in plan.new}
         self._segments: dict[str, Any | None] = {_place(listed.uri): new.get(_place(listed.uri)) for listed in files}
         # Spark reads numbers from the names of folders, where 007 is another key than 7
@@ -161,7 +161,7 @@ class RowWriter(EntryWriter):
             segments = self._finished(written)
             if segments and shards:
                 topics = {topic for message in written for topic in message.topics}
-                publish_files(shards, sent, segments, rows, topics, self._reserved, log)
+                publish_files(shards, sent, segments, rows, topics, self._offsets, log)
 
         publish_written(self._job, sent, publish)
 

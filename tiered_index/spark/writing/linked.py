@@ -285,20 +285,6 @@ class LinkedResult(BuildResult):
     unit: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """The offsets [`begin`, `end`) of a store that a job has reserved, if no other one adds files meanwhile."""
-
-    store: str
-    begin: int
-    end: int
-
-    def check(self, state: LogState, storage: Storage) -> None:
-        """Raise `InvalidArgument` unless the log of the files is as it was when this was planned."""
-        if offsets_end(Segments(state, storage), self.store) != self.begin:
-            raise InvalidArgument("another run has indexed files of this log meanwhile: build again")
-
-
 @dataclass
 class FilePlan:
     """What a build adds to the log of files: for each new file the rows and its open segment."""
@@ -392,9 +378,9 @@ class FilePlan:
                 yield FilePart(part.number, without_sums, part.begin, end), listed.size_bytes // counts[part.number]
 
     @property
-    def reserved(self) -> Reserved:
-        """The offsets of the new segments."""
-        return Reserved(self.chains.store, self.begin, self.chains.end)
+    def offsets(self) -> tuple[int, int]:
+        """The offsets [begin, end) of the new segments."""
+        return self.begin, self.chains.end
 
 
 def _of_parts(segment: LinkedSegment, parts: Sequence[PartFacts]) -> LinkedSegment:
@@ -486,7 +472,7 @@ def link_files(
             segments = [segment for segment, _ in finished]
             every: list[Segment] = [*segments, *(archived for archived, _ in (*of_points, *of_driver))]
             topics = {topic for _, topic in census.topics}
-            return publish_files(tables, sent, every, rows, topics, plan.reserved, log), 0
+            return publish_files(tables, sent, every, rows, topics, plan.offsets, log), 0
 
         second = _groups(plan.parts_of(finished))
         entries = Entries.of_parts(spark, second, _NAMES, replace(reader, rows=rows))
@@ -559,17 +545,17 @@ def publish_files(
     segments: Sequence[Segment],
     rows: RowsOfFiles,
     topics: Iterable[str],
-    reserved: Reserved,
+    offsets: tuple[int, int],
     log: StorageLog,
 ) -> LogState:
     """Append the record of tables, of the catalog of their files' segments, and of positions; return the new state.
 
-    `sent` are the objects of the job, and then also the catalog. Raises `InvalidArgument` if another run has added
-    files meanwhile, and as `Publication.record`.
+    `sent` are the objects of the job, and then also the catalog; `offsets` [begin, end) are those of the segments.
+    Raises `InvalidArgument` if another run has added files meanwhile, and as `Publication.record`.
     """
     catalog, of_catalog = send_catalog(log, sorted(segments, key=lambda segment: segment.place))
     sent.append(of_catalog.sent)
-    positions = {rows.store: reserved.end} | {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
+    positions = {rows.store: offsets[1]} | {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
     known = log.state.positions
     if rows.unit not in (None, time_unit_of(known, rows.store, rows.time)):
         positions |= [time_unit_position(known, rows.store, rows.time, rows.unit)]
@@ -583,7 +569,8 @@ def publish_files(
         if catalog.name in state.catalogs:
             # an earlier attempt has appended the record
             return None
-        reserved.check(state, log.storage)
+        if offsets_end(Segments(state, log.storage), rows.store) != offsets[0]:
+            raise InvalidArgument("another run has indexed files of this log meanwhile: build again")
         check_behind(state, [segment for segment in segments if isinstance(segment, LinkedSegment)])
         record = LogRecord(0, "build", 0, "", 0, stored, (), positions, put_before_ms=latest_ms(stored))
         return replace(record, catalogs=(catalog,))

@@ -35,6 +35,7 @@ from tiered_index.spark.frames import (
     cells_of,
     gathered,
     large_batches,
+    records_of,
     repartitioned,
     shuffles_deleted,
 )
@@ -175,7 +176,7 @@ def write_blocks(
         failing.callback(writer.abandon)
         try:
             for batch in batches:
-                checksums = _cells(batch.column("checksum"), np.dtype(">u8"))
+                checksums = records_of(batch.column("checksum"), np.dtype(">u8"))
                 checksum += int(checksums.astype(np.uint64).sum(dtype=np.uint64))
                 for piece, cell in zip(batch.column("piece").to_pylist(), batch.column("items"), strict=True):
                     writer.add(piece, np.frombuffer(cell.as_buffer(), plan.genesis.layout.schema.item))
@@ -185,14 +186,6 @@ def write_blocks(
             raise InvalidArgument(problem) from error
         failing.pop_all()
     return PartitionResult(writer.entries, checksum % 2**64, shards)
-
-
-def _cells(column: Any, dtype: np.dtype[Any]) -> Array:
-    """Return the concatenated cells of a binary column as an array, without a copy."""
-    _, offset_buffer, data = column.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int64 if pa.types.is_large_binary(column.type) else np.int32)
-    start, stop = int(offsets[column.offset]), int(offsets[column.offset + len(column)])
-    return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start)
 
 
 class _PartitionWriter:
