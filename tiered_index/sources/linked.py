@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -194,7 +194,8 @@ class FileLinker:
         if self._archiver is not None:
             self._archiver.begin_again()
         if not self._chains.end and self.topic is not None:
-            self._check_queue(self.topic)
+            with self.index.export(self.topic, allow_partial=True) as batches:
+                check_queue(self.topic, batches)
         for path in self.mapping.keys:
             self._put_name(files_key(self._store) + path)
         self._learn_unit()
@@ -287,15 +288,6 @@ class FileLinker:
                 return is_place and (is_same or has_text(now, chain, now.head()))
         except (InvalidArgument, ObjectNotFound):
             return False
-
-    def _check_queue(self, topic: str) -> None:
-        """Raise `InvalidArgument` if the topic's queue has entries that are of no file: they may hide rows."""
-        with self.index.export(topic, allow_partial=True) as batches:
-            if any(np.any(entries["queue_id"].to_numpy() == FILES_QUEUE) for entries in batches):
-                raise InvalidArgument(
-                    f"queue {FILES_QUEUE} of topic {topic!r} has entries that are not rows of files: choose another "
-                    "--topic, so that offsets of one do not hide those of the other"
-                )
 
     def _positions(self) -> dict[str, int]:
         return {**self.index.log_state.positions, **self.index.durable_positions()}
@@ -523,6 +515,15 @@ class FileLinker:
 def _no_entries() -> dict[str, Any]:
     texts, numbers = pa.array([], pa.string()), np.zeros(0, np.int64)
     return {"topic": texts, "key": texts, **dict.fromkeys(("queue_id", "offset", "size", "timestamp_ms"), numbers)}
+
+
+def check_queue(topic: str, batches: Iterable[pa.RecordBatch]) -> None:
+    """Raise `InvalidArgument` if a topic's entries have the queue of files before any file: they may hide rows."""
+    if any(np.any(entries["queue_id"].to_numpy() == FILES_QUEUE) for entries in batches):
+        raise InvalidArgument(
+            f"queue {FILES_QUEUE} of topic {topic!r} has entries that are not rows of files: choose another --topic, "
+            "so that offsets of one do not hide those of the other"
+        )
 
 
 def joined_times(times: Times | None, more: Times | None) -> Times | None:

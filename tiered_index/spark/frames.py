@@ -206,6 +206,8 @@ def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Arr
 
 def records_of(column: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return the concatenated cells of a binary column as records (n, `dtype`), without a copy."""
+    if not len(column):
+        return np.empty(0, dtype)
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64 if pa.types.is_large_binary(column.type) else np.int32)
     start, stop = int(offsets[column.offset]), int(offsets[column.offset + len(column)])

@@ -38,7 +38,7 @@ from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.chains import FileChains, as_it_is, has_grown, is_torn, offsets_end
-from tiered_index.sources.linked import MOST_POINTS, joined_times
+from tiered_index.sources.linked import MOST_POINTS, check_queue, joined_times
 from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
@@ -443,7 +443,8 @@ def link_files(
         mapping = rows.mapping()
         plan = FilePlan.of(rows, Segments(log.state, index.opened), _listed(sources, of_source, stack))
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
-            _check_queue(rows.topic, of_source)
+            with IndexReader.open(config=of_source, environment=False) as stored, stored.export(rows.topic) as batches:
+                check_queue(rows.topic, batches)
         _decide(plan, mapping)
         rows = replace(rows, unit=mapping.unit, is_guessed=rows.is_guessed or rows.unit is None)
         points_to = None if dry_run else index.meter.address(index.address)
@@ -492,16 +493,6 @@ def check_own_columns(schema: Schema) -> None:
     """Raise `InvalidArgument` if entries of a schema need columns that rows of files lack."""
     if own := schema.caller_columns:
         raise InvalidArgument(f"entries of this index need column {own[0].name!r}, which rows of files lack")
-
-
-def _check_queue(topic: str, config: IndexConfig) -> None:
-    """Raise `InvalidArgument` if the topic's queue has entries that are of no file: they may hide rows."""
-    with IndexReader.open(config=config, environment=False) as reader, reader.export(topic) as batches:
-        if any(np.any(entries["queue_id"].to_numpy() == FILES_QUEUE) for entries in batches):
-            raise InvalidArgument(
-                f"queue {FILES_QUEUE} of topic {topic!r} has entries that are not rows of files: choose another topic, "
-                "so that offsets of one do not hide those of the other"
-            )
 
 
 def _decide(plan: FilePlan, mapping: RowMapping) -> None:
