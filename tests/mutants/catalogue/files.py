@@ -100,7 +100,7 @@ lines-of-blocks-not-counted: the number of a line is that in its block
   tests/unit/cli/test_linked_files.py::test_the_number_of_a_line_comes_back[linked]
 queue-of-messages-unchecked: offsets of rows hide messages of the same topic
   in FileLinker._go_on_from_log
-  - self._check_queue(self.topic)
+  - check_queue(self.topic, batches)
   tests/unit/cli/test_linked_files.py::test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_another
 bad-row-unnamed: a bad row is left out without --skip-bad
   in FileLinker._put
