@@ -412,14 +412,15 @@ def test_a_run_over_archived_rows_whose_storage_fails_at_a_call_continues(tmp_pa
 def test_an_archive_that_lacks_rows_makes_no_short_index_in_silence(tmp_path, where):
     written(tmp_path / "logs", 0, 120)
     written(tmp_path / "more", 120, 160)
+    written(tmp_path / "last", 160, 200)
     more = "--slots", 32, "--items", 1000, "--wait"
-    for folder, archive in (("logs", ["--archive"]), ("more", []), ("logs", ["--archive"])):
+    for folder, archive in (("logs", ["--archive"]), ("more", []), ("last", ["--archive"])):
         assert run_here("ingest", tmp_path / folder, *KEYS, *where, *more, *archive).code == 0
     new = "--storage", f"file://{tmp_path}/new"
     refused = run_here("ingest", f"archive:{where[3]}", *new, "--json")
     assert refused.code == 2 and "--skip-missing" in refused.error["message"] and "/more/" in refused.error["message"]
     done = run_here("ingest", f"archive:{where[3]}", *new, "--skip-missing", "--json").document
-    assert done["messages"] == 120 and len(done["skipped"]) == 4
+    assert done["messages"] == 160 and len(done["skipped"]) == 4
 
 
 def test_an_index_of_an_archive_of_rows_brings_back_nothing_that_was_erased(tmp_path, where):

@@ -4,6 +4,7 @@ import zlib
 from itertools import product
 
 import pytest
+from msgspec import structs
 
 from tests.support.later import sweep
 from tests.support.log_records import GENESIS, open_log, publish
@@ -205,6 +206,22 @@ def test_queue_offsets_replace_a_segment_whose_record_had_an_unknown_outcome(ope
     assert index.archive("s", 0, 1000, lambda at, length: data[at : at + length], queues=lambda: b"offsets")
     (segment,) = index.archived()
     assert segment.name != old and index.segment_archive.queue_offsets(segment) == b"offsets"
+
+
+def test_a_segment_that_a_job_replaced_meanwhile_stays_as_the_job_left_it(open_index, storage, clock):
+    """Otherwise messages that the job erased would come back."""
+    index, data = open_index("a"), content(1000)
+    archive(index, data)
+    (before,) = index.archived()
+    erased = structs.replace(before, name=f"{before.name[:-5]}x.log", source=(before.crc32, before.head_crc32))
+
+    def queues():
+        record = LogRecord(0, "erase", 0, "", 0, archive=(erased,), remove=(before.name,))
+        open_log(storage, clock).append("an erasure", None, lambda state: record)
+        return b"offsets"
+
+    assert index.archive("s", 0, 1000, lambda at, length: data[at : at + length], queues=queues) is False
+    assert index.archived() == (erased,) and names(storage) == [before.name]
 
 
 def test_a_writer_that_was_taken_over_archives_nothing(open_index, faulty, clock):
