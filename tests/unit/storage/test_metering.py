@@ -5,60 +5,44 @@ A refused call is neither sent nor counted. Only the time in which requests are 
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import pytest
 
 from tests.support.measuring import measured
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import BudgetExceeded, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage import metering
-from tiered_index.storage.base import PAGE, Call, ObjectInfo, WrapperStorage
+from tiered_index.storage.base import PAGE, Call, ObjectInfo
 from tiered_index.storage.context import check_deadline, deadline_at, remaining_s, sending
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.prices import PriceTable
 
-_T = TypeVar("_T")
 THREADS = 32
 
 
-class Sent(WrapperStorage):
-    """Count the calls that reach the backend. If `gate` is set, every call waits until it opens."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStorage())
-        self.inner.put("a", bytes(1000))
-        self.requests = 0
-        self.gate: threading.Event | None = None
-        self._lock = threading.Lock()
-
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        with self._lock:
-            self.requests += call.requests
-        if self.gate is not None:
-            assert self.gate.wait(30)
-        return act()
+@pytest.fixture
+def sent() -> FaultStorage:
+    """A backend with an object, which counts the calls that reach it."""
+    backend = MemoryStorage()
+    backend.put("a", bytes(1000))
+    return FaultStorage(backend)
 
 
 @pytest.fixture
-def sent() -> Sent:
-    return Sent()
-
-
-@pytest.fixture
-def metered(sent: Sent) -> MeteredStorage:
+def metered(sent: FaultStorage) -> MeteredStorage:
     return MeteredStorage(sent)
 
 
-def test_a_cancelled_usage_refuses_requests_whatever_its_limits(sent: Sent, metered: MeteredStorage) -> None:
+def test_a_cancelled_usage_refuses_requests_whatever_its_limits(sent: FaultStorage, metered: MeteredStorage) -> None:
     with measured(Usage()) as usage:
         metered.head("a")
         usage.cancel()
         with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
             metered.head("a")
-    assert (usage.requests, usage.requests_left, usage.limited, sent.requests) == (1, 0, True, 1)
+    assert (usage.requests, usage.requests_left, usage.limited, sent.calls()) == (1, 0, True, 1)
 
 
 class Yielding(Usage):
@@ -73,7 +57,7 @@ class Yielding(Usage):
     ("limits", "admitted"), [({"max_requests": 100}, 100), ({"max_bytes": 1000}, 100), ({}, THREADS * 20)]
 )
 def test_many_threads_never_get_more_than_the_limit(
-    sent: Sent, metered: MeteredStorage, limits: dict[str, int], admitted: int
+    sent: FaultStorage, metered: MeteredStorage, limits: dict[str, int], admitted: int
 ) -> None:
     barrier = threading.Barrier(THREADS)
     first, second = (
@@ -96,7 +80,7 @@ def test_many_threads_never_get_more_than_the_limit(
 
     with ThreadPoolExecutor(THREADS) as pool:
         done = sum(pool.map(work, range(THREADS)))
-    assert done == sent.requests == admitted
+    assert done == sent.calls() == admitted
     for usage in (first, second, metered.total):
         assert (usage.requests, usage.bytes_read) == (admitted, admitted * 10)
 
