@@ -64,9 +64,9 @@ def life(make: Make) -> States:
     return make()
 
 
-def put_many(life: States, first: int, last: int, key: str = "k") -> None:
+def put_many(life: States, first: int, last: int) -> None:
     for at in range(first, last + 1):
-        life.put("t", 0, key, at, timestamp_ms=T + at * 1000, source="log", source_position=at)
+        life.put("t", 0, "k", at, timestamp_ms=T + at * 1000, source="log", source_position=at)
 
 
 def put_calls(life: States, calls: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from tests.support.workload import entry_batch, message_table
 from tiered_index import IndexService, QueryResult
 from tiered_index.service.read.lookups import Lookups
 
-MESSAGES = 400_000
+MESSAGES, _PUT_AT_ONCE = 400_000, 50_000
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,12 @@ class Sample:
         begin_ms = BEGIN_MS + 36 * 3_600_000
         return begin_ms, begin_ms + 3_600_000
 
-    def put_into(self, index: IndexService, *, step: int = 50_000, source: str | None = None) -> None:
+    def put_into(self, index: IndexService, *, source: str | None = None) -> None:
         """Put all messages; the number of a message is its position in a source."""
-        for start in range(0, MESSAGES, step):
-            position = None if source is None else start + step
-            index.put_batch(entry_batch(self.workload, start, start + step), source=source, source_position=position)
+        for start in range(0, MESSAGES, _PUT_AT_ONCE):
+            stop = start + _PUT_AT_ONCE
+            position = None if source is None else stop
+            index.put_batch(entry_batch(self.workload, start, stop), source=source, source_position=position)
 
     def check(self, index: Lookups, questions: Iterable[tuple[str, str]]) -> None:
         """Look up all keys. Each answer must be complete and right, so each entry is found exactly once."""

@@ -74,16 +74,16 @@ def missing(followed: "Followed") -> set[tuple[str, str]]:
     }
 
 
-def cut_log(store: Path, offset: int, segment_bytes: int = SEGMENT) -> None:
+def cut_log(store: Path, offset: int) -> None:
     """Truncate the commit log at an offset, as after a crash of the host: zeros follow, and no later segment."""
     folder = store / "commitlog"
     for path in folder.iterdir():
         start = int(path.name)
         if start > offset:
             path.unlink()
-        elif start + segment_bytes > offset:
+        elif start + SEGMENT > offset:
             os.truncate(path, offset - start)
-            os.truncate(path, segment_bytes)
+            os.truncate(path, SEGMENT)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from tiered_index.service.read.segments import Segments
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
 
-BEGIN_MS = 1_700_000_000_000
+BEGIN_MS, SEGMENT = 1_700_000_000_000, 4096
 
 
 def in_queues(messages):
@@ -60,9 +60,9 @@ def take(index, store, **how):
     return messages
 
 
-def write_store(folder, puts, segment_bytes=4096):
+def write_store(folder, puts):
     """Write a store whose messages are all in closed segments; return its messages."""
-    with StoreWriter(folder, segment_bytes=segment_bytes) as writer:
+    with StoreWriter(folder, segment_bytes=SEGMENT) as writer:
         for n, fields in enumerate(puts):
             arguments = {"store_ms": BEGIN_MS + n * 1000, "keys": [f"k-{n}"], **fields}
             topic, queue_id = arguments.pop("topic", "orders"), arguments.pop("queue_id", 0)
@@ -352,17 +352,17 @@ def test_a_damaged_segment_has_no_queue_offsets(tmp_path):
 # what a log does not prove
 
 
-def numbered(folder, *queue_offsets, segment_bytes=4096):
+def numbered(folder, *queue_offsets):
     """Write a log of messages of one queue with these queue offsets, and begin a further segment; return them."""
     chosen, segments, start, made_of = iter(queue_offsets), {}, 0, []
     size = log(1)[0].size
-    many = (segment_bytes - 8) // size
+    many = (SEGMENT - 8) // size
     while part := [m._replace(queue_offset=at) for m, at in zip(log(many, start, start), chosen, strict=False)]:
-        segments[start] = full(part, segment_bytes)
+        segments[start] = full(part, SEGMENT)
         made_of += part
-        start += segment_bytes
+        start += SEGMENT
     segments[start] = log(1, start)[0]._replace(topic="other").encode()
-    write_log(folder / "commitlog", segment_bytes, segments)
+    write_log(folder / "commitlog", SEGMENT, segments)
     (folder / "consumequeue").mkdir()
     return made_of
 

@@ -174,9 +174,9 @@ def test_a_rewritten_log_is_reported_if_the_disk_was_full(followed):
 # a log that was truncated but not zeroed, as by brokers: old messages stay after the cut until others overwrite them
 
 
-def old_and_new(followed: Followed, intact: int = 10) -> int:
+def old_and_new(followed: Followed) -> int:
     """Write nearly a whole segment of messages; return the place of the cut."""
-    cut = followed.write(intact + 1, body=b"")[-1]
+    cut = followed.write(11, body=b"")[-1]
     while followed.writer.next_offset < SEGMENT - 400:
         followed.write(1, body=b"")
     return cut
