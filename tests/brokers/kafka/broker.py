@@ -207,4 +207,4 @@ class BrokerCluster:
     def leader(self, topic: str, partition: int = 0) -> int:
         """Return the number of the broker that leads a partition; -1: none does."""
         client = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        return client.list_topics(topic, timeout=10).topics[topic].partitions[partition].leader
+        return client.list_topics(topic, timeout=60).topics[topic].partitions[partition].leader

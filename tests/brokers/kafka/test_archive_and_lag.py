@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 
-import confluent_kafka
 import pytest
 from confluent_kafka.admin import AclOperation
 
 from tests.brokers.kafka.broker import LOGINS
-from tests.brokers.kafka.topics import packet
+from tests.brokers.kafka.topics import packet, transactional
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archived, places, source_of
 from tests.support.hanging import until
@@ -45,13 +44,12 @@ def following(index, servers, topic, **options):
 @pytest.fixture
 def open_transaction(servers, topic):
     """Begin a transaction in partition 0; return its producer."""
-    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
-    producer.init_transactions(30)
+    producer = transactional(servers, topic)
 
     def begin():
         producer.begin_transaction()
         producer.produce(topic, key="open", value="v", partition=0)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         return producer
 
     return begin
@@ -81,7 +79,7 @@ def test_records_behind_an_open_transaction_are_lag_and_are_named(
             KafkaMessages({}, broker).at(topic, 0, 500)
         assert KafkaMessages({}, broker).at(topic, 0, 2_000).state == "missing"
         broker.close()
-        producer.commit_transaction(30)
+        producer.commit_transaction(120)
         until(lambda: follower.messages == 1_016)
         # the marker of the commit has an offset of its own
         until(lambda: (follower.source.lag().bytes, follower.problems()) == (0, []))
@@ -102,7 +100,7 @@ def test_a_run_to_the_end_names_what_an_open_transaction_holds(
     assert "21 offsets can't be read" in done.err
     shown = run("ingest", f"kafka://{servers}/{topic}")
     assert re.search("behind +21 records\n", shown.out)
-    producer.abort_transaction(30)
+    producer.abort_transaction(120)
 
 
 def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
@@ -130,7 +128,8 @@ def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
     assert run("ingest", *options).document["messages"] == 5
     assert max(as_of_ms("held7", 0)) < opened_ms
     assert "0 found, complete as of 20" in run("query", topic, "held7").out
-    producer.commit_transaction(30)
+    producer.commit_transaction(120)
+    topics.settle(topic)
     assert run("ingest", *options).document["messages"] == 21
     after_ms, from_root = as_of_ms("held7", 1)
     assert from_root is None and after_ms >= opened_ms // 1000 * 1000
@@ -141,7 +140,7 @@ def archived_offsets(index):
 
 
 @pytest.mark.parametrize(
-    "retention", [{"retention_ms": 20_000}, {"retention_bytes": 20_000}, {"local_retention_ms": 20_000}]
+    "retention", [{"retention_ms": 40_000}, {"retention_bytes": 20_000}, {"local_retention_ms": 40_000}]
 )
 def test_records_are_archived_before_the_retention_of_their_topic_deletes_them(
     index, servers, topics, producing, topic, retention

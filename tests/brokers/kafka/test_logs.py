@@ -6,10 +6,9 @@ import contextlib
 import time
 
 import pytest
-from confluent_kafka import Producer
 
 from tests.brokers.kafka.checked import assert_found, assert_indexed, assert_read, by_place
-from tests.brokers.kafka.topics import packet
+from tests.brokers.kafka.topics import packet, transactional
 from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import until
 from tests.support.kafka_cluster import Producing
@@ -89,26 +88,34 @@ def test_a_compacted_log_is_read_over_its_holes(producing, topics, index, topic)
 
 
 class _Transactions:
-    def __init__(self, servers, name):
-        self.producer = Producer({"bootstrap.servers": servers, "transactional.id": name, "log_level": 0})
-        self.producer.init_transactions(30)
+    def __init__(self, topics, topic):
+        self.producer = transactional(topics.servers, topic)
+        self.topics, self.topic = topics, topic
 
-    def send(self, topic, records):
+    def send(self, records):
         self.producer.begin_transaction()
         for record in records:
-            self.producer.produce(topic, **record)
-        self.producer.flush(30)
+            self.producer.produce(self.topic, **record)
+        assert self.producer.flush(120) == 0
+
+    def commit(self):
+        self.producer.commit_transaction(120)
+        self.topics.settle(self.topic)
+
+    def abort(self):
+        self.producer.abort_transaction(120)
+        self.topics.settle(self.topic)
 
 
-def test_transactions_committed_and_aborted(servers, producing, topics, index, topic):
+def test_transactions_committed_and_aborted(producing, topics, index, topic):
     topics.create(topic, 2)
-    writing = _Transactions(servers, topic)
+    writing = _Transactions(topics, topic)
     for turn in range(6):
-        writing.send(topic, packet(10, f"t{turn}-", turn % 2))
+        writing.send(packet(10, f"t{turn}-", turn % 2))
         if turn % 3 == 2:
-            writing.producer.abort_transaction(30)
+            writing.abort()
         else:
-            writing.producer.commit_transaction(30)
+            writing.commit()
         producing.send(topic, packet(2, f"plain{turn}-"))
     follower, logged = assert_indexed(index, topics, topic)
     assert (follower.messages, len(logged)) == (52, 52)
@@ -120,9 +127,9 @@ def test_transactions_committed_and_aborted(servers, producing, topics, index, t
 
 def test_aborted_records_are_indexed_if_asked_for(servers, topics, index, topic):
     topics.create(topic)
-    writing = _Transactions(servers, topic)
-    writing.send(topic, packet(3))
-    writing.producer.abort_transaction(30)
+    writing = _Transactions(topics, topic)
+    writing.send(packet(3))
+    writing.abort()
     follower = archive(index, servers, topic, settings={"isolation.level": "read_uncommitted"})
     assert follower.messages == 3
     assert list(archived(index)) == topics.records(topic, "read_uncommitted")
@@ -131,11 +138,11 @@ def test_aborted_records_are_indexed_if_asked_for(servers, topics, index, topic)
 def test_records_of_an_open_transaction_are_indexed_after_its_commit(servers, producing, topics, index, topic):
     topics.create(topic)
     producing.send(topic, packet(2, "before"))
-    writing = _Transactions(servers, topic)
-    writing.send(topic, packet(3, "open"))
+    writing = _Transactions(topics, topic)
+    writing.send(packet(3, "open"))
     producing.send(topic, packet(2, "behind"))
     assert ingest(index, servers, topic).messages == 2
-    writing.producer.commit_transaction(30)
+    writing.commit()
     follower, logged = assert_indexed(index, topics, topic)
     assert (follower.messages, len(logged)) == (5, 7)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
+from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -17,6 +19,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourcePatternType,
     ResourceType,
 )
@@ -24,12 +27,21 @@ from confluent_kafka.admin import (
 from tests.support.hanging import until
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 
-_WAIT_S = 30.0
+_WAIT_S = 120.0
 
 
 def packet(count: int, name: str = "k", partition: int = 0, size: int = 100) -> list[dict[str, Any]]:
     """Return records with keys of their own, for a producer."""
     return [{"key": f"{name}{n}", "value": f"{name}{n} " + "v" * size, "partition": partition} for n in range(count)]
+
+
+def transactional(servers: str, name: str) -> confluent_kafka.Producer:
+    """Return a producer of transactions, which stay open until it ends them."""
+    # the broker would abort one after a minute
+    settings = {"transactional.id": name, "transaction.timeout.ms": 3_600_000, "log_level": 0}
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, **settings})
+    producer.init_transactions(_WAIT_S)
+    return producer
 
 
 class Topics:
@@ -79,26 +91,43 @@ class Topics:
         rules = [AclBinding(*_rule(user, topic, operation)) for operation in operations]
         for answer in self.admin.create_acls(rules).values():
             answer.result(_WAIT_S)
+        until(lambda: all(self._rules(user, topic, operation) for operation in operations), every_s=0.02)
 
     def forbid(self, user: str, topic: str, *operations: AclOperation) -> None:
         """Take back what `allow` allowed."""
         rules = [AclBindingFilter(*_rule(user, topic, operation)) for operation in operations]
         for answer in self.admin.delete_acls(rules).values():
             answer.result(_WAIT_S)
+        until(lambda: not any(self._rules(user, topic, operation) for operation in operations), every_s=0.02)
+
+    def _rules(self, user: str, topic: str, operation: AclOperation) -> list[AclBinding]:
+        """Return the rules that the broker obeys, which come to it some time after the controller's answer."""
+        return list(self.admin.describe_acls(AclBindingFilter(*_rule(user, topic, operation))).result(_WAIT_S))
+
+    def settle(self, topic: str) -> None:
+        """Wait until no transaction is open. Partitions get its end some time after a commit or abort has returned."""
+        partitions = [confluent_kafka.TopicPartition(topic, number) for number in range(self._partitions(topic))]
+
+        def ends(level: IsolationLevel) -> list[int]:
+            latest = {partition: OffsetSpec.latest() for partition in partitions}
+            answers = self.admin.list_offsets(latest, isolation_level=level)
+            return [answers[partition].result(_WAIT_S).offset for partition in partitions]
+
+        until(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED) != [], every_s=0.02)
 
     def _partitions(self, topic: str) -> int:
-        metadata = self.admin.list_topics(timeout=10).topics.get(topic)
+        metadata = self.admin.list_topics(timeout=_WAIT_S).topics.get(topic)
         return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
 
     def in_sync(self, topic: str, partition: int = 0) -> list[int]:
         """Return the brokers that have all of a partition's log."""
-        return list(self.admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].isrs)
+        return list(self.admin.list_topics(topic, timeout=_WAIT_S).topics[topic].partitions[partition].isrs)
 
     def range(self, topic: str, partition: int = 0) -> tuple[int, int]:
         """Return the first offset of a partition, and its high watermark."""
         reader = self._reader()
         try:
-            low, high = reader.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=10)
+            low, high = reader.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=_WAIT_S)
         finally:
             reader.close()
         return low, high
@@ -115,9 +144,10 @@ class Topics:
         reader.assign(
             [confluent_kafka.TopicPartition(topic, number, confluent_kafka.OFFSET_BEGINNING) for number in partitions]
         )
-        records, ended = list[KafkaRecord](), set[int]()
+        records, ended, end_s = list[KafkaRecord](), set[int](), time.monotonic() + _WAIT_S
         try:
             while len(ended) < len(partitions):
+                assert time.monotonic() < end_s, f"{topic}: only partitions {ended} were read to their ends"
                 for message in reader.consume(10_000, 0.1):
                     if message.error() is None:
                         records.append(_record(message))
