@@ -194,13 +194,6 @@ class Contents(ABC):
         """Return the problems of the file."""
 
 
-@contextlib.contextmanager
-def opened_contents(session: Session, file: str) -> Iterator[tuple[OpenedFile, Contents]]:
-    """Yield a file's bytes and contents. Raises as `opened` and `contents_of`."""
-    with opened(session, file) as data:
-        yield data, contents_of(data, session.config())
-
-
 def contents_of(file: OpenedFile, config: IndexConfig) -> Contents:
     """Return the contents of `file`; `config` has the geometry for an unsealed file without a journal.
 
@@ -215,7 +208,7 @@ def contents_of(file: OpenedFile, config: IndexConfig) -> Contents:
     if kind.has_trailer:
         return _Compacted(file, is_shard=kind.state == "shard")
     if kind.state == "compacted":
-        return _ForeignCompacted(file)
+        return _Foreign(file, ForeignCompacted.open(file.read, file.size_bytes, file.name))
     journal_path = file.path.with_suffix(JOURNAL_SUFFIX) if file.path is not None else None
     if journal_path is not None and journal_path.exists():
         journal = parse_journal(journal_path.read_bytes(), str(journal_path))
@@ -226,7 +219,9 @@ def contents_of(file: OpenedFile, config: IndexConfig) -> Contents:
         raise InvalidArgument(
             f"{file.name} is unsealed and has no journal: give its geometry, --set slots=N --set items=N"
         )
-    return _ForeignUnsealed(file, Layout(kind.preset, kind.preset.schema, config.slots, config.items))
+    data: Any = file.map if file.map is not None else file.read(0, file.size_bytes)
+    layout = Layout(kind.preset, kind.preset.schema, config.slots, config.items)
+    return _Foreign(file, ForeignUnsealed(data, layout, file.name))
 
 
 class _Compacted(Contents):
@@ -342,10 +337,26 @@ class _Unsealed(Contents):
 
 
 class _Foreign(Contents):
-    """A file of RocketMQ's own, without checksums: only its structure is checked."""
+    """A file of RocketMQ's own, without checksums: only its structure is checked. The caller gives its table."""
 
     checksummed = False
     hash = "abs (RocketMQ up to 5.5.0) or mask (from 5.5.1 on): the file does not say"
+
+    def __init__(self, file: OpenedFile, table: ForeignCompacted | ForeignUnsealed) -> None:
+        super().__init__(file, table.layout, table.header.begin_ms)
+        self._table = table
+        self.kind = "compacted without trailer" if isinstance(table, ForeignCompacted) else "unsealed without journal"
+
+    def _details(self) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"count": self._table.count}
+        if isinstance(self._table, ForeignUnsealed):
+            metadata["begin_ms"], metadata["end_ms"] = self._table.interval_ms or (None, None)
+        return {"metadata": metadata}
+
+    def items(self) -> Iterator[Array]:
+        if isinstance(self._table, ForeignUnsealed):
+            return self._table.items()
+        return self._table.items(WindowedRead(self._file.read, self._file.size_bytes))
 
     def findings(self) -> list[Finding]:
         try:
@@ -354,35 +365,3 @@ class _Foreign(Contents):
         except TieredIndexError as error:
             return [Finding("structure", str(error))]
         return []
-
-
-class _ForeignCompacted(_Foreign):
-    kind = "compacted without trailer"
-
-    def __init__(self, file: OpenedFile) -> None:
-        self._compacted = ForeignCompacted.open(file.read, file.size_bytes, file.name)
-        super().__init__(file, self._compacted.layout, self._compacted.header.begin_ms)
-
-    def _details(self) -> dict[str, Any]:
-        return {"metadata": {"count": self._compacted.count}}
-
-    def items(self) -> Iterator[Array]:
-        return self._compacted.items(WindowedRead(self._file.read, self._file.size_bytes))
-
-
-class _ForeignUnsealed(_Foreign):
-    """RocketMQ's unsealed file; the caller gives its geometry."""
-
-    kind = "unsealed without journal"
-
-    def __init__(self, file: OpenedFile, layout: Layout) -> None:
-        data: Any = file.map if file.map is not None else file.read(0, file.size_bytes)
-        self._table = ForeignUnsealed(data, layout, file.name)
-        super().__init__(file, layout, self._table.header.begin_ms)
-
-    def _details(self) -> dict[str, Any]:
-        begin_ms, end_ms = self._table.interval_ms or (None, None)
-        return {"metadata": {"count": self._table.count, "begin_ms": begin_ms, "end_ms": end_ms}}
-
-    def items(self) -> Iterator[Array]:
-        return self._table.items()

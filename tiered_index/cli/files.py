@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from typer import Argument, Option
 
-from tiered_index.cli.contents import Array, Contents, opened_contents
+from tiered_index.cli.contents import Array, Contents, contents_of, opened
 from tiered_index.cli.exit_codes import DONE, PARTIAL
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, human_duration
 from tiered_index.cli.output import counted, human_bytes, states
@@ -209,7 +209,8 @@ def _archived_sums(segments: Iterable[ArchivedSegment]) -> dict[str, str]:
 
 def _show_file(session: Session, file: str, *, entries: bool) -> int:
     """Write what one file states of itself, or its entries, and return the exit code."""
-    with opened_contents(session, file) as (data, contents):
+    with opened(session, file) as data:
+        contents = contents_of(data, session.config())
         if entries:
             _print_entries(session, contents)
         else:
