@@ -43,7 +43,10 @@ def folder(_cluster, tmp_path_factory):
     place = {"root": folder / "root", "storage": (folder / "storage").as_uri()}
     with IndexService.open(**place, background=False, slots=97, items=5_000) as index:
         keys = ("key", "header:h", "json:order.id")
-        follower = archive(index, _cluster.servers, folder.name, segment_bytes=1 << 16, keys=keys)
+        with pytest.MonkeyPatch.context() as patched:
+            # a segment ends with messages that the client returned together
+            patched.setattr("tiered_index.kafka.client._MESSAGES", 10)
+            follower = archive(index, _cluster.servers, folder.name, segment_bytes=1 << 16, keys=keys)
         assert (follower.messages, follower.loss_count) == (COUNT, 0)
         index.seal()
         index.run_lifecycle()

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
 import pyarrow as pa
 
 from tiered_index.errors import StorageUnavailable
@@ -316,23 +315,20 @@ class KafkaArchiver:
         self.source.pass_over(store, end)
 
     def _segments(self, place: Place, begin: int, until: int) -> Generator[tuple[pa.Table, int], None, None]:
-        """Yield the records of a partition, each time those of one segment and the offset behind them."""
-        parts, size, added = list[pa.Table](), 0, RecordLists()
+        """Yield the records of a partition, each time those of one segment and the offset behind them.
+
+        A segment ends with messages that the client returned together, which are at most 500 and about 64 MiB.
+        """
+        added = RecordLists()
         with contextlib.closing(self.source.broker.messages(place, begin, until, self._stopped)) as batches:
             for batch in batches:
                 added.add(batch)
-                if size + added.size_bytes + len(added.offsets) * _RECORD_BYTES < self.segment_bytes:
-                    continue
-                records, added = added.table(), RecordLists()
-                sizes, row = size + np.cumsum(records[SIZE].to_numpy() + _RECORD_BYTES), 0
-                while (last := int(np.searchsorted(sizes, self.segment_bytes))) < len(sizes):
-                    begin = records["offset"][last].as_py() + 1
-                    yield pa.concat_tables([*parts, records[row : last + 1]]), begin
-                    parts, sizes, row = [], sizes - sizes[last], last + 1
-                parts.append(records[row:])
-                size = int(sizes[-1])
+                if added.size_bytes + len(added.offsets) * _RECORD_BYTES >= self.segment_bytes:
+                    begin = added.offsets[-1] + 1
+                    yield added.table(), begin
+                    added = RecordLists()
         if begin < until:
-            yield pa.concat_tables([*parts, added.table()]), until
+            yield added.table(), until
 
     def _check_log(self, name: Name) -> None:
         """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""
