@@ -7,16 +7,14 @@ missing rows. One thread in addition to the index's own; memory: a batch.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import io
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 
@@ -33,13 +31,13 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 from tiered_index.service.read.export import METADATA, entries_checksum, export_schema
 from tiered_index.service.root import Root
-from tiered_index.sources.columns import bounded_lines
-from tiered_index.sources.messages import json_object
-from tiered_index.sources.parquet import DAMAGE, ParquetTable
-from tiered_index.sources.places import LocalFile, Place, Stdin, StoredFile
+from tiered_index.sources.parquet import DAMAGE
+from tiered_index.sources.places import Place, Stdin
+from tiered_index.sources.rows.batch import RowFile
+from tiered_index.sources.rows.table import ColumnsFile
+from tiered_index.sources.rows.text import NdjsonFile
 from tiered_index.storage.disk import Disk
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _ROWS = 1 << 17
 _TAIL_BYTES = 1 << 20
 
@@ -48,55 +46,40 @@ _TAIL_BYTES = 1 << 20
 class ExportedFile:
     """A file that `export` wrote. `about` is its metadata, None for NDJSON."""
 
-    place: Place
-    kind: Literal["parquet", "arrow", "ndjson"]
-    rows: int | None
+    file: NdjsonFile | ColumnsFile
     columns: frozenset[str]
     about: dict[str, Any] | None
 
     @classmethod
-    def at(cls, place: Place) -> ExportedFile | None:
-        """Return the file at a place; None: `export` did not write it. stdin is NDJSON.
+    def of(cls, file: RowFile) -> ExportedFile | None:
+        """Return a file of rows as an export; None: `export` did not write it.
 
         Raises `InvalidArgument`, `CorruptFile`.
         """
-        if isinstance(place, Stdin):
-            is_json = place.head()[:1] == b"{"
-            return cls._of_line(place, next(bounded_lines(place.first_line, f"{place}, ")) if is_json else b"")
-        with _unzipped(place) as handle:
-            head = handle.read(8)
-            handle.seek(0)
-            line = next(bounded_lines(handle.readline, f"{place}, ")) if head[:1] == b"{" else b""
-        try:
-            if head.startswith(b"PAR1"):
-                table = ParquetTable(place)
-                return cls._exported(place, "parquet", table.rows, table.schema)
-            if head.startswith(b"ARROW1"):
-                with place.ranges() as handle, pa.ipc.open_file(handle) as arrow:
-                    rows = sum(arrow.get_batch(number).num_rows for number in range(arrow.num_record_batches))
-                    return cls._exported(place, "arrow", rows, arrow.schema)
-        except InvalidArgument:
-            raise
-        except (*DAMAGE, ConfigError, ValueError, TypeError, LookupError) as error:
-            raise CorruptFile(str(place), f"can't be read: {error}") from error
-        return cls._of_line(place, line)
-
-    @classmethod
-    def _of_line(cls, place: Place, line: bytes) -> ExportedFile | None:
-        with contextlib.suppress(InvalidArgument):
-            names = frozenset(json_object(line, f"{place}, line 1: ")) if line else frozenset[str]()
+        if isinstance(file, ColumnsFile):
+            try:
+                return cls._of_columns(file)
+            except InvalidArgument:
+                raise
+            except (*DAMAGE, ConfigError, ValueError, TypeError, LookupError) as error:
+                raise CorruptFile(str(file.file), f"can't be read: {error}") from error
+        if isinstance(file, NdjsonFile):
+            names = frozenset[str]()
+            with contextlib.suppress(InvalidArgument):
+                names = frozenset(file.first_row())
             # a line of a message has a key
             if "key_hash" in names and not names & {"key", "keys"}:
-                return cls(place, "ndjson", None, names, None)
+                return cls(file, names, None)
         return None
 
     @classmethod
-    def _exported(cls, place: LocalFile | StoredFile, kind: Any, rows: int, schema: Any) -> ExportedFile | None:
+    def _of_columns(cls, file: ColumnsFile) -> ExportedFile | None:
+        schema = file.table.schema
         names = frozenset(schema.names)
         if METADATA not in (schema.metadata or {}):
             if "key_hash" in names and "fingerprint" not in names:
                 raise InvalidArgument(
-                    f"{place} has hashes of keys without fingerprints, like a table that Spark wrote: export its "
+                    f"{file.file} has hashes of keys without fingerprints, like a table that Spark wrote: export its "
                     f"index with `tiered-index export`, and ingest that file"
                 )
             return None
@@ -104,7 +87,17 @@ class ExportedFile:
         if about["offset_space"] not in get_args(OffsetSpace):
             raise ValueError(f"metadata name the offset space {about['offset_space']!r:.80}")
         Layout.from_json(about["layout"])
-        return cls(place, kind, rows, names, about)
+        return cls(file, names, about)
+
+    @property
+    def place(self) -> Place:
+        """Where the file is."""
+        return self.file.file
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows; None: not known."""
+        return self.file.table.rows if isinstance(self.file, ColumnsFile) else None
 
     def settings(self, preset: str | None, rule: HashRule | None, root: Path | None) -> dict[str, Any]:
         """Return the settings of an index for the entries; `preset` and `rule` are the options for NDJSON.
@@ -169,52 +162,27 @@ class ExportedFile:
     def batches(self, schema: Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows as batches of `export_schema`; the batches are the same each time. Raises `CorruptFile`."""
         wanted = export_schema(schema)
+        if isinstance(self.file, NdjsonFile):
+            yield from self._of_lines(self.file, wanted)
+            return
         try:
-            if self.kind == "ndjson":
-                with _unzipped(self.place) as handle:
-                    yield from self._of_lines(handle, wanted)
-                return
-            assert not isinstance(self.place, Stdin)
-            if self.kind == "parquet":
-                for _, rows in ParquetTable(self.place).read(wanted.names):
-                    yield from rows.cast(wanted).combine_chunks().to_batches()
-            else:
-                with self.place.ranges() as handle, pa.ipc.open_file(handle) as arrow:
-                    for number in range(arrow.num_record_batches):
-                        batch = arrow.get_batch(number)
-                        batch.validate(full=True)
-                        yield batch.select(wanted.names).cast(wanted)
+            for _, rows in self.file.table.read(wanted.names):
+                yield from rows.select(wanted.names).cast(wanted).combine_chunks().to_batches()
         except DAMAGE as error:
             raise CorruptFile(str(self.place), f"can't be read: {error}") from error
 
-    def _of_lines(self, handle: IO[bytes], wanted: Any) -> Iterator[pa.RecordBatch]:
+    def _of_lines(self, file: NdjsonFile, wanted: Any) -> Iterator[pa.RecordBatch]:
         packed = [field.name for field in wanted if pa.types.is_binary(field.type)]
-        number = 0
-        lines = bounded_lines(handle.readline, f"{self.place}, ")
+        lines = file.rows()
         while part := list(islice(lines, _ROWS)):
-            rows = [json_object(line, f"{self.place}, line {at:,}: ") for at, line in enumerate(part, number + 1)]
-            number += len(part)
+            rows = [row for _, row in part]
             try:
                 for name in packed:
                     for row in rows:
                         row[name] = bytes.fromhex(row[name])
                 yield pa.RecordBatch.from_pylist(rows, wanted)
             except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError) as error:
-                raise InvalidArgument(f"{self.place}, before line {number + 1:,}: {error}") from error
-
-
-@contextlib.contextmanager
-def _unzipped(place: Place) -> Iterator[IO[bytes]]:
-    """Open a file, gzipped or not, for reading. Raises `CorruptFile` in the block for a damaged gzip file."""
-    with place.open() as handle:
-        is_gzipped = False
-        if not isinstance(place, Stdin):
-            is_gzipped = handle.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            handle.seek(0)
-        try:
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=handle)) if is_gzipped else handle
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise CorruptFile(str(place), f"damaged gzip file: {error}") from error
+                raise InvalidArgument(f"{self.place}, up to {part[-1][0]}: {error}") from error
 
 
 def _put(put: PatientPut, batch: pa.RecordBatch, name: str | None, rows: int) -> int:

@@ -40,9 +40,11 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.service.write.validation import column_defaults
 from tiered_index.sources.columns import FIELDS, CheckedMessage, columns_of, own_value
-from tiered_index.sources.files import ColumnMessages, MessageFile, open_source, other_files, source_name
+from tiered_index.sources.files import ColumnMessages, MessageFile, messages_of, other_files, source_name
 from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record
-from tiered_index.sources.places import Place, Stdin, local_path, opened_place
+from tiered_index.sources.places import Stdin, local_path, opened_place
+from tiered_index.sources.rows.batch import RowFile
+from tiered_index.sources.rows.forms import rows_at
 from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.storage.disk import Disk
 from tiered_index.types import IndexItem
@@ -392,13 +394,14 @@ class Ingestion:
         item_type = item_type_named(of_files.item_type)
         config = self._config(item_type=item_type)
         with opened_place(self.source, config) as place:
-            file = ExportedFile.at(place)
+            rows = rows_at(place)
+            file = ExportedFile.of(rows)
             # lines of messages may have a member key_hash, too: then an option says what their key is
-            if file is not None and not (file.kind == "ndjson" and _names_a_key(of_files)):
+            if file is not None and not (file.about is None and _names_a_key(of_files)):
                 return self._export(file)
             schema = stored_schema(config)
             fields = given_fields(of_files.column, of_files.constant, schema, column_defaults(item_type))
-            return self._messages(place, config, fields)
+            return self._messages(rows, config, fields)
 
     @property
     def source(self) -> str:
@@ -474,7 +477,7 @@ class Ingestion:
             raise InvalidArgument(f"leave {flag} out: {self.source} is a file that `tiered-index export` wrote")
         return ingest_exported(self.session, file, self.options)
 
-    def _messages(self, place: Place, config: IndexConfig, fields: Fields) -> int:
+    def _messages(self, rows: RowFile, config: IndexConfig, fields: Fields) -> int:
         """Put the messages of a file, an object or stdin into the index of `config`, and return the exit code."""
         session, run, skip_bad = self.session, self.options.run, self.options.of_files.skip_bad
         if "offset" in fields.constants:
@@ -482,7 +485,7 @@ class Ingestion:
                 "--constant offset: lookups return only the newest message of one key, topic and queue; use --column "
                 f"offset=COLUMN with a number that is unique in its queue, or {ROW_NUMBER} for the row's number"
             )
-        opened = open_source(place, fields)
+        opened = messages_of(rows, fields)
         if isinstance(opened, ColumnMessages):
             check_outside_tables(self.source, config)
         if not skip_bad:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import IO
 
 import pyarrow as pa
@@ -92,19 +92,16 @@ class ArrowTable:
         with place.open() as handle:
             end = handle.seek(0, os.SEEK_END)
             handle.seek(0)
-            position = len(FILE_MAGIC) if handle.read(len(FILE_MAGIC)) == FILE_MAGIC else 0
-            handle.seek(position)
-            if position and handle.read(len(STREAM_MAGIC)) != STREAM_MAGIC:
-                # only the footer says where the messages are: Polars writes such files
+            if handle.read(len(FILE_MAGIC)) == FILE_MAGIC:
+                # the messages may not be behind one another, as a stream has them: Polars writes such files
                 self._open_by_footer(handle, end)
             else:
-                self._open_stream(handle, position, end)
+                self._open_stream(handle, end)
 
-    def _open_stream(self, handle: IO[bytes], position: int, end: int) -> None:
-        size = self._size(handle, position, end)[0]
-        handle.seek(position)
-        self._set_schema(handle.read(size))
-        position += size
+    def _open_stream(self, handle: IO[bytes], end: int) -> None:
+        position = self._size(handle, 0, end)[0]
+        handle.seek(0)
+        self._set_schema(handle.read(position))
         # a stream may end without the mark of its end
         while position < end and (size := self._add(handle, position, end)):
             position += size
@@ -114,25 +111,30 @@ class ArrowTable:
         tail = handle.read()
         length = struct.unpack_from("<i", tail)[0] if tail.endswith(_FOOTER_END) and len(tail) > 4 else 0
         if not 0 < length <= min(_METADATA_BYTES, end - len(FILE_MAGIC) - len(tail)):
-            raise self._damaged(f"byte {len(FILE_MAGIC):,} begins no message, and there is no footer")
+            raise self._damaged("it is cut off: there is no footer")
         handle.seek(end - len(tail) - length)
         footer = memoryview(handle.read(length))
         try:
             root = _u32(footer, 0)
             schema = _child(footer, root, _FOOTER_SCHEMA)
-            blocks = [*_blocks(footer, root, _FOOTER_DICTIONARIES), *_blocks(footer, root, _FOOTER_BATCHES)]
+            blocks = [(at, _DICTIONARY) for at in _blocks(footer, root, _FOOTER_DICTIONARIES)]
+            blocks += [(at, _BATCH) for at in _blocks(footer, root, _FOOTER_BATCHES)]
         except (struct.error, IndexError, InvalidArgument) as error:
             raise self._damaged("its footer can't be read") from error
         if schema is None:
             raise self._damaged("its footer has no schema")
         self._set_schema(_schema_message(footer, schema))
-        for position in blocks:
-            if not 0 < position < end or not self._add(handle, position, end):
+        for position, kind in blocks:
+            if not 0 < position < end or not self._add(handle, position, end, {kind}):
                 raise self._damaged(f"byte {position:,} begins no message")
 
-    def _add(self, handle: IO[bytes], position: int, end: int) -> int:
-        """Add the message at a position, and return its size; 0: the stream ends there."""
+    def _add(
+        self, handle: IO[bytes], position: int, end: int, kinds: Set[int] = frozenset({_DICTIONARY, _BATCH})
+    ) -> int:
+        """Add the message at a position, of one of some kinds, and return its size; 0: the stream ends there."""
         size, kind, rows = self._size(handle, position, end)
+        if size and kind not in kinds:
+            raise self._damaged(f"the message at byte {position:,} is of another kind")
         if kind == _BATCH:
             self._batches.append((position, size, self.rows))
             self.rows += rows
@@ -176,16 +178,19 @@ class ArrowTable:
         self._schema_bytes = message
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(message))
+            # raises for a name that is not UTF-8
+            self.names = self.schema.names
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._damaged(str(error)) from error
 
     def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
         """Yield columns `names` of the rows from `start`, as tables with the number of their first row."""
-        columns = [number for number, name in enumerate(self.schema.names) if name in names]
+        columns = [number for number, name in enumerate(self.names) if name in names]
         with self._place.open() as handle:
             for number, (_, _, first) in enumerate(self._batches):
                 ends = self._batches[number + 1 :][:1]
-                if (ends[0][2] if ends else self.rows) <= start:
+                # a batch that states no row may be damaged
+                if first < (ends[0][2] if ends else self.rows) <= start:
                     continue
                 rows = self._batch(handle, number, columns)
                 skip = max(0, start - first)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,6 @@ FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
 # Bounds on the memory that one file or body needs: bytes of one row or line, columns of a table
 MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 10_000
-# Most bytes of blank lines in a row: a few kilobytes of gzip can become any number of lines
-MAX_BLANK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +116,6 @@ def times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array(
         [pa.array([None if text is None else _exact_time(text) for text in plain_texts], pa.int64())]
     )
-
-
-def bounded_lines(readline: Callable[[int], bytes], where: str) -> Iterator[bytes]:
-    """Yield each line. Raises `InvalidArgument` for a line that is too long and for too many blank lines.
-
-    `where` begins the error's text.
-    """
-    number = blank_bytes = 0
-    while line := readline(MAX_ROW_BYTES):
-        number += 1
-        if len(line) == MAX_ROW_BYTES:
-            raise InvalidArgument(f"{where}line {number:,} is longer than {MAX_ROW_BYTES:,} bytes")
-        blank_bytes = 0 if line.strip() else blank_bytes + len(line)
-        if blank_bytes > MAX_BLANK_BYTES:
-            raise InvalidArgument(f"{where}{blank_bytes:,} bytes up to line {number:,} are blank lines only")
-        yield line
 
 
 def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:

@@ -39,12 +39,13 @@ from tiered_index.sources.columns import (
     is_text,
     own_type,
 )
-from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record, json_object, written_keys
+from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record, written_keys
 from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import LocalFile, Place, Stdin
-from tiered_index.sources.rows.forms import open_rows
+from tiered_index.sources.places import Place, Stdin
+from tiered_index.sources.rows.batch import RowFile
+from tiered_index.sources.rows.forms import rows_at
 from tiered_index.sources.rows.table import ColumnsFile
-from tiered_index.sources.rows.text import HEAD_BYTES, CsvFile, TextBlock, TextBlocks, TextFile, decompressed, read_text
+from tiered_index.sources.rows.text import CsvFile, NdjsonFile, TextBlock, TextBlocks, decompressed, read_text
 
 FINGERPRINT_BYTES = 1 << 20
 _AGAIN = "Give it another name, or read it from its start with --restart"
@@ -101,7 +102,8 @@ class ColumnMessages(MessageFile):
 
     unit = "rows"
 
-    def __init__(self, rows: ColumnsFile, place: Place, fields: Fields) -> None:
+    def __init__(self, rows: ColumnsFile, fields: Fields) -> None:
+        place = rows.place
         self._file, self.table = rows.place, rows.table
         self.schema = schema = self.table.schema
         super().__init__(place, fields, self.table.rows, schema.names)
@@ -180,8 +182,8 @@ class TextMessages(MessageFile):
 
     unit = "bytes"
 
-    def __init__(self, text: TextFile, place: Place, fields: Fields) -> None:
-        self._text = text
+    def __init__(self, text: NdjsonFile | CsvFile, fields: Fields) -> None:
+        self._text, place = text, text.file
         is_whole_known = text.compression is None and not isinstance(place, Stdin)
         names = list[str]()
         if isinstance(text, CsvFile):
@@ -189,7 +191,7 @@ class TextMessages(MessageFile):
             fields.check_columns(names, str(place))
         else:
             with contextlib.suppress(InvalidArgument):
-                names = list(json_object(text.head.lstrip().partition(b"\n")[0]))
+                names = text.first_row()
         super().__init__(place, fields, text.size_bytes if is_whole_known else None, names)
         self.counts_rows = fields.counts_rows(text.header if isinstance(text, CsvFile) else ())
         # the types of columns. The last ones with which a block could be read are tried first
@@ -356,19 +358,16 @@ _NAME = re.compile(
 
 
 def open_source(place: Place, fields: Fields | None = None) -> ColumnMessages | TextMessages:
-    """Return the messages at `place`, by its first bytes and its name. Raises `InvalidArgument`, `CorruptFile`."""
-    if isinstance(place, LocalFile) and place.path.is_dir():
-        raise InvalidArgument(f"{place} is a folder; give one file")
-    if isinstance(place, Stdin):
-        rows = open_rows(place, 0, place.head())
-    else:
-        with place.open() as handle:
-            head, size_bytes = handle.read(HEAD_BYTES), handle.seek(0, io.SEEK_END)
-        rows = open_rows(place, size_bytes, head)
+    """Return the messages at `place`. Raises `InvalidArgument`, `CorruptFile`."""
+    return messages_of(rows_at(place), fields or Fields())
+
+
+def messages_of(rows: RowFile, fields: Fields) -> ColumnMessages | TextMessages:
+    """Return the messages of a file of rows. Raises `InvalidArgument`."""
     if isinstance(rows, ColumnsFile):
-        return ColumnMessages(rows, place, fields or Fields())
-    assert isinstance(rows, TextFile)
-    return TextMessages(rows, place, fields or Fields())
+        return ColumnMessages(rows, fields)
+    assert isinstance(rows, NdjsonFile | CsvFile)
+    return TextMessages(rows, fields)
 
 
 def _path_text(source: MessageFile) -> str:

@@ -16,9 +16,10 @@ from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.read.rows import check_key, check_range, check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import check_names
-from tiered_index.sources.listing import SourceFile, local_file
 from tiered_index.sources.messages import written_keys
-from tiered_index.sources.rows.forms import open_rows
+from tiered_index.sources.places import LocalFile
+from tiered_index.sources.rows.batch import RowFile
+from tiered_index.sources.rows.forms import rows_at
 from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.sources.rows.text import CsvFile, TextFile
 from tiered_index.types import Lookup, parse_time
@@ -32,7 +33,7 @@ def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count
 
     Raises `InvalidArgument`, which names the row, and `CorruptFile`.
     """
-    for where, fields in _rows(local_file(file)):
+    for where, fields in _rows(rows_at(LocalFile(file))):
         try:
             begin, end = (
                 default if (bound := _time(fields.get(name), end=name == "end_ms")) is None else bound
@@ -53,17 +54,16 @@ def _time(value: Any, *, end: bool) -> int | None:
     )
 
 
-def _rows(file: SourceFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _rows(rows: RowFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the rows of a file, each with its number for errors. Raises `InvalidArgument`, `CorruptFile`."""
-    rows = open_rows(file.file, file.size_bytes, file.head())
     if isinstance(rows, TextFile):
         if isinstance(rows, CsvFile):
-            _check_columns(file, rows.header)
+            _check_columns(rows, rows.header)
         yield from text_rows(rows)
         return
     assert isinstance(rows, ColumnsFile)
     names = rows.table.schema.names
-    _check_columns(file, names)
+    _check_columns(rows, names)
     for first, table in rows.table.read([name for name in FIELDS if name in names]):
         for at, name in enumerate(table.column_names):
             if pa.types.is_timestamp(table[name].type):
@@ -82,7 +82,7 @@ def text_rows(text: TextFile, key: str = "key") -> Iterator[tuple[str, Mapping[s
         yield where, {n: cell or None for n, cell in fields.items()} if is_csv else written_keys(fields, (key,))
 
 
-def _check_columns(file: SourceFile, names: list[str]) -> None:
+def _check_columns(file: RowFile, names: list[str]) -> None:
     check_names(names, FIELDS, str(file.file))
     if missing := [name for name in ("topic", "key") if name not in names]:
         raise InvalidArgument(f"{file.file}: column {missing[0]!r} is missing; it has {listed(names) or 'none'}")

@@ -89,39 +89,25 @@ class ObjectReader(io.RawIOBase):
         return len(part)
 
 
-class ReadAhead(io.RawIOBase):
-    """An object of `size_bytes` as a file that is read from a position on: the next pieces are read at the same time.
+class ReadAhead(ObjectReader):
+    """An object that is read from a position on: the next pieces are read at the same time.
 
     A seek begins anew. Memory: `_AHEAD` pieces of `_PIECE_BYTES`. One thread at a time, in addition to its own.
     """
 
     def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
-        super().__init__()
-        self._storage, self._name, self._size_bytes = storage, name, size_bytes
+        super().__init__(storage, name, size_bytes)
         self._pool = DaemonPool(_AHEAD, "tiered-index-ahead")
-        self._at = self._asked = 0
+        self._asked = 0
         self._pieces = deque[Future[bytes]]()
         self._rest = memoryview(b"")
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position of the next read."""
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position of the next read, without a request."""
-        at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
-        if at != self._at:
+        before = self._at
+        if super().seek(offset, whence) != before:
             self._forget()
-            self._at = self._asked = at
-        return at
+            self._asked = self._at
+        return self._at
 
     def readinto(self, buffer: object) -> int:
         """Read into `buffer`, up to the end of a piece; return the byte count. Errors: `Storage.get_range`."""
@@ -188,6 +174,8 @@ class Stdin:
         os.set_blocking(raw.fileno(), True)
         # read1, so that gzip does not wait for a whole buffer
         packed = cast(IO[bytes], SimpleNamespace(read=raw.read1))
+        # the first line, if it was looked at
+        self._begun = b""
         self._stream: Any = gzip.GzipFile(fileobj=packed, mode="rb") if raw.peek(2)[:2] == b"\x1f\x8b" else raw
 
     def __str__(self) -> str:
@@ -195,10 +183,13 @@ class Stdin:
 
     def open(self) -> AbstractContextManager[IO[bytes]]:
         """Return the one stream; it stays open."""
-        return contextlib.nullcontext(self._stream)
+        return contextlib.nullcontext(cast(IO[bytes], self))
 
     def read(self, size_bytes: int) -> bytes:
         """Return the bytes that arrive within a moment, up to `size_bytes`; empty only at the end."""
+        if self._begun:
+            begun, self._begun = self._begun[:size_bytes], self._begun[size_bytes:]
+            return begun
         until_s = time.monotonic() + _MOMENT_S
         with self._unzipping():
             pieces = [self._stream.read1(size_bytes)]
@@ -211,14 +202,13 @@ class Stdin:
     def head(self) -> bytes:
         """Return the first bytes without consuming them; empty at the end of the stream."""
         with self._unzipping():
-            return bytes(self._stream.peek(1))
+            return self._begun or bytes(self._stream.peek(1))
 
     def first_line(self, most_bytes: int) -> bytes:
         """Return the first line, or its first `most_bytes`, without consuming it. It waits for the line's end."""
         with self._unzipping():
-            line = bytes(self._stream.readline(most_bytes))
-        self._stream = io.BufferedReader(_Pushed(line, self._stream))
-        return line
+            self._begun = self._begun or bytes(self._stream.readline(most_bytes))
+        return self._begun
 
     @contextlib.contextmanager
     def _unzipping(self) -> Iterator[None]:
@@ -226,26 +216,6 @@ class Stdin:
             yield
         except (EOFError, OSError, zlib.error) as error:
             raise CorruptFile(str(self), f"damaged gzip file: {error}") from error
-
-
-class _Pushed(io.RawIOBase):
-    """A stream whose beginning has been read: `begun`, then the rest of `stream`."""
-
-    def __init__(self, begun: bytes, stream: Any) -> None:
-        super().__init__()
-        self._begun, self._stream = begun, stream
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        """Read into `buffer` what is there, and return the byte count; 0 only at the end. Errors: those of `stream`."""
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        part = self._begun[: len(view)] or self._stream.read1(len(view))
-        self._begun = self._begun[len(part) :]
-        view[: len(part)] = part
-        return len(part)
 
 
 Place = LocalFile | StoredFile | Stdin

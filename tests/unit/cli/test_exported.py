@@ -14,6 +14,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.read.export import METADATA
 from tiered_index.sources.places import LocalFile
+from tiered_index.sources.rows.forms import rows_at
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def zipped(path):
 
 
 def read(path):
-    file = ExportedFile.at(LocalFile(path))
+    file = ExportedFile.of(rows_at(LocalFile(path)))
     if file is None:  # then it is read as a file of messages
         raise InvalidArgument(f"{path} is no export")
     file.settings(None, None, None)
@@ -58,13 +59,6 @@ def test_lines_may_be_gzipped(entries, tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CorruptFile, match="damaged gzip file"):
         read(path)
-
-
-def test_a_first_line_that_is_too_long_is_named_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("tiered_index.sources.columns.MAX_ROW_BYTES", 20)
-    (path := tmp_path / "entries.ndjson").write_bytes(b'{"topic": "' + b"x" * 20 + b'"}\n')
-    with pytest.raises(InvalidArgument, match="line 1 is longer than 20 bytes"):
-        ExportedFile.at(LocalFile(path))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "ndjson"])

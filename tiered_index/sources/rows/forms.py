@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
 from tiered_index.sources.columns import MAX_ROW_BYTES
-from tiered_index.sources.places import CSV, NDJSON, PARQUET, Place, Stdin
+from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile, Place, Stdin
 from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowFile
 from tiered_index.sources.rows.mapping import Dialect
 from tiered_index.sources.rows.table import ColumnsFile
@@ -60,6 +61,17 @@ def _other_encoding(head: bytes) -> str | None:
     if len(head) >= 4 and head[:4].count(0) == 2 and head[0] != head[1]:
         return "UTF-16BE" if not head[0] and not head[2] else "UTF-16LE" if not head[1] and not head[3] else None
     return None
+
+
+def rows_at(place: Place) -> RowFile:
+    """Return the rows of a file, an object or stdin. Raises as `open_rows`."""
+    if isinstance(place, Stdin):
+        return open_rows(place, 0, place.head())
+    if isinstance(place, LocalFile) and place.path.is_dir():
+        raise InvalidArgument(f"{place} is a folder; give one file")
+    with place.open() as handle:
+        head, size_bytes = handle.read(HEAD_BYTES), handle.seek(0, io.SEEK_END)
+    return open_rows(place, size_bytes, head)
 
 
 def open_rows(file: Place, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:

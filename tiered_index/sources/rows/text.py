@@ -269,10 +269,12 @@ class NdjsonFile(TextFile):
     kind = "ndjson"
 
     def fields(self) -> list[str]:
-        for line in io.BytesIO(self.head):
-            if line.strip():
-                return [*dict.fromkeys([*json_object(line, f"{self.file}: "), *self.partition])]
-        return []
+        return [*dict.fromkeys([*self.first_row(), *self.partition])]
+
+    def first_row(self) -> list[str]:
+        """Return the members of the first row; none, if there is no row. Raises `InvalidArgument`."""
+        line = self.head.lstrip().partition(b"\n")[0]
+        return [*json_object(line, f"{self.file}: ")] if line else []
 
     def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
         if mapping.reader is None:
@@ -593,7 +595,7 @@ class TextBlocks:
         """Return the next bytes of the text, fewer only at its end; of stdin those that are there."""
         text = self._text
         if isinstance(text.file, Stdin):
-            return text.file.read(size)
+            return handle.read(size)
         return read_text(text.file, handle, text.compression, size)
 
     def _skip(self, handle: IO[bytes]) -> None:
