@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,12 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex
+from tiered_index.errors import listed as listed_names
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import NUMBER
 from tiered_index.format.hashing import assigned_topic_id
-from tiered_index.format.names import ROWS, topic_of_store
+from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
+from tiered_index.format.segment import LinkedSegment
 from tiered_index.format.shard import entry_checksum
 from tiered_index.kafka.archived import archived_records, begin_of, rule_positions, source_of
 from tiered_index.kafka.names import Name
@@ -110,6 +112,11 @@ class ArchivedMessages:
             positions |= positions_of_files(known, rows.log)
         return positions
 
+    def check_missing(self) -> None:
+        """Raise `InvalidArgument` if rows of files are missing, unless these are skipped."""
+        for rows in filter(None, map(self.rows_of, self.stores)):
+            rows.missing(None, skip_missing=self.skip_missing)
+
     def batches(
         self, store: str, position: int | None, keep: Callable[[ArchivedRows, Any], None] = lambda batch, shown: None
     ) -> Iterator[tuple[int, Any]]:
@@ -136,7 +143,7 @@ class ArchivedMessages:
             self.expired += len(batch.columns) - len(shown)
             self.messages += batch.messages
             self.skipped += batch.skipped
-            part = (batch.end - segments[0].start) / (segments[-1].end - segments[0].start)
+            part = (batch.end - segments[0].start) / (segments[-1].end - segments[0].start) if segments else 1
             self.read_bytes = before + round(size_bytes * part)
             yield batch.end, shown
 
@@ -161,6 +168,7 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
         old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
         stores = _stores(old, options.run.store_name, selection, uri)
         archived = ArchivedMessages(old, stores, selection, of_store.skip_corrupt, of_store.skip_missing)
+        archived.check_missing()
         if options.run.dry_run:
             return _compare(session, archived)
         if config.storage is None and config.root is None:
@@ -195,7 +203,10 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
             status="complete",
             index_id=index.index_id,
             source=SCHEME + uri,
-            stores={name: {"resumed_from": resumed[name], "end": stores[name][-1].end} for name in stores},
+            stores={
+                name: {"resumed_from": resumed[name], "end": segments[-1].end if segments else None}
+                for name, segments in stores.items()
+            },
             entries=entries,
             **archived.document(),
         )
@@ -208,9 +219,35 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
 
 def _link(index: IndexService, rows: RowsOfLog) -> None:
     """Add the files of a log of rows to an index that lacks them, before their entries."""
-    links = rows.links(offsets_end(index.segment_archive.segments(), rows.log))
-    while chunk := list(itertools.islice(links, _LINKS_AT_ONCE)):
+    mine, theirs = index.segment_archive.segments(), rows.archive.segments()
+    links = [linked for linked in mine.of_log(rows.log) if isinstance(linked, LinkedSegment)]
+    _check_same(index, rows, links)
+    known = ((linked, theirs.segment(rows.log, linked.start)) for linked in links if linked.is_open)
+    # they were being read when an earlier run took them over
+    finished = [
+        other
+        for linked, other in known
+        if isinstance(other, LinkedSegment) and (other.start, other.uri) == (linked.start, linked.uri)
+        if not other.is_open
+    ]
+    if finished:
+        index.link([], finished)
+    new = rows.copied_links(offsets_end(mine, rows.log))
+    while chunk := list(itertools.islice(new, _LINKS_AT_ONCE)):
         index.link(chunk)
+
+
+def _check_same(index: IndexService, rows: RowsOfLog, links: Sequence[LinkedSegment]) -> None:
+    """Raise `InvalidArgument` if the last of the index's files is not one of the old index: both have gone on."""
+    last = next((linked for linked in reversed(links) if not linked.is_open), None)
+    if last is None or last.end <= rows.archive.state().expired.segments.get(rows.log, 0):
+        return
+    known = rows.archive.segments().segment(rows.log, last.start)
+    if not isinstance(known, LinkedSegment) or (last.end, last.blocks) != (known.end, known.blocks):
+        raise InvalidArgument(
+            f"{index.storage.uri} has indexed files of {rows.log} since it was made of this archive, such as "
+            f"{last.uri}: only `ingest FILES` adds to them"
+        )
 
 
 def _archive_rows(index: IndexService, store: str, batch: ArchivedRows, shown: Any) -> None:
@@ -226,13 +263,21 @@ def _stores(old: IndexReader, store: str | None, selection: Selection, uri: str)
     `store`: only of this one. Raises `InvalidArgument` if there are none.
     """
     known = old.segments()
+    # also the files whose rows no run has copied: they are missing
+    of_files = {rows_store(name) for name in known.stores if name.startswith(LINKED)}
     columnar = {
         name: list(known.of(name))
-        for name in known.stores
-        if _queue_of(name) is not None
+        for name in sorted({*known.stores, *of_files})
+        if (queue := _queue_of(name)) is not None
         and store in (None, name)
-        and ((topic := known.topic_of(name)) is None or selection.takes(topic))
+        and (queue[0] is None or selection.takes(queue[0]))
     }
+    if not any(columnar.values()):
+        columnar = {}
+        logs = [name for name in known.stores if _queue_of(name) is not None and any(known.of(name))]
+        if logs and not known.byte_stores:
+            choice = selection if store is None else f"--store-name {store}"
+            raise InvalidArgument(f"{uri} has archived messages of {listed_names(logs, 3)}, which are not of {choice}")
     if columnar and (store is not None or not known.byte_stores):
         return columnar
     return segments_by_store(known, () if store is None else (store,), uri) | columnar

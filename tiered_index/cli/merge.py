@@ -142,7 +142,9 @@ def merge(
     on_spark = on != SparkOptions() or _SUBMITTED in os.environ
     if on_spark and threads is not None:
         raise InvalidArgument("leave --threads out: Spark decides how many tasks are parallel (--master, --conf)")
-    options = _options_of(windows, shard_bytes or (_SPARK_SHARD_BYTES if on_spark else _SHARD_BYTES))
+    if shard_bytes is None:
+        shard_bytes = _SPARK_SHARD_BYTES if on_spark else _SHARD_BYTES
+    options = _options_of(windows, shard_bytes)
     config = session.config()
     if windows.dry_run:
         with open_stored_index(config) as index:

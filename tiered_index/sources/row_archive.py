@@ -8,6 +8,8 @@ index again. One thread uses a `RowArchiver`.
 
 from __future__ import annotations
 
+import bisect
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -188,6 +190,45 @@ class RowsOfLog:
         known = self.archive.segments().of_log(self.log, begin)
         return (segment for segment in known if isinstance(segment, LinkedSegment))
 
+    def missing(self, position: int | None, *, skip_missing: bool = False) -> list[Loss]:
+        """Return the ranges of rows that no copy has, from an offset of the log on (None: all), by their begins.
+
+        Raises `InvalidArgument` if there are any, unless `skip_missing`.
+        """
+        state, begin = self.archive.state(), self._begin if position is None else position
+        end = state.positions.get(self.log, 0)
+        lost = ((gap.begin, gap.end, gap.reason) for gap in state.given_up.get(self.log, ()))
+        known = ((linked.start, linked.end, linked.uri) for linked in self.links(begin)) if begin < end else ()
+        copies = list(self.archive.segments().of(self.store, begin))
+        begins = [begin, *(copy.end for copy in copies)]
+        ends = [*(copy.start for copy in copies), end]
+        losses = list[Loss]()
+        for first, last, name in sorted((*lost, *known)):
+            at = max(bisect.bisect_right(begins, first) - 1, 0)
+            while at < len(begins) and begins[at] < last:
+                gap_begin, gap_end = max(first, begins[at]), min(last, ends[at])
+                if gap_begin < gap_end:
+                    problem = f"no copy has offsets {inclusive(gap_begin, gap_end)} of {self.log} ({name})"
+                    losses.append(Loss("missing", gap_begin, gap_end, None, problem))
+                at += 1
+        if losses and not skip_missing:
+            raise InvalidArgument(
+                f"{losses[0].problem}: none of these rows has a key, or a run without --archive indexed them; "
+                f"--skip-missing leaves them out"
+            )
+        return losses
+
+    def copied_links(self, begin: int) -> Iterator[LinkedSegment]:
+        """Yield `links` without the files that have no copied row: `ingest` of such a file indexes it."""
+        gaps = {(loss.begin, loss.end) for loss in self.missing(None, skip_missing=True)}
+        copied = {linked.uri for linked in self.links() if (linked.start, linked.end) not in gaps} if gaps else ()
+        return (linked for linked in self.links(begin) if not gaps or linked.uri in copied)
+
+    @property
+    def _begin(self) -> int:
+        expired = self.archive.state().expired.segments
+        return max(expired.get(self.store, 0), expired.get(self.log, 0))
+
     def batches(
         self,
         segments: Sequence[ArchivedSegment],
@@ -198,17 +239,17 @@ class RowsOfLog:
     ) -> Iterator[ArchivedRows]:
         """Yield the rows of each archived file from a position on (None: from the begin).
 
-        Raises `InvalidArgument` for missing rows, and `CorruptFile` at a damaged file; with `skip_missing` and
-        `skip_corrupt` these are `skipped` instead.
+        Raises as `missing`, and `CorruptFile` at a damaged file; with `skip_missing` and `skip_corrupt` these are
+        `skipped` instead.
         """
-        state = self.archive.state()
-        expired = [state.expired.segments.get(name, 0) for name in (self.store, self.log)]
-        reached, queue = max(expired) if position is None else position, int(self.store.rpartition("/")[2])
+        reached, queue = self._begin if position is None else position, int(self.store.rpartition("/")[2])
+        missing = deque(self.missing(position, skip_missing=skip_missing))
         for segment in segments:
             if segment.end <= reached:
                 continue
-            skipped, rows = self._missing(reached, segment.start, skip_missing=skip_missing), SCHEMA.empty_table()
-            begin = max(reached, segment.start)
+            skipped, rows, begin = list[Loss](), SCHEMA.empty_table(), max(reached, segment.start)
+            while missing and missing[0].begin < begin:
+                skipped.append(missing.popleft())
             try:
                 rows = decode_columns(self.archive.verified(segment, 0, segment.size_bytes)).cast(SCHEMA)
             except CorruptFile as error:
@@ -221,26 +262,9 @@ class RowsOfLog:
             entries = self._entries(rows, queue, begin, segment.end)
             yield ArchivedRows(entries, segment.end, len(rows), tuple(skipped), rows, begin)
             reached = segment.end
-        if skipped := self._missing(reached, state.positions.get(self.log, 0), skip_missing=skip_missing):
+        if missing:
             rows = SCHEMA.empty_table()
-            yield ArchivedRows(self._entries(rows, queue, 0, 0), reached, 0, tuple(skipped), rows, reached)
-
-    def _missing(self, begin: int, end: int, *, skip_missing: bool) -> list[Loss]:
-        """Return the ranges between two offsets that files have, or had. Raises `InvalidArgument`."""
-        lost = [(gap.begin, gap.end, gap.reason) for gap in self.archive.state().given_up.get(self.log, ())]
-        known = ((linked.start, linked.end, linked.uri) for linked in self.links(begin)) if begin < end else ()
-        losses = list[Loss]()
-        for first, last, name in (*lost, *known):
-            first, last = max(first, begin), min(last, end)
-            if first < last:
-                problem = f"no copy has offsets {inclusive(first, last)} of {self.log} ({name})"
-                losses.append(Loss("missing", first, last, None, problem))
-        if losses and not skip_missing:
-            raise InvalidArgument(
-                f"{losses[0].problem}: none of these rows has a key, or a run without --archive indexed them; "
-                f"--skip-missing leaves them out"
-            )
-        return losses
+            yield ArchivedRows(self._entries(rows, queue, 0, 0), reached, 0, tuple(missing), rows, reached)
 
     def _entries(self, rows: pa.Table, queue_id: int, begin: int, end: int) -> pa.RecordBatch:
         """Return an entry for each key of each row. Entries of files with columns have no size."""

@@ -44,7 +44,7 @@ LINES = [
     ("ingest {source} --root {tmp}/r --storage memory://m --slots 0", "--slots must be at least 1"),
     ("orphans --root {root} --older-than 1s", "--older-than must be at least 1h (3600 s), not 1 s: an upload may"),
     *((f"merge --storage {{uri}} --{option}", "") for option in ("window=x", "window=0", "window=99999999999d")),
-    *((f"merge --storage {{uri}} --{option}", "") for option in ("tiers=1h,90m", "tiers=1d,", "shard-bytes=5")),
+    *((f"merge --storage {{uri}} --{option}", "") for option in ("tiers=1h,90m", "tiers=1d,", "shard-bytes=0")),
     *((f"merge --storage {{uri}} --{option}", "") for option in ("threads=0", "min-age=-1", "begin=soon")),
     *((f"expire --yes --storage {{uri}} --set retention.{rule}", "") for rule in ("age_s=soon", "age_s=365")),
     *((f"expire --yes --storage {{uri}} --set retention.{rule}", "") for rule in ("max_bytes=1GB", "topics.x=365")),

@@ -183,7 +183,7 @@ copies-of-rows-that-are-none: the archive says that it has rows which a run with
   + self._begin = self._end
   tests/unit/cli/test_linked_files.py::test_an_archive_that_lacks_rows_makes_no_short_index_in_silence
 short-index-of-an-archive: an index of archived rows lacks those without a copy, and nothing says so
-  in RowsOfLog._missing
+  in RowsOfLog.missing
   - if losses and not skip_missing:
   + if False:
   tests/unit/cli/test_linked_files.py::test_an_archive_that_lacks_rows_makes_no_short_index_in_silence

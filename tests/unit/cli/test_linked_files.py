@@ -419,8 +419,66 @@ def test_an_archive_that_lacks_rows_makes_no_short_index_in_silence(tmp_path, wh
     new = "--storage", f"file://{tmp_path}/new"
     refused = run_here("ingest", f"archive:{where[3]}", *new, "--json")
     assert refused.code == 2 and "--skip-missing" in refused.error["message"] and "/more/" in refused.error["message"]
+    # before anything is written
+    assert not (tmp_path / "new").exists()
     done = run_here("ingest", f"archive:{where[3]}", *new, "--skip-missing", "--json").document
     assert done["messages"] == 160 and len(done["skipped"]) == 4
+    # the files that were left out are new to the index
+    folders = [tmp_path / folder for folder in ("logs", "more", "last")]
+    added = run_here("ingest", *folders, *KEYS, *new, "--wait", "--json").document
+    assert (added["known"], added["read_files"], added["rows"]) == (8, 4, 40)
+    assert len(of_index(new, 0)) == len(of_index(where[2:], 0)) == 400
+
+
+def test_an_archive_of_some_topics_makes_no_index_without_the_others_in_silence(tmp_path, where):
+    more = "--slots", 32, "--items", 1000, "--wait"
+    for topic, archive in (("orders", ["--archive"]), ("other", [])):
+        written(tmp_path / topic, 0, 40)
+        assert run_here("ingest", tmp_path / topic, "--topic", topic, *KEYS[2:], *where, *more, *archive).code == 0
+    new, uri = ("--storage", f"file://{tmp_path}/new", "--json"), f"archive:{where[3]}"
+    refused = run_here("ingest", uri, *new)
+    assert refused.code == 2 and "/other/" in refused.error["message"], refused
+    unknown = run_here("ingest", uri, *new, "--topics", "no*")
+    assert unknown.code == 2 and "rows:-/orders/0, which are not of --topics no*" in unknown.error["message"]
+    assert run_here("ingest", uri, *new, "--topics", "orders").document["messages"] == 40
+    skipped = run_here("ingest", uri, *new[2:], "--storage", f"file://{tmp_path}/newer", "--skip-missing").document
+    assert (skipped["messages"], len(skipped["skipped"])) == (40, 4)
+
+
+@pytest.mark.parametrize("more", [10, 100])
+def test_an_index_with_files_of_its_own_takes_no_other_rows_of_an_archive(tmp_path, where, more):
+    """Two files would have the same offsets."""
+    new = "--root", tmp_path / "new-root", "--storage", f"file://{tmp_path}/new"
+    options = "--slots", 32, "--items", 1000, "--archive", "--wait"
+    for name, index, count in (("a", where, 40), ("b", new, 40), ("c", where, more)):
+        (tmp_path / name).write_bytes(lines(0, count))
+        assert run_here("ingest", tmp_path / name, *KEYS, *index, *options).code == 0
+        if name == "a":
+            assert run_here("ingest", f"archive:{where[3]}", *new, "--wait").code == 0
+    refused = run_here("ingest", f"archive:{where[3]}", *new, "--json")
+    assert refused.code == 2 and f"{tmp_path}/b" in refused.error["message"], refused
+    assert len(of_index(new[2:], 0)) == 160
+
+
+def test_a_file_that_was_being_read_when_its_archive_was_taken_over_is_continued_once(tmp_path, where, monkeypatch):
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 900)
+    log, new = tmp_path / "app.log", ("--root", tmp_path / "new-root", "--storage", f"file://{tmp_path}/new")
+    options = "--slots", 32, "--items", 1000, "--archive", "--wait"
+
+    def write(count):
+        log.write_bytes(lines(0, 40) + b"no row\n" + lines(40, count))
+
+    write(80)
+    # it ends at the row that is none
+    assert run_here("ingest", log, *KEYS, *where, *options).code == 2
+    assert run_here("ingest", f"archive:{where[3]}", *new, "--wait").code == 0
+    for count in (80, 120):
+        write(count)
+        assert run_here("ingest", log, *KEYS, *where, *options, "--skip-bad").code == 0
+    assert run_here("ingest", f"archive:{where[3]}", *new, "--wait").code == 0
+    write(160)
+    added = run_here("ingest", log, *KEYS, *new, *options, "--skip-bad", "--json").document
+    assert (added["rows"], len(of_index(new[2:], 0))) == (40, 320)
 
 
 def test_an_index_of_an_archive_of_rows_brings_back_nothing_that_was_erased(tmp_path, where):
