@@ -3,8 +3,6 @@
 A module whose tests start brokers of their own has a group of its own (`xdist_group`), so that workers end together.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

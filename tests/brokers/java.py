@@ -1,7 +1,5 @@
 """Java programs that run beside tests. They end with the tests, also if these are killed."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

@@ -12,8 +12,6 @@ replaces the address, in the format ``troubled`` that of ``tiered_index``. It co
 processes see.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -3,8 +3,6 @@
 Programs of this folder run in processes of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A client of Spark Connect that starts a server of its own, and prints what it found through the data sources."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

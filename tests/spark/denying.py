@@ -1,7 +1,5 @@
 """Storages that refuse tasks for lack of credentials: requests of the driver succeed, those of tasks fail as on S3."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any

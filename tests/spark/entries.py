@@ -1,7 +1,5 @@
 """Messages for builds and merges, the model's answers about them, and checks that a reader gives the same answers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path

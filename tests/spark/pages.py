@@ -1,7 +1,5 @@
 """The programs of pages, by page and section. Each test runs those of its sections."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -6,8 +6,6 @@ FOLDER has `source`, and gets `index` and `checkpoint`. If the file MARK does no
 fails.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Archived segments as a source: their builds answer as builds of the broker's own files do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

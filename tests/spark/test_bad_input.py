@@ -1,7 +1,5 @@
 """Bad sources and bad calls: a typed error names the fault and the expected value, and nothing is published."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

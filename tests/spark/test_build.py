@@ -1,7 +1,5 @@
 """Builds in a local session: a built index answers as the model does, whatever the source."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -4,8 +4,6 @@ requests.
 It also tests the output of `export`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The data source `rocketmq_commitlog`: the messages of a store and of an archive."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

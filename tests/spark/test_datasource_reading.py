@@ -3,8 +3,6 @@
 They cover options, schemas, requests and damage.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections import Counter
 

@@ -3,8 +3,6 @@
 Bulk lookups, the data source, merges and audits on Spark leave out erased and expired entries, as a reader does.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import fields

@@ -2,8 +2,6 @@
 SQL.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from functools import cache

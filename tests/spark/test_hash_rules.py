@@ -3,8 +3,6 @@
 Builds write by the index's setting. Lookups, the data source, merges and audits find every entry by either rule.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pyarrow as pa

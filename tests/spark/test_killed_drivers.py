@@ -4,8 +4,6 @@ The storage then has the old state or the new one, and a second run does the res
 writes, so the test covers a new one by itself. `test_publishing.py` also kills at each read.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -6,8 +6,6 @@ different hosts, since Spark never runs two attempts on one host. So it runs on 
 addresses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

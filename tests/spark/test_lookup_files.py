@@ -2,8 +2,6 @@
 literal, with any characters.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

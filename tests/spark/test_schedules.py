@@ -1,7 +1,5 @@
 """The nightly runs of cron and Airflow: a second run of a day adds nothing, and refuses a row of another day."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

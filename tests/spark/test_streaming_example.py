@@ -2,8 +2,6 @@
 or doubled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Text columns through Spark: strings in a build, a write, a lookup, a scan, the table function and an audit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pyarrow as pa

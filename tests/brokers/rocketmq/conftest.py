@@ -1,7 +1,5 @@
 """Fixtures of the tests on RocketMQ: a name server and a JVM of clients for each version, and brokers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

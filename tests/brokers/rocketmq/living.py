@@ -4,8 +4,6 @@
 process ends with the object that started it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

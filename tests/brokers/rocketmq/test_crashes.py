@@ -1,7 +1,5 @@
 """Brokers that crash, lose the unflushed end of their log, and write on."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -2,8 +2,6 @@
 client as the broker does, field for field.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -2,8 +2,6 @@
 deleted, a log after a crash. A broker's own answers are compared with our server's, field for field.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -3,8 +3,6 @@
 The broker answers lookups from them, and the package reads the same entries in them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

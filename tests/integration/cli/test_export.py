@@ -3,8 +3,6 @@
 Other tools open each file as a table.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

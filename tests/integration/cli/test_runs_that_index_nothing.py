@@ -1,7 +1,5 @@
 """A run that read messages and indexed none of them ended with 0, and did not say why."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

@@ -3,8 +3,6 @@
 Fast and slow reading agree, positions continue, and another file at the same path is recognised.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
