@@ -17,10 +17,11 @@ from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CloudPickleSerializer
 
-from tests.integration.cli.command_lines import TOP
+from tests.integration.cli.command_lines import TOP, run_here
 from tests.spark.entries import check, messages, total, write_parquet
 from tests.support.core import compiled_core
 from tests.support.s3_server import CREDENTIALS
+from tiered_index import IndexService
 from tiered_index.errors import NotAnIndex
 from tiered_index.format.bloom import filter_hash
 from tiered_index.spark import build, merge
@@ -211,6 +212,28 @@ def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mo
     interpreters = done["build"].stdout.split()
     node = "./environment/bin/python" if archive else "/opt/python"
     assert interpreters == [node if "cluster" in "".join(mode) else str(python), node]
+
+
+@pytest.mark.parametrize(
+    ("line", "environment", "is_on_spark"),
+    [
+        ("merge", {"PYSPARK_GATEWAY_PORT": "25333"}, True),
+        *((f"merge {option}", {}, True) for option in ("--master yarn", "--conf spark.executor.cores=2", "--ship")),
+        ("merge", {}, False),
+        ("merge --dry-run --master yarn", {}, False),
+    ],
+)
+def test_a_merge_runs_on_spark_with_a_master_and_under_spark_submit(
+    line, environment, is_on_spark, tmp_path, monkeypatch
+):
+    with IndexService.open(root=tmp_path / "root", storage=(storage := f"file://{tmp_path}/storage")):
+        pass
+    merged = []
+    monkeypatch.setattr("tiered_index.cli.merge._merge_on_spark", lambda *arguments: merged.append(arguments[2][0]))
+    done = run_here(*line.split(), "--storage", storage, environment=environment)
+    assert done.code == 0, done.err
+    # the shards of Spark's tasks are smaller
+    assert [options.shard_bytes for options in merged] == [256 << 20] * is_on_spark
 
 
 @pytest.mark.slow
