@@ -52,14 +52,14 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
     assert built["metrics"]["requests"]["put"] >= built["shards"]
     assert built["metrics"]["bytes_written"] >= built["written_bytes"] and built["metrics"]["bytes_read"] > 0
 
-    merging, tiers = f"--storage {storage}", "--tiers 1d,30d --min-age 2h --end 2023-11-15T23:59:59Z"
+    merging, tiers = f"--storage {storage}", "--window 1d,30d --min-age 2h --end 2023-11-15T23:59:59Z"
     here = run_here("merge", *f"{tiers} --dry-run {merging} --json --quiet".split())
     planned = outcome_of(f"merge {tiers} --dry-run {merging}").document
     assert planned == here.document and planned["status"] == "planned"
     assert [len(tier["jobs"]) for tier in planned["tiers"]] == [2, 1]
-    wrong = outcome_of(f"merge --tiers 1h,90m --dry-run {merging}", code=2)
+    wrong = outcome_of(f"merge --window 1h,90m --dry-run {merging}", code=2)
     assert "is not a multiple of" in wrong.error["message"]
-    merged = outcome_of(f"merge --tiers 1d,30d {merging}").document
+    merged = outcome_of(f"merge --window 1d,30d {merging}").document
     days, month = merged["tiers"]
     assert (merged["status"], days["tables"], days["entries"]) == ("merged", 2, 300)
     assert (month["tables"], month["sources"]) == (1, 2)

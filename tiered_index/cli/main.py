@@ -188,6 +188,8 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         for command, now in _GONE.items():
             if error.message.startswith(f"No such command '{command}'."):
                 error.message = f"No such command '{command}'. Use `tiered-index {now}`."
+        if words[:1] == ["merge"] and "--tiers" in error.message:
+            error.message = "No such option: --tiers. Use --window 1d,30d."
         if words[:1] == ["query"] and "extra argument" in error.message:
             error.message += _ONE_KEY
         if "--json" in words:

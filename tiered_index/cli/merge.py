@@ -24,7 +24,11 @@ from tiered_index.storage.probe import probe_put_if_absent
 
 
 def _options_of(windows: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
-    """Return the options of each tier, shortest windows first. Raises `InvalidArgument`."""
+    """Return the options of each length of windows, the shortest first. Raises `InvalidArgument`."""
+    try:
+        lengths = parse_tiers(windows.window)
+    except ValueError as error:
+        raise InvalidArgument(f"--window: {error}") from error
     return [
         MergeOptions(
             window_s=window_s,
@@ -34,16 +38,8 @@ def _options_of(windows: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
             end_s=windows.end // 1000 + 1 if windows.end is not None else 1 << 62,
             skip_lost=windows.skip_lost,
         )
-        for window_s in (_windows(windows.tiers) if windows.tiers is not None else [windows.window])
+        for window_s in lengths
     ]
-
-
-def _windows(text: str) -> list[int]:
-    """Return the windows of ``1d,30d``, the shortest first. Raises `InvalidArgument`."""
-    try:
-        return parse_tiers(text)
-    except ValueError as error:
-        raise InvalidArgument(f"--tiers: {error}") from error
 
 
 def _show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
@@ -125,7 +121,7 @@ def merge(
 
       tiered-index merge --storage s3://bucket/index --window 1d --dry-run
 
-      tiered-index merge --storage s3://bucket/index --tiers 1d,30d
+      tiered-index merge --storage s3://bucket/index --window 1d,30d
 
       tiered-index merge --storage s3://bucket/index --window 1h --begin 2023-11-14 --min-age 10m --json
 

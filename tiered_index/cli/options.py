@@ -177,12 +177,10 @@ class LimitOptions:
 class WindowOptions:
     """Options of `merge`."""
 
-    window: int = declare(
-        **duration("1d") | {"metavar": "1h|1d|30d"},
-        help="Length of a window. The first window begins at 1970-01-01 (UTC).",
-    )
-    tiers: str | None = declare(
-        metavar="1d,30d", help="Several window lengths, the shortest first, in place of --window."
+    window: str = declare(
+        "1d",
+        metavar="1d|1d,30d",
+        help="Length of a window, or several lengths, the shortest first. The first window begins at 1970-01-01 (UTC).",
     )
     begin: int | None = declare(
         parser=time_option,

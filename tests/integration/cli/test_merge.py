@@ -101,7 +101,7 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
 
 def test_tiers_one_after_the_other(run_here, store):
     before = hot(run_here, store)
-    done = run_here("merge", "--storage", store, "--tiers", "30d,1h,1d", "--json")
+    done = run_here("merge", "--storage", store, "--window", "30d,1h,1d", "--json")
     tiers = [(tier["window_s"], tier["sources"], tier["tables"]) for tier in done.document["tiers"]]
     assert tiers == [(3600, 3, 3), (86400, 3, 2), (30 * 86400, 2, 1)]
     assert hot(run_here, store) == before
