@@ -143,8 +143,9 @@ test-all: ready ## run `make test` and `make test-long`, the slow soaks, more ex
 test-s3: $(VENV)/.stamp-test ## run tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)
 
-# Maven fetches the brokers' jars once, into build/brokers. Kafka's tests are one worker's, RocketMQ's another's.
-test-brokers: $(VENV)/.stamp-test ## run tests on real brokers of Kafka and RocketMQ, started for them (needs Maven and Java)
+# Maven fetches jars once, into build/brokers, and pip the PySparks of Spark's connectors. Kafka's tests are one worker's,
+# RocketMQ's another's.
+test-brokers: $(VENV)/.stamp-test ## run tests on real brokers of Kafka and RocketMQ, started for them, and of Spark's connectors (needs Maven and Java)
 	@missing=$$($(BIN)/python -m tests.brokers.jars); \
 	if [ -n "$$missing" ]; then \
 		echo "test-brokers: no test was run: $$missing" >&2; \

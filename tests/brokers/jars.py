@@ -1,7 +1,8 @@
-"""Jars of real brokers, which Maven fetches by a pom of this tree, once a version, into `build/brokers`.
+"""Jars of real brokers and of Spark's connectors, which Maven fetches by a pom of this tree, once a version, into
+`build/brokers`, and other versions of PySpark, which pip installs there.
 
-A pom has its broker's version as the property `broker.version`. `REQUIRED` in the environment makes a test fail where
-it would be skipped for want of Maven, Java or the jars. As a program it prints the line that says what is missing here.
+A pom has its version as the property `broker.version`. `REQUIRED` in the environment makes a test fail where it would
+be skipped for want of Maven, Java, the jars or PySpark. As a program it prints the line that says what is missing here.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "build" / "brokers"
 REQUIRED = "TIERED_INDEX_TEST_REQUIRE_BROKERS"
-_POM = "pom.xml"
-_FETCH_S = 300
+_FETCH_S, _INSTALL_S = 300, 900
+_MADE_OF = "made-of.txt"
+_HERE = "{folder}"
 
 
 def is_required() -> bool:
@@ -39,37 +43,51 @@ def class_path(pom: Path, name: str, version: str) -> str:
 
     Skips the test if they can't be had, or fails it if `REQUIRED` is set.
     """
-    problem = missing_programs()
-    if problem is None:
-        folder = FOLDER / f"{name}-{version}"
-        problem = _fetch(pom, folder, version)
-        if problem is None:
-            return f"{folder}/*"
-    if is_required():
+    folder = FOLDER / f"{name}-{version}"
+    command = ["mvn", "-q", "-B", "-f", str(pom), f"-Dbroker.version={version}"]
+    command += ["dependency:copy-dependencies", f"-DoutputDirectory={_HERE}"]
+    _must_be_had(missing_programs() or _fetch(folder, pom.read_text(), command, _FETCH_S))
+    return f"{folder}/*"
+
+
+def pyspark_folder(version: str) -> Path:
+    """Return a folder for PYTHONPATH with a PySpark of a version, and install it if it is not there.
+
+    The other packages are those of the virtualenv. Skips the test if it can't be had, or fails it if `REQUIRED` is set.
+    """
+    folder, wanted = FOLDER / f"pyspark-{version}", f"pyspark=={version}"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
+    _must_be_had(_fetch(folder, wanted, [*command, "--target", _HERE, wanted], _INSTALL_S))
+    return folder
+
+
+def _must_be_had(problem: str | None) -> None:
+    if problem is not None and is_required():
         pytest.fail(problem, pytrace=False)
-    pytest.skip(problem)
+    if problem is not None:
+        pytest.skip(problem)
 
 
-def _fetch(pom: Path, folder: Path, version: str) -> str | None:
-    """Fetch jars into a folder, unless they are there by the same pom; return why they can't be had."""
+def _fetch(folder: Path, made_of: str, command: Sequence[str], within_s: int) -> str | None:
+    """Fill a folder by a command, unless it was made of the same text; return why that failed."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / _POM).exists() and (folder / _POM).read_bytes() == pom.read_bytes():
+        if (mark := folder / _MADE_OF).exists() and mark.read_text() == made_of:
             return None
-        with tempfile.TemporaryDirectory(dir=FOLDER) as fetched:
-            command = ["mvn", "-q", "-B", "-f", str(pom), f"-Dbroker.version={version}"]
-            command += ["dependency:copy-dependencies", f"-DoutputDirectory={fetched}/jars"]
+        with tempfile.TemporaryDirectory(dir=FOLDER) as new:
+            (filled := Path(new) / "filled").mkdir()
+            here = [part.replace(_HERE, str(filled)) for part in command]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, check=False)
+                done = subprocess.run(here, capture_output=True, text=True, timeout=within_s, check=False)
             except subprocess.TimeoutExpired:
-                return f"Maven did not fetch {folder.name} within {_FETCH_S} seconds"
+                return f"{folder.name} was not fetched within {within_s} seconds"
             if done.returncode != 0:
                 lines = (done.stdout + done.stderr).strip().splitlines()
-                return f"Maven can't fetch {folder.name}: {lines[0] if lines else 'it says nothing'}"
-            shutil.copy(pom, f"{fetched}/jars/{_POM}")
+                return f"{folder.name} can't be fetched: {lines[0] if lines else 'the command says nothing'}"
+            (filled / _MADE_OF).write_text(made_of)
             shutil.rmtree(folder, ignore_errors=True)
-            Path(f"{fetched}/jars").rename(folder)
+            filled.rename(folder)
     return None
 
 
