@@ -84,7 +84,8 @@ def _fetch(folder: Path, made_of: str, command: Sequence[str], within_s: int) ->
                 return f"{folder.name} was not fetched within {within_s} seconds"
             if done.returncode != 0:
                 lines = (done.stdout + done.stderr).strip().splitlines()
-                return f"{folder.name} can't be fetched: {lines[0] if lines else 'the command says nothing'}"
+                problem = next((line for line in lines if "ERROR" in line), "the command names no error")
+                return f"{folder.name} can't be fetched: {problem}"
             (filled / _MADE_OF).write_text(made_of)
             shutil.rmtree(folder, ignore_errors=True)
             filled.rename(folder)

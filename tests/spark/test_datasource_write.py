@@ -113,6 +113,7 @@ def micro_batches(session, frame_folder, uri, checkpoint, change=lambda frame: f
         query.stop()
 
 
+@pytest.mark.streams
 def test_a_repeated_micro_batch_is_published_once(spark, storage, tmp_path, caplog):
     """One warning names the denied attempts. The cluster's settings are in a separate session, where Spark does not
     look for them.

@@ -78,6 +78,7 @@ def test_the_jobs_of_the_page_print_what_it_shows(spark: Any, tmp_path: Path, mo
         assert is_shown(expected, printed), f"$ {command}\n{printed}"
 
 
+@pytest.mark.streams
 def test_the_program_on_tables_runs_with_files_in_place_of_a_connector(spark: Any, tmp_path: Path) -> None:
     (program,) = programs(section("spark.md", "A Delta or Iceberg table"))
     rows = [("order-1", n, 90, datetime(2023, 11, 15, tzinfo=UTC)) for n in range(3)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parents[2]
-_OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "httpx", "cryptography")
+_OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "httpx", "cryptography", "duckdb", "moto")
 
 
 def _project() -> dict[str, Any]:

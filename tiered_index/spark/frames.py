@@ -81,7 +81,8 @@ def batches_of_arrow(spark: SparkSession) -> contextlib.AbstractContextManager[N
 def shuffles_deleted(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
     """Let Spark delete the shuffle files of a query at its end, for the frames that are made in the block.
 
-    Otherwise it keeps them until the JVM collects garbage. A second query of such a frame shuffles again.
+    Otherwise, and always before Spark 4.1, it keeps them until the JVM collects garbage. A second query of such a frame
+    shuffles again.
     """
     return _configured(spark, "spark.sql.classic.shuffleDependency.fileCleanup.enabled", "true")
 

@@ -23,6 +23,8 @@ MOVED = "order-moved"
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # 50 tasks for each of its snapshots otherwise
+    "spark.databricks.delta.snapshotPartitions": "1",
 }
 _ICEBERG = {
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
