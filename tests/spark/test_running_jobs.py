@@ -30,9 +30,9 @@ def test_jobs_have_descriptions_and_leave_no_shuffle_files(spark, storage, confi
     # Spark 4.0 keeps them until Java collects garbage
     deletes = not spark.version.startswith("4.0.")
     build(spark, source, storage=storage, config=config)
-    assert (_shuffle_files(spark) <= before) == deletes
+    assert _shuffle_files(spark) <= before or not deletes
     assert audit(spark, source, storage=storage, config=config).status == "ok"
-    assert (_shuffle_files(spark) <= before) == deletes
+    assert _shuffle_files(spark) <= before or not deletes
     merge(spark, storage=storage, window="30d")
     assert context.getLocalProperty("spark.job.description") == "mine"
     context.setJobDescription(None)

@@ -43,8 +43,7 @@ def run_job(
 ) -> list[dict[str, Any]]:
     """Run a job, and return what it printed. `jars` are a pom, a name and a version.
 
-    `version` is of PySpark; None: the virtualenv's. The call waits until Java has ended, too: it has
-    the same pipes.
+    `version` is of PySpark; None: the virtualenv's. The call waits until Java has ended, too, which has the same pipes.
     """
     files = sorted(Path(class_path(*jars)).parent.glob("*.jar"))
     roots = [str(pyspark_folder(version))] if version is not None else []

@@ -54,7 +54,8 @@ def test_the_page_names_the_versions_that_are_tested():
 def test_an_index_of_a_delta_table_has_its_live_rows(tmp_path):
     failed, built, refused = run_job("delta", tmp_path, DELTA, version="4.2.0")
     table = tmp_path / "table"
-    actions = [json.loads(line) for log in sorted((table / "_delta_log").glob("*.json")) for line in log.open()]
+    logs = [path.read_text() for path in sorted((table / "_delta_log").glob("*.json"))]
+    actions = [json.loads(line) for log in logs for line in log.splitlines()]
     vectors = [add["deletionVector"] for action in actions if (add := action.get("add")) and add.get("deletionVector")]
     # the files still have the rows that the vectors delete
     assert max(vector["cardinality"] for vector in vectors) > 0 and rows_in_files(table) > len(LIVE)
