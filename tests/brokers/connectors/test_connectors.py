@@ -34,8 +34,8 @@ def assert_answers(uri: str, rows: Iterable[tuple]) -> None:
     with IndexReader.open(uri) as reader:
         for key in {order for order, *_ in orders(0, 200)} | {MOVED}:
             answer = reader.query(TOPIC, key, max_count=1_000)
-            found = sorted((item.offset, item.size, item.timestamp_ms // 1000) for item in answer)
-            assert found == sorted((position, size, at) for order, position, size, at, _ in rows if order == key), key
+            entries = sorted((item.offset, item.size, item.timestamp_ms // 1000) for item in answer)
+            assert entries == sorted((position, size, at) for order, position, size, at, _ in rows if order == key), key
             assert answer.status == "complete"
         assert sum(stored.count for stored in reader.log_state.objects.values()) == len(rows)
 
