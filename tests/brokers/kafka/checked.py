@@ -1,7 +1,5 @@
 """Compares an index and its archive with the log of a real broker, as a plain consumer reads it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One broker of Kafka a session for most tests, and a cluster of three; tests have topics of their own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

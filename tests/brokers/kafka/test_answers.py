@@ -1,7 +1,5 @@
 """Answers of commands about the records of a real broker, and the words in them."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

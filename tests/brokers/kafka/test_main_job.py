@@ -1,7 +1,5 @@
 """The main job of docs/kafka.md on a real broker, by the page's own commands."""
 
-from __future__ import annotations
-
 import json
 
 from tests.brokers.kafka.topics import places_of

@@ -1,7 +1,5 @@
 """Records of every kind: the index, the archive and the shown record are what a plain consumer reads."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.brokers.kafka.checked import assert_indexed

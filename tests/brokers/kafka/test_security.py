@@ -1,7 +1,5 @@
 """Logins, ACLs and TLS with a private authority."""
 
-from __future__ import annotations
-
 import pytest
 from confluent_kafka.admin import AclOperation, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 

@@ -1,7 +1,5 @@
 """The newest and the oldest supported version of Kafka: the same job on each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
