@@ -3,8 +3,6 @@
 It also compacts pending files of a writer, which then lets go of its local copies.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.cli.command_lines import run_here

@@ -1,7 +1,5 @@
 """Executors on a cluster of processes have the package's dependencies but not the package: the driver ships it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

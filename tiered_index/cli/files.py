@@ -24,7 +24,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
 from tiered_index.format.segment import ArchivedSegment
 from tiered_index.service.read.compacted import DamagedFile
-from tiered_index.service.read.inventory import du_document, du_groups, files_document
+from tiered_index.service.read.inventory import PENDING, du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _list_files(session: Session, client: IndexClient | None) -> int:
     else:
         with session.open_reader(session.config()) as reader:
             handles = reader.files()
-            document = files_document(reader.genesis.index_id, reader.log_state.number, handles, reader.segments())
+            document = files_document(reader.genesis.index_id, reader.log_state, handles, reader.segments())
             document["files"] = list(document["files"])
             sums = {} if session.out.as_json else _archived_sums(reader.segments())
         broken_handles = [handle for handle in handles if isinstance(handle, DamagedFile)]
@@ -171,6 +171,8 @@ def _list_files(session: Session, client: IndexClient | None) -> int:
         f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
     )
+    if waiting := totals["by_state"].get(PENDING, 0):
+        session.out.line(f"{counted(waiting, 'pending file')}: lookups of the storage find the entries after `merge`")
     for store, text in sums.items():
         session.out.line(f"archived of {store}: {text}")
     if client is not None and document.get("archived_more"):

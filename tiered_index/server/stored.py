@@ -21,7 +21,13 @@ from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import Served
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Report
-from tiered_index.service.read.inventory import describe_handle, du_document, du_groups, files_document
+from tiered_index.service.read.inventory import (
+    describe_handle,
+    describe_pending,
+    du_document,
+    du_groups,
+    files_document,
+)
 from tiered_index.storage.pools import DaemonPool
 
 _MOST = 16
@@ -49,7 +55,8 @@ class StoredHandlers(Handlers):
 
         def act() -> bytes | Iterator[bytes]:
             index_id, redacted = self.served.index_id, self.served.redaction.document
-            document = files_document(index_id, lookups.log_state.number, lookups.files(), lookups.segments())
+            handles = lookups.files()
+            document = files_document(index_id, lookups.log_state, handles, lookups.segments())
             files = map(redacted, document.pop("files"))
             return wire.list_document(redacted(document) | {"files": files}, "files", form)
 
@@ -67,11 +74,16 @@ class StoredHandlers(Handlers):
         file_id = str(request.path_params["id"])
 
         def act() -> bytes:
-            handles = [handle for handle in self.served.lookups.files() if handle.file_id == file_id]
-            if not handles:
+            lookups = self.served.lookups
+            handles = [handle for handle in lookups.files() if handle.file_id == file_id]
+            waiting = [pending for pending in lookups.log_state.pending.values() if pending.file_id == file_id]
+            if handles:
+                topics = handles[0].known_topics
+                document = describe_handle(handles[0]) | {"topics": None if topics is None else sorted(topics)}
+            elif waiting:
+                document = describe_pending(waiting[0]) | {"topics": None}
+            else:
                 raise Refused(404, f"no file has the id {file_id!r:.80}")
-            topics = handles[0].known_topics
-            document = describe_handle(handles[0]) | {"topics": None if topics is None else sorted(topics)}
             return wire.encode(self.served.redaction.document(document))
 
         return await self.answer(request, self.allowance(), act, wire.JSON)

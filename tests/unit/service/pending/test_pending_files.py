@@ -9,6 +9,8 @@ import contextlib
 import pytest
 from msgspec import structs
 
+from tests.integration.cli.command_lines import run_here
+from tests.server.conftest import serving
 from tests.support.damage import checked, flip, flip_object
 from tests.support.pending import Job, T, fill, holds, merge_all, names_below, offsets_of, pending, places
 from tiered_index import IndexReader
@@ -19,6 +21,7 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
 
 
 def test_a_file_is_uploaded_as_it_is_merged_elsewhere_and_adopted(open_spark, storage, clock, tmp_path):
@@ -45,6 +48,35 @@ def test_a_file_is_uploaded_as_it_is_merged_elsewhere_and_adopted(open_spark, st
     assert (state.positions, state.as_of_ms) == ({"log": 3}, T - 1000)
     assert not state.pending and not list((tmp_path / "root" / "unsealed").glob("[0-9]*"))
     assert not index.run_lifecycle().any()
+
+
+def test_lists_of_files_name_pending_ones(open_spark, tmp_path):
+    """Also without their writer, whose lookups find the entries in its local copy."""
+    uri = (tmp_path / "storage").as_uri()
+    index = open_spark(storage_backend=open_storage(uri))
+    fill(index, 1, 2, 3)
+    index.run_lifecycle()
+    ((name, pending),) = index.log_state.pending.items()
+    assert [row["state"] for row in index.files_table().to_pylist()] == ["unsealed"]
+    with IndexReader.open(uri) as reader, serving(reader) as client:
+        assert not offsets_of(reader)
+        of_command = run_here("files", "--storage", uri, "--json").document
+        of_service = client.get("/v1/files").json()
+        for document in (of_command, of_service):
+            (row,) = document["files"]
+            assert (row["state"], row["object"], row["entries"], row["file_id"]) == (
+                "pending",
+                name,
+                3,
+                pending.file_id,
+            )
+            assert document["totals"]["by_state"] == {"pending": 1} and document["totals"]["entries"] == 3
+        assert client.get(f"/v1/files/{pending.file_id}").json() == row | {"topics": None}
+        assert "1 pending file: lookups of the storage find" in run_here("files", "--storage", uri).out
+        assert [row["object"] for row in reader.files_table().to_pylist()] == [name]
+        (summed,) = reader.du().to_pylist()
+        assert (summed["state"], summed["entries"], summed["bytes"]) == ("pending", 3, pending.size_bytes)
+        assert summed["usd_a_month"] > 0
 
 
 def test_answers_are_complete_only_up_to_the_begin_of_a_pending_file(open_spark, storage, clock):
