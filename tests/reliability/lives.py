@@ -9,9 +9,9 @@ from tests.support.log_records import open_log
 from tests.support.pending import Job, merge_all
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.erase import EraseRequest, erase
-from tiered_index.service.jobs.expiry import record_expiry, sweep
+from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
-from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans, sweep
 from tiered_index.storage.disk import Disk
 
 Life = Iterator[Callable[[], object]]
@@ -136,7 +136,7 @@ def expiring(world: World, disk: Disk) -> Life:
     def job() -> None:
         log = open_log(world.storage, world.clock)
         record_expiry(log, world.rule, world.clock)
-        sweep(world.storage, log, world.rule, delete=True)
+        sweep(world.storage, log, world.rule.grace_s)
 
     world.rule = Retention(age_s=30, topics={"pay*": 12})
     world.settings |= {"refresh_interval_s": 0, "retention": world.rule}

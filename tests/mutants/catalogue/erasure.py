@@ -130,8 +130,8 @@ expiry-lost-in-checkpoints: a reader that opens by a checkpoint shows expired en
   + if record.expired else NOTHING
   tests/unit/service/test_expiry.py::test_what_is_stated_outlives_checkpoints
 expiry-forgets-the-grace: bytes are deleted though readers may still read them
-  in sweep
-  - removed_s=rule.grace_s,
+  in service/jobs/orphans.py:sweep
+  - removed_s=grace_s,
   + removed_s=3600.0,
   tests/unit/service/test_expiry.py::test_bytes_stay_for_the_grace
 quiet-copy-keeps-bytes: a timer's copies keep the bytes that a source erased before it became quiet

@@ -19,7 +19,8 @@ from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.retention import NOTHING, Retention
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.expiry import expire as run_expiry
-from tiered_index.service.jobs.expiry import record_expiry, sweep
+from tiered_index.service.jobs.expiry import record_expiry
+from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.read.cold_path import ColdPath
@@ -138,7 +139,7 @@ def test_bytes_stay_for_the_grace(life):
     names = {info.name for info in life.storage.list("data/")}
     for advance_s, deleted in ((0, 0), (7000, 0), (300, len(plan.objects))):
         life.clock.advance(advance_s)
-        assert len(sweep(life.storage, life.log(), rule, delete=True).objects) == deleted
+        assert len(sweep(life.storage, life.log(), rule.grace_s).objects) == deleted
     assert names - {info.name for info in life.storage.list("data/")} == {stored.name for stored in plan.objects}
     life.check()
 
@@ -150,7 +151,7 @@ def test_unpublished_objects_stay_for_a_day_however_short_the_grace(life):
     life.storage.put(name, b"of a long merge")
     for advance_s, deleted in ((22 * HOUR_S, 0), (3 * HOUR_S, 1)):
         life.clock.advance(advance_s)
-        assert len(sweep(life.storage, life.log(), rule, delete=True).objects) == deleted
+        assert len(sweep(life.storage, life.log(), rule.grace_s).objects) == deleted
     life.check()
 
 

@@ -5,9 +5,9 @@ import pytest
 from tests.support.merging import BASE_MS, DAY_S
 from tiered_index.errors import CorruptFile, RootBehind, StorageBehind, StorageUnavailable
 from tiered_index.retention import Retention
-from tiered_index.service.jobs.expiry import sweep
 from tiered_index.service.jobs.job import InputsLost, Job, JobOvertaken, in_threads
 from tiered_index.service.jobs.merge_plan import plan_merge, plan_rewrite
+from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.log.publication import JobOverdue
 
 
@@ -90,7 +90,7 @@ def test_a_job_that_fails_or_was_held_up_for_a_day_leaves_no_object(life):
     def held_up(rewrite):
         results = run(rewrite)
         life.clock.advance(86_500)
-        sweep(life.storage, life.log(), Retention(), delete=True)
+        sweep(life.storage, life.log(), Retention().grace_s)
         return results
 
     with pytest.raises(StorageUnavailable, match="last task"):

@@ -30,9 +30,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, Object
 from tiered_index.format.names import log_name
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WINDOW_BYTES
-from tiered_index.retention import Retention
-from tiered_index.service.jobs.expiry import sweep
-from tiered_index.service.jobs.orphans import Orphans
+from tiered_index.service.jobs.orphans import Orphans, sweep
 from tiered_index.service.jobs.whole import Named, defects_of, not_there, object_bytes
 from tiered_index.service.log.log import StorageLog, read_again
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
@@ -220,7 +218,7 @@ class Copier:
 
     def sweep(self, grace_s: float) -> Orphans:
         """Delete objects from the target that its log removed `grace_s` ago, or that no record has named for a day."""
-        return sweep(self.target, self.copied, Retention(grace_s=round(grace_s)), delete=True)
+        return sweep(self.target, self.copied, grace_s)
 
     def may_sweep(self, grace_s: float) -> bool:
         """Return whether the target has an object that its log removed `grace_s` ago, by a few requests.

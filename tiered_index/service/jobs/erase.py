@@ -29,7 +29,7 @@ from tiered_index.service.jobs.erase_segments import FindMessages, erase_message
 from tiered_index.service.jobs.expiry import groups
 from tiered_index.service.jobs.job import Rewrite, Workers, in_threads
 from tiered_index.service.jobs.merge_run import rewrite_objects
-from tiered_index.service.jobs.orphans import delete_orphans, find_orphans, unnamed
+from tiered_index.service.jobs.orphans import UNNAMED_S, sweep, unnamed
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
@@ -43,8 +43,6 @@ from tiered_index.types import MAX_TIMESTAMP_MS, no_progress
 
 GRACE_S = 3600.0
 """Default time to keep the bytes of removed objects, for running exports and jobs."""
-# an object that no record names may still be published for a day
-_UNNAMED_S = 86400.0
 _LISTED = DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
 _QUEUES = -(2**31), 2**31 - 1
 _MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
@@ -278,7 +276,6 @@ def erase(
     if not yes:
         return erasing.planned()
     _record(log, Expired(tombstones=erasing.stones), erasing.scanned)
-    unnamed_s = max(grace_s, _UNNAMED_S)
     if now:
         rewrite_objects(
             storage,
@@ -296,9 +293,9 @@ def erase(
             sought = messages(erasing.stones[0].before_ms, erasing.schema.keyed)
             of_segments = workers or in_threads(storage, clock, threads)
             erasing.fields |= erase_messages(log, sought, of_segments, threads, progress, keys=bool(request.keys))
-        gone = delete_orphans(storage, find_orphans(storage, log, older_than_s=unnamed_s, removed_s=grace_s))
+        gone = sweep(storage, log, grace_s)
         erasing.fields |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
-    return erasing.certificate(now=now, grace_s=grace_s, unnamed_s=unnamed_s)
+    return erasing.certificate(now=now, grace_s=grace_s)
 
 
 class _Erasing:
@@ -349,10 +346,10 @@ class _Erasing:
         _check_bound(self._begun.expired, Expired(tombstones=self.stones))
         return Erasure(status="planned", log_number=self._begun.number, **self.fields)
 
-    def certificate(self, *, now: bool, grace_s: float, unnamed_s: float) -> Erasure:
+    def certificate(self, *, now: bool, grace_s: float) -> Erasure:
         """Read all again, because the certificate is about the present bytes, and return it."""
         storage, begun, scanned, fields = self._storage, self._begun, self.scanned, self.fields
-        before_ms = storage.now_ms() - round(unnamed_s * 1000)
+        before_ms = storage.now_ms() - round(max(grace_s, UNNAMED_S) * 1000)
         half_made = storage.purge(before_ms)
         unused = {info.name for info in unnamed(self._log, (own_objects(storage, prefix) for prefix in _LISTED))}
         # of after the listing, so that objects that were published meanwhile are scanned

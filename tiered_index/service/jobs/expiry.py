@@ -23,9 +23,8 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.merge_run import rewrite_objects
-from tiered_index.service.jobs.orphans import Orphans, delete_orphans, find_orphans
+from tiered_index.service.jobs.orphans import Orphans, sweep
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import MAX_AGE_S
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
@@ -37,7 +36,6 @@ from tiered_index.storage.probe import probe_put_if_absent
 _READERS = 8
 # most segments that a plan lists
 _LISTED = 1000
-_UNNAMED_S = MAX_AGE_S + 3600.0
 
 Stats = Mapping[str, NamedStats]
 """The topic stats of objects, by name. Objects that were not read are missing."""
@@ -256,19 +254,6 @@ def record_expiry(
     return plans[-1]
 
 
-def sweep(
-    storage: Storage, log: StorageLog, rule: Retention, *, delete: bool, beat: Callable[[], object] = lambda: None
-) -> Orphans:
-    """Find objects removed `grace_s` ago, and orphans older than a day and `grace_s`. `delete`: delete them.
-
-    `beat` is called again and again meanwhile.
-    """
-    # even with a short grace, a job may publish an object that it uploaded hours ago
-    older_than_s = max(rule.grace_s, _UNNAMED_S)
-    orphans = find_orphans(storage, log, older_than_s=older_than_s, removed_s=rule.grace_s, beat=beat)
-    return delete_orphans(storage, orphans, beat) if delete else orphans
-
-
 class KnownStats:
     """Caches the topic stats of objects that a rule with topics may remove: one request per object. One thread.
 
@@ -331,7 +316,7 @@ def expire(
         done = rewrite_objects(storage, log, clock, lambda state: certain)
         plan = replace(plan, rewritten=done.sources, entries_removed=done.expired)
     plan = with_sums(plan, Segments(log.state, storage))
-    return plan, sweep(storage, log, rule, delete=yes)
+    return plan, sweep(storage, log, rule.grace_s, delete=yes)
 
 
 def _unknown_topics(

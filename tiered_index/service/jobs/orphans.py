@@ -27,6 +27,7 @@ from tiered_index.format.names import (
 )
 from tiered_index.service.jobs.catalogs import names_removed_by
 from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.publication import MAX_AGE_S
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import names_object
 from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage
@@ -38,6 +39,8 @@ _LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX, STAGING_PREFIX, PROBE_P
 _KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
 MIN_AGE_S = 3600.0
 """The least `older_than_s`: an upload takes less time."""
+UNNAMED_S = MAX_AGE_S + 3600.0
+"""The time after which no job or writer publishes an object that no record names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,18 @@ def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object
     except (StorageError, DiskFull) as error:
         _log.warning("half-made uploads of killed processes stay; the next sweep tries again: %s", error)
     return replace(orphans, objects=tuple(deleted))
+
+
+def sweep(
+    storage: Storage, log: StorageLog, grace_s: float, *, delete: bool = True, beat: Callable[[], object] = lambda: None
+) -> Orphans:
+    """Find objects removed `grace_s` ago, and orphans older than a day and `grace_s`. `delete`: delete them.
+
+    `beat` is called again and again meanwhile.
+    """
+    # even with a short grace, a job may publish an object that it uploaded hours ago
+    orphans = find_orphans(storage, log, older_than_s=max(grace_s, UNNAMED_S), removed_s=grace_s, beat=beat)
+    return delete_orphans(storage, orphans, beat) if delete else orphans
 
 
 def _beating(items: Iterable[Item], beat: Callable[[], object]) -> Iterator[Item]:

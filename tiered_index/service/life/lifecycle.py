@@ -32,7 +32,8 @@ from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED, data_name
 from tiered_index.heap import give_back
 from tiered_index.retention import NOTHING
-from tiered_index.service.jobs.expiry import KnownStats, record_expiry, sweep
+from tiered_index.service.jobs.expiry import KnownStats, record_expiry
+from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.life.context import (
     DamagedCopies,
     LifecycleContext,
@@ -331,7 +332,7 @@ class Lifecycle:
             # not in the next round again, because a sweep lists the whole storage
             self._sweep_s = now_s + _SWEEP_AGAIN_S
             # it lists the whole log, which takes longer than the lease lives in an index of years
-            sweep(session.storage, session.log, rule, delete=True, beat=self._renew)
+            sweep(session.storage, session.log, rule.grace_s, beat=self._renew)
             self._sweep_s = now_s + _SWEEP_EVERY_S
 
     def _tend(self, progress: Progress) -> None:
