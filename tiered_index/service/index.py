@@ -49,7 +49,7 @@ from tiered_index.service.jobs.segment_archive import (
     SegmentUploads,
     SourceSegment,
 )
-from tiered_index.service.life.lifecycle import Progress
+from tiered_index.service.life.context import Progress
 from tiered_index.service.life.merge_worker import LONGEST_PAUSE_S, ROUND_S, Merged
 from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.reads import bounds_of_root, reads_in

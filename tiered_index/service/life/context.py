@@ -155,6 +155,21 @@ class LocalFiles:
         return _needed([*self.unsealed, *self.compacted, *self.copies], logged)
 
 
+@dataclass
+class Progress:
+    """The result of one round, in files."""
+
+    compacted: int = 0
+    uploaded: int = 0
+    retired: int = 0
+    pending: int = 0
+    adopted: int = 0
+
+    def any(self) -> bool:
+        """Return whether the round did anything."""
+        return bool(self.compacted or self.uploaded or self.retired or self.pending or self.adopted)
+
+
 @dataclass(eq=False)
 class LifecycleContext:
     """One root's files, storage and settings.

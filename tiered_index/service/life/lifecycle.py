@@ -12,7 +12,6 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.life.context import (
     DamagedCopies,
     LifecycleContext,
+    Progress,
     check_size,
     has_newer_positions,
     sealed_form,
@@ -67,21 +67,6 @@ _EXPIRE_EVERY_S = 60
 _SWEEP_EVERY_S = 86400
 # after an error
 _SWEEP_AGAIN_S = 3600
-
-
-@dataclass
-class Progress:
-    """The result of one round, in files."""
-
-    compacted: int = 0
-    uploaded: int = 0
-    retired: int = 0
-    pending: int = 0
-    adopted: int = 0
-
-    def any(self) -> bool:
-        """Return whether the round did anything."""
-        return bool(self.compacted or self.uploaded or self.retired or self.pending or self.adopted)
 
 
 class Lifecycle:
@@ -337,14 +322,12 @@ class Lifecycle:
 
     def _tend(self, progress: Progress) -> None:
         """Upload sealed files for jobs, and adopt files that jobs compacted. Stop at an error of the storage."""
-        before = self._pending.uploaded, self._pending.adopted
         for file in self._sealed():
-            if not self._step(file.file_id, partial(self._pending.tend, file)) and isinstance(
+            if not self._step(file.file_id, partial(self._pending.tend, file, progress)) and isinstance(
                 self._failed[file.file_id], StorageError
             ):
                 break
             self._renew()
-        progress.pending, progress.adopted = self._pending.uploaded - before[0], self._pending.adopted - before[1]
 
     def _sealed(self) -> list[UnsealedFile]:
         return [file for file in self._context.files.unsealed if file.sealed]

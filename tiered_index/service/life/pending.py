@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tiered_index.service.jobs.pending import send_sealed
-from tiered_index.service.life.context import LifecycleContext, has_newer_positions, sealed_form
+from tiered_index.service.life.context import LifecycleContext, Progress, has_newer_positions, sealed_form
 from tiered_index.service.life.same_file import is_in
 from tiered_index.service.log.identity import other_file
 from tiered_index.service.log.publication import Unpublished
@@ -34,9 +34,6 @@ class PendingFiles:
         self._timeout_ms = context.config.compact_timeout_s * 1000
         self._since_ms: dict[str, int] = {}  # begin of each sealed file's time-out
         self._unpublished = Unpublished[str, PendingFile]()
-        self._published: dict[str, UnsealedFile] = {}
-        self.uploaded = 0
-        self.adopted = 0
 
     def waits(self, file: UnsealedFile) -> bool:
         """Return whether a sealed file must not be compacted here, because a job does or did it."""
@@ -55,34 +52,39 @@ class PendingFiles:
             uploaded_ms = now_ms if waiting is None else waiting.published_ms
             self._since_ms[file.file_id] = begun.get(file.file_id, uploaded_ms)
 
-    def tend(self, file: UnsealedFile) -> None:
-        """Take the next step for a sealed file. Raises `RootBehind`, and the errors of the storage. Idempotent."""
+    def tend(self, file: UnsealedFile, progress: Progress) -> None:
+        """Take the next step for a sealed file, and count it in `progress`. Idempotent.
+
+        Raises `RootBehind`, and the errors of the storage.
+        """
         if file.published:
             return
         if (stored := self._state.object_of(file.file_id)) is not None:
-            self._adopt(file, stored)
+            # it was compacted elsewhere
+            file.published = is_in(file.path, file.journal, StorageBytes(self._context.cold, stored))
         elif (waiting := self._state.pending_of(file.file_id)) is not None:
             self._note_pending(file, waiting)
         elif file.file_id in self._context.outcome_unknown and self._is_elsewhere(file, self._state):
             self._context.check_moved(file)
-            self._take_as_published(file)
+            file.published = True
         elif self._is_for_jobs(file):
-            self._upload(file)
+            self._upload(file, progress)
+        progress.adopted += file.published
 
     def finish(self) -> None:
         """Append source positions of files that jobs compacted, and drop local copies."""
-        if not (self._published or self._enabled):
-            return
         files, session = self._context.files, self._context.session
-        published: list[CompactedFile | UnsealedFile] = [file for file in files.unsealed if file.published]
-        published += files.copies
+        waiting = [file for file in files.unsealed if file.published]
+        if not (waiting or self._enabled):
+            return
+        published: list[CompactedFile | UnsealedFile] = [*waiting, *files.copies]
         positions: dict[str, int] = {}
         # only of published files: other positions are part of the records that publish their files
         for file in [file for file in published if has_newer_positions(file, session.log.state.positions)]:
             positions = max_positions(positions, files.durable_positions(file))
         logged = session.log.append_positions(session.epoch, positions).positions
         needed = files.needed(logged)
-        for uploaded in sorted(self._published.values(), key=lambda file: file.sequence):
+        for uploaded in waiting:
             if uploaded.file_id not in needed:
                 self._release(uploaded)
 
@@ -97,7 +99,7 @@ class PendingFiles:
         """Return whether a record has moved a file's entries to other objects."""
         return file.file_id in self._context.moved_files(state, file.journal.log_number)
 
-    def _upload(self, file: UnsealedFile) -> None:
+    def _upload(self, file: UnsealedFile, progress: Progress) -> None:
         """Send a sealed file as it is, unless an earlier try has, and append the record that names it as pending."""
         context, file_id = self._context, file.file_id
         session = context.session
@@ -122,7 +124,7 @@ class PendingFiles:
         if state.pending_of(file_id) == waiting:
             self._note_pending(file, waiting)
             self._since_ms[file_id] = waiting.published_ms
-            self.uploaded += 1
+            progress.pending += 1
 
     def _note_pending(self, file: UnsealedFile, waiting: PendingFile) -> None:
         self._context.outcome_unknown.add(file.file_id)
@@ -130,16 +132,6 @@ class PendingFiles:
         if expected != actual:
             raise other_file(str(file.path), waiting.name, expected, actual)
         file.pending = True
-
-    def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:
-        """Adopt the object of a file that was compacted elsewhere, if it has each entry of the local file."""
-        if is_in(file.path, file.journal, StorageBytes(self._context.cold, stored)):
-            self._take_as_published(file)
-
-    def _take_as_published(self, file: UnsealedFile) -> None:
-        file.published = True
-        self._published[file.file_id] = file
-        self.adopted += 1
 
     def _release(self, file: UnsealedFile) -> None:
         """Replace the local copy by the stored file in the catalog. It is deleted when no lookup uses it."""
@@ -149,4 +141,3 @@ class PendingFiles:
         else:
             self._context.refresh()  # shows the table into which it was merged
             self._context.catalog.remove(file.file_id, lambda: self._context.drop(file))
-        del self._published[file.file_id]
