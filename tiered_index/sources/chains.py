@@ -6,7 +6,6 @@ One thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -16,8 +15,7 @@ from tiered_index.format.names import points_store, rows_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.kernels import crc32
 from tiered_index.service.read.segments import Segments
-from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, stored_file
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.listing import HEAD_BYTES, SourceFile, as_it_is
 from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.forms import is_growing_text, open_rows
 from tiered_index.sources.rows.mapping import Dialect
@@ -171,14 +169,6 @@ def has_text(listed: SourceFile, chain: Sequence[LinkedSegment], head: bytes) ->
     size_bytes, sums = last.blocks
     begin = (len(sums) - 1) * size_bytes
     return crc32(listed.part(last.position + begin, last.length - begin)) == sums[-1]
-
-
-def as_it_is(file: LocalFile | StoredFile) -> SourceFile:
-    """Return a file as it is now. Raises `InvalidArgument`, `ObjectNotFound`, the storage's errors."""
-    if isinstance(file, LocalFile):
-        return local_file(file.path)
-    info = file.storage.head(file.name)
-    return stored_file(replace(file, size_bytes=info.size_bytes), info.modified_ms)
 
 
 def has_changed(listed: SourceFile, segment: LinkedSegment) -> bool:

@@ -34,8 +34,8 @@ from tiered_index.sources.listing import FileMoved, SourceFile, reopened
 from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
-from tiered_index.sources.rows.forms import open_rows
-from tiered_index.sources.rows.mapping import Dialect, RowMapping, Unit
+from tiered_index.sources.rows.forms import rows_of_form
+from tiered_index.sources.rows.mapping import RowMapping, Unit
 from tiered_index.systems import files_key, time_unit_of, time_unit_position
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
@@ -390,7 +390,7 @@ class FileLinker:
             if listed is not None and (
                 listed.is_same(segment.size_bytes, segment.etag) or has_grown(listed, segment, head)
             ):
-                rows = open_rows(listed.file, listed.size_bytes, head, Dialect.of(segment.format))
+                rows = rows_of_form(listed.file, segment.format, listed.size_bytes)
                 return self._read(listed, rows, segment, offset)
         # its rows before the offset are indexed
         self.counts.changed.append(segment.uri)

@@ -30,15 +30,16 @@ from tiered_index.service.jobs.row_places import file_place, has_files
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.chains import as_it_is, has_grown
-from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
+from tiered_index.sources.chains import has_grown
+from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
-from tiered_index.sources.rows.batch import row_of_line
-from tiered_index.sources.rows.mapping import Dialect, RowMapping
+from tiered_index.sources.rows.batch import RowFile, row_of_line
+from tiered_index.sources.rows.forms import rows_of_form
+from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.sources.rows.table import TABLES, ColumnsFile
-from tiered_index.sources.rows.text import SUM_BYTES, CsvFile, NdjsonFile, TextFile, decompressed, read_text
+from tiered_index.sources.rows.text import SUM_BYTES, NdjsonFile, TextFile, decompressed, read_text
 from tiered_index.sources.values import rows_as_json
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
@@ -123,7 +124,7 @@ class FileRows:
         self._lock = threading.Lock()
         # by the store of a log
         self._mappings: dict[str, RowMapping | None] = {}
-        self._opened: OrderedDict[tuple[str, str, str], CsvFile | ColumnsFile] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, str, str], RowFile] = OrderedDict()
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files in one of the indexes. No request."""
@@ -234,7 +235,9 @@ class FileRows:
                 text, keys_by = self._columns(search, segment, file, now, position)
             else:
                 text, line = self._text(search, segment, file, position, item.size)
-                keys_by = partial(self._text_file(search, segment, file).members_of, text)
+                rows = self._rows(search, segment, file)
+                assert isinstance(rows, TextFile), "by its format"
+                keys_by = partial(rows.members_of, text)
                 text = row_of_line(text, position)
             carries = self._carries(segment.store, key, keys_by)
         except InvalidArgument as error:
@@ -268,36 +271,21 @@ class FileRows:
             now = stored_file(file, head.modified_ms)
         if now is None or not now.is_same(segment.size_bytes, segment.etag):
             raise _Changed
-        opened = self._of_columns(search, segment, file)
+        opened = self._rows(search, segment, file)
+        assert isinstance(opened, ColumnsFile), "by its format"
         row = opened.row(number)
         search.requests += isinstance(file, StoredFile)
         return rows_as_json(row)[0], partial(opened.members_of, row)
 
-    def _of_columns(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> ColumnsFile:
-        opened = self._kept(segment, lambda: ColumnsFile(file, segment.format), search, file)
-        assert isinstance(opened, ColumnsFile)
-        return opened
-
-    def _text_file(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> TextFile:
-        kind, _, compression = segment.format.partition("+")
-        of_text = file, compression or None, segment.size_bytes
-        if kind == "ndjson":
-            return NdjsonFile(*of_text)
-        opened = self._kept(segment, lambda: CsvFile(*of_text, Dialect.of(segment.format)), search, file)
-        assert isinstance(opened, CsvFile)
-        return opened
-
-    def _kept(
-        self, segment: LinkedSegment, make: Callable[[], CsvFile | ColumnsFile], search: Search, file: object
-    ) -> CsvFile | ColumnsFile:
-        """Return a file with its header or footer, which is read once."""
+    def _rows(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> RowFile:
+        """Return the rows of a segment's file, with its header or footer, which is read once."""
         name = segment.uri, segment.etag, segment.format
         with self._lock:
             if name in self._opened:
                 self._opened.move_to_end(name)
                 return self._opened[name]
-        opened = make()
-        search.requests += isinstance(file, StoredFile)
+        opened = rows_of_form(file, segment.format, segment.size_bytes)
+        search.requests += isinstance(file, StoredFile) and not isinstance(opened, NdjsonFile)
         with self._lock:
             self._opened[name] = opened
             while len(self._opened) > _KEPT:

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -122,6 +122,14 @@ def stored_file(file: StoredFile, modified_ms: int) -> SourceFile:
     return SourceFile(file, file.uri, file.size_bytes, file.uri, str(modified_ms))
 
 
+def as_it_is(file: LocalFile | StoredFile) -> SourceFile:
+    """Return a file as it is now. Raises `InvalidArgument`, `ObjectNotFound`, the storage's errors."""
+    if isinstance(file, LocalFile):
+        return local_file(file.path)
+    info = file.storage.head(file.name)
+    return stored_file(replace(file, size_bytes=info.size_bytes), info.modified_ms)
+
+
 class LinkedFiles:
     """Opens files by the URIs of their segments, without a request. Threads: any. Close it to close the storages.
 
@@ -161,13 +169,9 @@ class LinkedFiles:
 
 @contextlib.contextmanager
 def reopened(uri: str, config: IndexConfig) -> Iterator[SourceFile]:
-    """Yield the file at a URI as it is now. Raises `InvalidArgument` if there is none, and the storage's errors."""
-    with opened_place(uri, config) as place:
-        if isinstance(place, LocalFile):
-            yield local_file(place.path)
-        else:
-            assert isinstance(place, StoredFile)
-            yield stored_file(place, place.storage.head(place.name).modified_ms)
+    """Yield the file at the URI of a segment as it is now. Raises as `as_it_is`."""
+    with contextlib.closing(LinkedFiles(config)) as files:
+        yield as_it_is(files.file(uri, 0))
 
 
 @contextlib.contextmanager

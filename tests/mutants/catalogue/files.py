@@ -89,8 +89,8 @@ frame-misplaced: a restart point of zstd is where the frame before it begins
   + self.begin = self._taken if not self._taken else self.begin
   tests/unit/test_restart_points.py::test_frames_of_zstd_are_points_without_a_window[frames]
 dialect-of-the-header: a row of CSV is read again with the delimiter that its header suggests
-  in FileRows._text_file
-  - CsvFile(*of_text, Dialect.of(segment.format))
+  in forms.py:rows_of_form
+  - CsvFile(*of_text, Dialect.of(segment_format))
   + CsvFile(*of_text)
   tests/unit/cli/test_linked_files.py::test_rows_of_csv_come_back_by_the_delimiter_and_quote_that_were_given
 lines-of-blocks-not-counted: the number of a line is that in its block

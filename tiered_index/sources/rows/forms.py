@@ -9,9 +9,9 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
 from tiered_index.sources.columns import MAX_ROW_BYTES
 from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile, Place, Stdin
-from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowFile
+from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, File, RowFile
 from tiered_index.sources.rows.mapping import Dialect
-from tiered_index.sources.rows.table import ColumnsFile
+from tiered_index.sources.rows.table import TABLES, ColumnsFile
 from tiered_index.sources.rows.text import HEAD_BYTES, CsvFile, NdjsonFile, compression_of, decompressed, read_text
 
 # the usual properties, and dictionary sizes of whole 64 KiB; it has no magic number
@@ -72,6 +72,15 @@ def rows_at(place: Place) -> RowFile:
     with place.open() as handle:
         head, size_bytes = handle.read(HEAD_BYTES), handle.seek(0, io.SEEK_END)
     return open_rows(place, size_bytes, head)
+
+
+def rows_of_form(file: File, segment_format: str, size_bytes: int) -> RowFile:
+    """Return the rows of a file of a known form, the format of a segment. Raises `InvalidArgument`, `CorruptFile`."""
+    if segment_format in TABLES:
+        return ColumnsFile(file, segment_format)
+    kind, _, compression = segment_format.partition("+")
+    of_text = file, compression or None, size_bytes
+    return NdjsonFile(*of_text) if kind == "ndjson" else CsvFile(*of_text, Dialect.of(segment_format))
 
 
 def open_rows(file: Place, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:

@@ -28,10 +28,9 @@ from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.read.segments import Segments
-from tiered_index.sources.chains import as_it_is
 from tiered_index.sources.columns import has_items
 from tiered_index.sources.linked import joined_times
-from tiered_index.sources.listing import LinkedFiles, listed_files
+from tiered_index.sources.listing import LinkedFiles, as_it_is, listed_files
 from tiered_index.sources.rows.batch import RowBatch, RowFile
 from tiered_index.sources.rows.mapping import KEY_TYPE
 from tiered_index.sources.rows.table import ColumnsFile, Way, rows_of_columns, way_of

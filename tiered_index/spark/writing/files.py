@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.sources.chains import as_it_is
 from tiered_index.sources.columns import CheckedMessage, columns_of
 from tiered_index.sources.files import ColumnMessages, MessageFile, open_source
-from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
+from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, listed_files
 from tiered_index.sources.messages import Fields, MessageBatch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path
 from tiered_index.sources.table_folders import check_outside_tables

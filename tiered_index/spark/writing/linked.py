@@ -37,14 +37,14 @@ from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.blocks import RestartPoint
-from tiered_index.sources.chains import FileChains, as_it_is, has_grown, is_torn, offsets_end
+from tiered_index.sources.chains import FileChains, has_grown, is_torn, offsets_end
 from tiered_index.sources.linked import MOST_POINTS, check_queue, joined_times
-from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
+from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, listed_files
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import send_points, taken_points
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
-from tiered_index.sources.rows.forms import open_rows
+from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
 from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.spark.addresses import AddressOf, StorageAddress
@@ -185,12 +185,12 @@ class LinkedPartsReader:
         with contextlib.closing(LinkedFiles(self.config, self._storage)) as files:
             for part in itertools.chain.from_iterable(groups):
                 segment = part.segment
-                head = self._head(files, segment)
+                self._check_same(files, segment)
                 file = files.file(segment.uri, segment.size_bytes)
-                opened = open_rows(file, segment.size_bytes, head, Dialect.of(segment.format))
+                opened = rows_of_form(file, segment.format, segment.size_bytes)
                 for made in read(part, opened, mapping):
                     yield made if isinstance(made, Census) else made.select(list(names))
-                self._head(files, segment)
+                self._check_same(files, segment)
 
     def _counted(self, part: FilePart, file: RowFile, mapping: RowMapping) -> Iterator[pa.RecordBatch | Census]:
         segment, begin, lines_before = part.segment, part.begin, part.lines_before
@@ -252,15 +252,14 @@ class LinkedPartsReader:
     def _storage(self, uri: str) -> Storage:
         return self.address_of(uri).open(any_names=True)
 
-    def _head(self, files: LinkedFiles, segment: LinkedSegment) -> bytes:
+    def _check_same(self, files: LinkedFiles, segment: LinkedSegment) -> None:
         try:
             now = as_it_is(files.file(segment.uri, segment.size_bytes))
-            head = now.head()
+            is_same = now.is_same(segment.size_bytes, segment.etag) or has_grown(now, segment, now.head())
         except ObjectNotFound as error:
             raise InvalidArgument(f"{segment.uri} was deleted while it was indexed: build again") from error
-        if not (now.is_same(segment.size_bytes, segment.etag) or has_grown(now, segment, head)):
+        if not is_same:
             raise InvalidArgument(f"{segment.uri} was changed while it was indexed: build again")
-        return head
 
 
 @dataclass(frozen=True, kw_only=True)
