@@ -26,7 +26,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, ObjectNotFound
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.schema import Schema
-from tiered_index.format.segment import LinkedSegment, Segment, Times
+from tiered_index.format.segment import LinkedSegment, Segment
 from tiered_index.service.jobs.catalogs import check_behind, send_catalog
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.log import StorageLog
@@ -144,7 +144,7 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class PartFacts:
-    """What a task learned of a part of a file: its number, and its rows at positions [begin, begin + length).
+    """What a task learned of a part of a file: its number, and the part's rows as a segment that is finished.
 
     `unit` is that of times that are numbers, if the rows have some. `bad` names the first bad rows. `sent_points` are
     the restart points of the first part of a packed text. Those of a further part, whose offsets the driver decides,
@@ -152,12 +152,7 @@ class PartFacts:
     """
 
     number: int
-    begin: int
-    length: int
-    rows: int
-    times: Times | None
-    blocks: tuple[int, tuple[int, ...]] | None
-    lines: tuple[int, tuple[int, ...]] | None
+    segment: LinkedSegment
     held_back: bool
     unit: str | None
     skipped: int
@@ -215,9 +210,10 @@ class LinkedPartsReader:
             if is_first:
                 self._send_points(segment, reading, points_begin, behind, sent)
             unit = mapping.unit if mapping.has_numbers else None
-            facts = count, times, reading.blocks, lines, reading.held_back_bytes > 0, unit, skipped
-            points = () if is_first else tuple(reading.points)
-            learned = PartFacts(part.number, begin, behind - begin, *facts, tuple(bad), tuple(sent), points)
+            facts: dict[str, Any] = {"rows": count, "times": times, "blocks": reading.blocks, "lines": lines}
+            mine = structs.replace(segment, position=begin, length=behind - begin, is_open=False, **facts)
+            points = tuple(sent), () if is_first else tuple(reading.points)
+            learned = PartFacts(part.number, mine, reading.held_back_bytes > 0, unit, skipped, tuple(bad), *points)
             yield Census(without_key=keyless, parts=[learned])
             if reading.is_whole or part.end is not None:
                 return
@@ -350,21 +346,22 @@ class FilePlan:
         Reserves offsets for the segments of files that need more than one.
         """
         of_file: dict[int, list[PartFacts]] = {}
-        for part in sorted(learned, key=lambda part: (part.number, part.begin)):
+        for part in sorted(learned, key=lambda part: (part.number, part.segment.position)):
             of_file.setdefault(part.number, []).append(part)
-        made, further = list[tuple[LinkedSegment, list[PartFacts]]](), list[tuple[LinkedSegment, PartFacts]]()
-        for number, (_, rows, segment) in enumerate(self.new):
+        made, further = list[tuple[LinkedSegment, list[PartFacts]]](), list[PartFacts]()
+        for number, (_, rows, _) in enumerate(self.new):
             parts = of_file[number]
             if not isinstance(rows, ColumnsFile):
-                further += [(segment, part) for part in parts[1:]]
+                further += parts[1:]
                 del parts[1:]
-            made.append((_of_parts(segment, parts), parts))
-        for segment, part in further:
-            begin, end = self.chains.end, self.chains.end + part.length
-            made.append((_of_parts(structs.replace(segment, start=begin, position=part.begin), [part]), [part]))
-            if points := taken_points(list(part.points), begin, end, begin - part.begin):
-                self.points.append((begin, end, points))
-            self.chains.end += segment.length
+            made.append((_joined(parts), parts))
+        for part in further:
+            begin, bound = self.chains.end, self.new[part.number][2].length
+            segment = structs.replace(part.segment, start=begin)
+            made.append((segment, [part]))
+            if points := taken_points(list(part.points), begin, segment.end, begin - segment.position):
+                self.points.append((begin, segment.end, points))
+            self.chains.end += bound
         return sorted(((segment, parts) for segment, parts in made if segment.length), key=lambda of: of[0].start)
 
     def parts_of(self, finished: Sequence[tuple[LinkedSegment, Sequence[PartFacts]]]) -> Iterator[tuple[FilePart, int]]:
@@ -372,9 +369,11 @@ class FilePlan:
         counts = Counter(part.number for _, parts in finished for part in parts)
         for segment, parts in finished:
             without_sums = structs.replace(segment, blocks=None, lines=None)
-            for part in filter(lambda part: part.length, parts):
-                listed, end = self.new[part.number][0], part.begin + part.length
-                yield FilePart(part.number, without_sums, part.begin, end), listed.size_bytes // counts[part.number]
+            for part in parts:
+                size, begin = self.new[part.number][0].size_bytes, part.segment.position
+                if part.segment.length:
+                    end = begin + part.segment.length
+                    yield FilePart(part.number, without_sums, begin, end), size // counts[part.number]
 
     @property
     def offsets(self) -> tuple[int, int]:
@@ -382,14 +381,13 @@ class FilePlan:
         return self.begin, self.chains.end
 
 
-def _of_parts(segment: LinkedSegment, parts: Sequence[PartFacts]) -> LinkedSegment:
-    """Return a segment with the facts of its parts, of which only Parquet has several."""
-    first, times = parts[0], None
+def _joined(parts: Sequence[PartFacts]) -> LinkedSegment:
+    """Return the segment of neighbouring parts, which only Parquet has."""
+    first, times = parts[0].segment, None
     for part in parts:
-        times = joined_times(times, part.times)
-    rows, length = sum(part.rows for part in parts), sum(part.length for part in parts)
-    of_text: dict[str, Any] = {"blocks": first.blocks, "lines": first.lines}
-    return structs.replace(segment, length=length, rows=rows, times=times, is_open=False, **of_text)
+        times = joined_times(times, part.segment.times)
+    length, rows = (sum(getattr(part.segment, name) for part in parts) for name in ("length", "rows"))
+    return structs.replace(first, length=length, rows=rows, times=times)
 
 
 def _groups(parts: Iterable[tuple[FilePart, int]]) -> list[list[FilePart]]:
@@ -519,7 +517,7 @@ def _about_files(plan: FilePlan, parts: Sequence[PartFacts], unit: str | None) -
     return {
         "files": len(plan.new),
         "known": plan.known,
-        "rows": sum(part.rows - part.skipped for part in parts),
+        "rows": sum((part.segment.rows or 0) - part.skipped for part in parts),
         "read_bytes": sum(listed.size_bytes for listed, _, _ in plan.new),
         "changed": tuple(plan.changed),
         "held_back": (*plan.held_back, *cut),
