@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.golden import naive
-from tests.support.classic_writer import WritableClassicFile, absolute_hash
+from tests.support.classic_writer import ClassicIndexFile, absolute_hash
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
 
@@ -30,7 +30,7 @@ def classic(request: pytest.FixtureRequest) -> Case:
 
 
 def test_bytes_and_results_of_every_call(classic):
-    file = WritableClassicFile.create(
+    file = ClassicIndexFile.create(
         classic.geometry, end_offset=classic.meta["ctorEndPhyOffset"], end_ms=classic.meta["ctorEndTimestamp"]
     )
     for call in classic.calls:
@@ -63,4 +63,4 @@ def test_entries_come_in_order_of_insertion(classic, tmp_path):
 
 def test_another_geometry_is_refused(classic):
     with pytest.raises(CorruptFile, match="size of a file"):
-        WritableClassicFile(classic.image, Geometry(classic.geometry.slots + 1, classic.geometry.items))
+        ClassicIndexFile(classic.image, Geometry(classic.geometry.slots + 1, classic.geometry.items))

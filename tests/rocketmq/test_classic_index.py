@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from tests.support.classic_writer import WritableClassicFile, load_classic_index
+from tests.support.classic_writer import ClassicIndexFile, load_classic_index
 from tiered_index.errors import CorruptFile, StorageMisconfigured
 from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
 
@@ -12,8 +12,8 @@ NOW_MS = 1_700_000_000_000
 SMALL = Geometry(4, 6)
 
 
-def filled(geometry: Geometry = SMALL, count: int = 5) -> WritableClassicFile:
-    file = WritableClassicFile.create(geometry)
+def filled(geometry: Geometry = SMALL, count: int = 5) -> ClassicIndexFile:
+    file = ClassicIndexFile.create(geometry)
     for number in range(count):
         assert file.put_key(f"T#{number}", 5_000 + number, NOW_MS)
     return file

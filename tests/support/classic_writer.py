@@ -48,7 +48,7 @@ class ClassicIndexFile:
         if len(data) != geometry.file_bytes:
             problem = f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items"
             raise CorruptFile(file, problem, expected=geometry.file_bytes, found=len(data))
-        self.data = data
+        self.data = data if isinstance(data, bytearray) else bytearray(data)
         self.geometry = geometry
         self.file = file
         self.header = decode_header(bytes(data[:HEADER_BYTES]), file)
@@ -61,14 +61,10 @@ class ClassicIndexFile:
             self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
         ).copy()
 
-
-class WritableClassicFile(ClassicIndexFile):
-    """An index file in memory whose bytes are a `bytearray`."""
-
     @classmethod
     def create(
         cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file"
-    ) -> "WritableClassicFile":
+    ) -> "ClassicIndexFile":
         """Return a new file that inherits end offset and end timestamp of the previous file (0: there is none)."""
         if geometry.slots < 1 or geometry.items < 2 or geometry.file_bytes > 2**31 - 1:
             raise InvalidArgument(f"{geometry} can't be: at least 1 slot and 2 items, and a file below 2 GiB")
@@ -83,8 +79,6 @@ class WritableClassicFile(ClassicIndexFile):
         return self.header.index_count >= self.geometry.items
 
     def _set(self, header: ClassicHeader) -> None:
-        if not isinstance(self.data, bytearray):
-            raise InvalidArgument(f"{self.file} was opened for reading")
         _header.pack_into(self.data, 0, *header)
         self.header = header
 
@@ -93,8 +87,6 @@ class WritableClassicFile(ClassicIndexFile):
         header = self.header
         if self.is_full:
             return False
-        if not isinstance(self.data, bytearray):
-            raise InvalidArgument(f"{self.file} was opened for reading")
         hashed = absolute_hash(key)
         slot_at = HEADER_BYTES + SLOT_BYTES * (hashed % self.geometry.slots)
         (newest,) = _slot.unpack_from(self.data, slot_at)
@@ -126,7 +118,7 @@ class ClassicIndex:
     """Index files in the order of their names. New files have the `geometry`, and `new_name` names them."""
 
     geometry: Geometry = DEFAULT_GEOMETRY
-    files: list[WritableClassicFile] = field(default_factory=list)
+    files: list[ClassicIndexFile] = field(default_factory=list)
     new_name: Callable[[], str] = lambda: "index file"
 
     def put(
@@ -144,13 +136,13 @@ class ClassicIndex:
                     newest = self._writable()
                     newest.put_key(f"{topic}#{key}", offset, store_ms)
 
-    def _writable(self) -> WritableClassicFile:
+    def _writable(self) -> ClassicIndexFile:
         """Return the newest file, or a new one if it is full."""
         newest = self.files[-1] if self.files else None
         if newest is not None and not newest.is_full:
             return newest
         inherited = {} if newest is None else {"end_offset": newest.header.end_offset, "end_ms": newest.header.end_ms}
-        made = WritableClassicFile.create(self.geometry, file=self.new_name(), **inherited)
+        made = ClassicIndexFile.create(self.geometry, file=self.new_name(), **inherited)
         self.files.append(made)
         return made
 
@@ -160,5 +152,5 @@ def load_classic_index(folder: Path, geometry: Geometry | None = None) -> Classi
     files = []
     for path in (folder / name for name in classic_file_names(folder)):
         data = bytearray(path.read_bytes())
-        files.append(WritableClassicFile(data, geometry or infer_geometry(data, str(path)), file=str(path)))
+        files.append(ClassicIndexFile(data, geometry or infer_geometry(data, str(path)), file=str(path)))
     return ClassicIndex(geometry or (files[-1].geometry if files else DEFAULT_GEOMETRY), files)

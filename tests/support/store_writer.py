@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.classic_writer import ClassicIndex, WritableClassicFile, load_classic_index
+from tests.support.classic_writer import ClassicIndex, ClassicIndexFile, load_classic_index
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
@@ -154,13 +154,13 @@ class StoreWriter:
         self._offset = 0
         self._last_ms = 0
         self._index: ClassicIndex | None = None
-        self._dirty: dict[str, WritableClassicFile] = {}
+        self._dirty: dict[str, ClassicIndexFile] = {}
         root.mkdir(parents=True, exist_ok=True)
         for name in ("commitlog", "consumequeue", *(["index"] if index else [])):
             self._disk.make_folder(root / name)
         if index:
             old = load_classic_index(root / "index", index)
-            files = [WritableClassicFile(bytearray(file.data), index, file=Path(file.file).name) for file in old.files]
+            files = [ClassicIndexFile(bytearray(file.data), index, file=Path(file.file).name) for file in old.files]
             self._index = ClassicIndex(index, files, index_name or self._new_index_name)
         self._recover(cut)
         (root / "abort").touch()
