@@ -107,10 +107,6 @@ class LogRaceScenarios:
         check(storage, begun, racers, lost)
 
 
-def _race(uri: str, racer: str) -> None:
-    with open_storage(uri) as storage:
-        print(append_all(storage, racer, lambda: (print("ready", flush=True), sys.stdin.readline())))
-
-
 if __name__ == "__main__":
-    _race(*sys.argv[1:])
+    with open_storage(sys.argv[1]) as _storage:
+        print(append_all(_storage, sys.argv[2], lambda: (print("ready", flush=True), sys.stdin.readline())))

@@ -175,10 +175,6 @@ def _newer_tail(data: bytes) -> bytes:
     return data[:-TAIL_SIZE] + bytes(tail[:-4]) + zlib.crc32(tail[:-4]).to_bytes(4, "big")
 
 
-def _newer_record(data: bytes) -> bytes:
-    return encode_document({**json.loads(data.rpartition(b"\n#crc32 ")[0]), "version": 99})
-
-
 @pytest.mark.parametrize("what", ["file", "table", "log", "journal"])
 @pytest.mark.parametrize("sample", ["v4-packed", "v1-rocketmq"], indirect=True)
 def test_a_newer_version_is_refused_by_name(sample: Sample, what: str) -> None:
@@ -186,7 +182,8 @@ def test_a_newer_version_is_refused_by_name(sample: Sample, what: str) -> None:
     state, storage = sample.state, sample.storage
     if what == "log":
         name = [info.name for info in storage.list("log/")][-1]
-        storage.put(name, _newer_record(storage.get(name)))
+        record = json.loads(storage.get(name).rpartition(b"\n#crc32 ")[0])
+        storage.put(name, encode_document({**record, "version": 99}))
         storage.delete_many([info.name for info in storage.list("checkpoint/")])
         with pytest.raises(UnsupportedVersion, match=r"log version 99 is newer"):
             IndexReader.open(sample.uri)

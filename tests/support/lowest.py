@@ -13,11 +13,6 @@ TOP = Path(__file__).resolve().parents[2]
 _OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "httpx", "cryptography", "duckdb", "moto")
 
 
-def _project() -> dict[str, Any]:
-    project: dict[str, Any] = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
-    return project
-
-
 def _lowest(requirements: list[str]) -> dict[str, str]:
     """Return the lowest version of each package."""
     lowest = {}
@@ -28,14 +23,10 @@ def _lowest(requirements: list[str]) -> dict[str, str]:
     return lowest
 
 
-def _locked() -> dict[str, str]:
-    """Return the version of each package in requirements.lock."""
-    return dict(re.findall(r"^([\w.-]+)==(\S+)", (TOP / "requirements.lock").read_text(), re.M))
-
-
 def constraints() -> list[str]:
     """Return one line per package."""
-    project, locked = _project(), _locked()
+    project: dict[str, Any] = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", (TOP / "requirements.lock").read_text(), re.M))
     extras = project["optional-dependencies"]
     versions = _lowest([*project["dependencies"], *extras["fast"], *extras["server"], *extras["spark"]])
     versions |= {name: locked[name] for name in _OF_TESTS}

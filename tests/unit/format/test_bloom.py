@@ -40,12 +40,8 @@ def seeded(seed, count):
     return state ^ state >> np.uint64(31)
 
 
-def words_of(data):
-    return np.frombuffer(data, "<u4").astype(np.uint32).reshape(-1, 8)
-
-
 def found_in(data, hashes):
-    words = words_of(data)
+    words = np.frombuffer(data, "<u4").astype(np.uint32).reshape(-1, 8)
     return blocks_may_hold(words[block_numbers(hashes, len(words))], hashes)
 
 
