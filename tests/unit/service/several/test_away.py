@@ -118,12 +118,12 @@ def test_an_index_whose_files_hang_is_asked_again_after_a_pause(cluster, opened,
         check_partial(cluster, ask(reader), away)
         looks = storage.calls("list")
         for _ in range(3):
-            clock.advance(0.3)
+            clock.advance(0.6 * SHORT_S)
             check_partial(cluster, ask(reader), away)
             time.sleep(0.1)
         assert storage.calls("list") == looks
         hang.release.set()
-        clock.advance(0.2)
+        clock.advance(0.4 * SHORT_S)
         until(lambda: ask(reader).status == "complete")
         assert storage.calls("list") == looks + 1
 
