@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, on_a_port, put_entries, service_of, serving
 from tests.support.memory import traced_memory
-from tiered_index import IndexItem, column
+from tiered_index import IndexItem, IndexReader, IndexService, column
 from tiered_index.client import IndexClient
 from tiered_index.encoding import STATUS
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
@@ -113,6 +113,19 @@ def test_a_batch_continues_by_the_cursors_of_its_lookups(client, form):
             break
         lookups = [lookups[int(n)] | {"cursor": cursor} for n, cursor in end["cursors"].items()]
     assert answers == [[[4096], [204_800]], [[1024]]]
+
+
+def test_a_file_of_one_of_several_indexes_is_shown(tmp_path):
+    uris = [(tmp_path / name).as_uri() for name in ("a", "b")]
+    for uri in uris:
+        with IndexService.open(root=tmp_path / uri[-1:] / "root", storage=uri) as index:
+            index.put("orders", 0, "k", 1, 10, 1_762_000_000_000)
+            index.seal()
+            index.run_lifecycle()
+    with IndexReader.open(uris) as reader, serving(reader) as client:
+        for handle in reader.files():
+            assert client.get(f"/v1/files/{handle.file_id}").json()["entries"] == 1
+        assert client.get("/v1/files/none").status_code == 404
 
 
 def test_topics_and_files_are_listed(client, index):

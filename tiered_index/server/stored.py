@@ -76,12 +76,13 @@ class StoredHandlers(Handlers):
         def act() -> bytes:
             lookups = self.served.lookups
             handles = [handle for handle in lookups.files() if handle.file_id == file_id]
-            waiting = [pending for pending in lookups.log_state.pending.values() if pending.file_id == file_id]
+            states = [archive.state() for archive in lookups.segment_archives.values()]
+            pending = [file for state in states for file in state.pending.values() if file.file_id == file_id]
             if handles:
                 topics = handles[0].known_topics
                 document = describe_handle(handles[0]) | {"topics": None if topics is None else sorted(topics)}
-            elif waiting:
-                document = describe_pending(waiting[0]) | {"topics": None}
+            elif pending:
+                document = describe_pending(pending[0]) | {"topics": None}
             else:
                 raise Refused(404, f"no file has the id {file_id!r:.80}")
             return wire.encode(self.served.redaction.document(document))
