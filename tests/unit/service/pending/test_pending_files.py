@@ -73,6 +73,9 @@ def test_lists_of_files_name_pending_ones(open_spark, tmp_path):
             assert document["totals"]["by_state"] == {"pending": 1} and document["totals"]["entries"] == 3
         assert client.get(f"/v1/files/{pending.file_id}").json() == row | {"topics": None}
         assert "1 pending file: lookups of the storage find" in run_here("files", "--storage", uri).out
+        for file in (name, pending.file_id):
+            refused = run_here("files", file, "--storage", uri)
+            assert refused.code == 2 and f"{file} is pending: it can be read once" in refused.err
         assert [row["object"] for row in reader.files_table().to_pylist()] == [name]
         (summed,) = reader.du().to_pylist()
         assert (summed["state"], summed["entries"], summed["bytes"]) == ("pending", 3, pending.size_bytes)
