@@ -147,14 +147,6 @@ FAULTS: dict[str, Callable[[Any, str], object]] = {
 }
 
 
-@pytest.fixture
-def four_files(make: Make) -> States:
-    """Files of twenty entries of one key, a hundred seconds each. No answer comes from memory."""
-    life = make(items=21, block_cache_bytes=0, directory_cache_bytes=0)
-    life.put_batch([("t", 0, "k", number, 1, T + number * 5000) for number in range(80)])
-    return life
-
-
 def check_unreadable(life: States, number: int, file_id: str, error: type[Exception]) -> None:
     """Check that no answer is short because the file with this number can't be read."""
     others = [answer for answer in life.model.query("t", "k", max_count=None) if answer.offset // 20 != number]
@@ -172,17 +164,18 @@ def check_unreadable(life: States, number: int, file_id: str, error: type[Except
 
 
 @pytest.mark.parametrize(("fault", "number"), [*((fault, 0) for fault in FAULTS), ("wrong", 3), ("lost", 3)])
-def test_an_unreadable_object_is_no_short_answer(four_files: States, fault: str, number: int) -> None:
-    four_files.bring("storage")
-    failing = four_files.service.files()[number]
-    (name,) = [
-        name for name, stored in four_files.service.log_state.objects.items() if stored.file_id == failing.file_id
-    ]
-    FAULTS[fault](four_files.storage, name)
-    check_unreadable(four_files, number, failing.file_id, StorageUnavailable if fault == "no answer" else CorruptFile)
+def test_an_unreadable_object_is_no_short_answer(make: Make, fault: str, number: int) -> None:
+    """Files of twenty entries of one key, a hundred seconds each. No answer comes from memory."""
+    life = make(items=21, block_cache_bytes=0, directory_cache_bytes=0)
+    life.put_batch([("t", 0, "k", number, 1, T + number * 5000) for number in range(80)])
+    life.bring("storage")
+    file_id = life.service.files()[number].file_id
+    (name,) = [name for name, stored in life.service.log_state.objects.items() if stored.file_id == file_id]
+    FAULTS[fault](life.storage, name)
+    check_unreadable(life, number, file_id, StorageUnavailable if fault == "no answer" else CorruptFile)
     if fault in ("no answer", "wrong", "short"):
-        four_files.storage.clear()
-        four_files.check("t", "k", max_count=1000)
+        life.storage.clear()
+        life.check("t", "k", max_count=1000)
 
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded", "storage"])

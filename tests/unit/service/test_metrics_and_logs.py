@@ -15,11 +15,6 @@ from tiered_index.storage.memory import MemoryStorage
 T = 1_700_000_000_000
 
 
-@pytest.fixture
-def settings(tmp_path):
-    return {"root": tmp_path / "root", "slots": 7, "items": 12, "background": False, "environment": False}
-
-
 def page(index):
     registry = CollectorRegistry(auto_describe=True)
     registry.register(tiered_index.metrics.collector(index))
@@ -27,9 +22,9 @@ def page(index):
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
-def test_a_collector_counts_lookups(settings):
-    storage = FaultStorage(MemoryStorage())
-    with IndexService.open(storage_backend=storage, **settings) as index:
+def test_a_collector_counts_lookups(tmp_path):
+    storage, settings = FaultStorage(MemoryStorage()), {"slots": 7, "items": 12, "background": False}
+    with IndexService.open(root=tmp_path / "root", storage_backend=storage, environment=False, **settings) as index:
         for offset in range(3):
             index.put("t", 0, "k", offset, 1, T)
         upload(index)

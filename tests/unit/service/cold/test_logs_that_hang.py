@@ -23,7 +23,7 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed, Invali
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import Usage
-from tiered_index.storage.opening import PrefixedStorage, child_storages, open_storage
+from tiered_index.storage.opening import PrefixedStorage, open_storage
 
 FILES = 3
 SHORT_S, SOME_S, LONG_S = 0.05, 2.0, 300.0
@@ -369,16 +369,6 @@ def limit(monkeypatch):
     return ThreadLimit(monkeypatch)
 
 
-@pytest.fixture
-def several(tmp_path):
-    """A prefix with two indexes below it."""
-    storage = FaultStorage(MemoryStorage())  # one namespace, as in an object store
-    for name in ("a", "b"):
-        cold_index(tmp_path / name, files=2, storage=PrefixedStorage(storage, name))
-    assert len(list(child_storages(storage))) == 2
-    yield storage
-
-
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, limit, clock, timeout_s):
     index = cold_index(tmp_path / "root", files=3)
@@ -395,9 +385,12 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, lim
         assert [Answer.of(item) for item in result] == index.expected("t", "all") != before
 
 
-def test_opening_and_refreshes_without_threads(several, limit, clock):
+def test_opening_and_refreshes_without_threads(tmp_path, limit, clock):
+    storage = FaultStorage(MemoryStorage())  # one namespace, as in an object store
+    for name in ("a", "b"):
+        cold_index(tmp_path / name, files=2, storage=PrefixedStorage(storage, name))
     limit.refuse("tiered-index-log", MANY)
-    with IndexReader.open(storage_backend=several, clock=clock, refresh_interval_s=10) as reader:
+    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10) as reader:
         assert len(reader.sources) == 2
         clock.advance(11)
         assert len(reader.query("t", "all")) == 4 and reader.refresh() is not None
