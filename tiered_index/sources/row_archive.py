@@ -198,7 +198,9 @@ class RowsOfLog:
         state, begin = self.archive.state(), self._begin if position is None else position
         end = state.positions.get(self.log, 0)
         lost = ((gap.begin, gap.end, gap.reason) for gap in state.given_up.get(self.log, ()))
-        known = ((linked.start, linked.end, linked.uri) for linked in self.links(begin)) if begin < end else ()
+        # a file that was read as a whole, and has no time, has no row with a key
+        with_keys = (linked for linked in self.links(begin) if linked.rows is None or linked.times is not None)
+        known = ((linked.start, linked.end, linked.uri) for linked in with_keys) if begin < end else ()
         copies = list(self.archive.segments().of(self.store, begin))
         begins = [begin, *(copy.end for copy in copies)]
         ends = [*(copy.start for copy in copies), end]

@@ -481,6 +481,19 @@ def test_a_file_that_was_being_read_when_its_archive_was_taken_over_is_continued
     assert (added["rows"], len(of_index(new[2:], 0))) == (40, 320)
 
 
+def test_rows_without_a_key_are_no_gap_of_an_archive_of_rows(tmp_path, where):
+    (folder := tmp_path / "logs").mkdir()
+    more = "--slots", 32, "--items", 1000, "--archive", "--wait", "--allow-none"
+    parts = {"a": lines(0, 20), "b": b'{"at": 1700000000, "n": 1}\n' * 3, "c": lines(20, 40)}
+    for name, content in parts.items():
+        (folder / f"{name}.ndjson").write_bytes(content)
+        assert run_here("ingest", folder, *KEYS, *where, *more).code == 0
+    uri = f"file://{tmp_path}/new"
+    built = run_here("ingest", f"archive:{where[3]}", "--storage", uri, "--json")
+    assert built.code == 0 and built.document["messages"] == 40, built.err
+    assert of_index(("--storage", uri), 0) == of_index(where[2:], 0)
+
+
 def test_an_index_of_an_archive_of_rows_brings_back_nothing_that_was_erased(tmp_path, where):
     written(tmp_path / "logs", 0, 120)
     more = "--slots", 32, "--items", 1000, "--archive", "--wait"
