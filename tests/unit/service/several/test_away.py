@@ -112,18 +112,18 @@ def test_an_index_that_answers_too_late_gets_no_further_request_of_the_lookup(cl
 def test_an_index_whose_files_hang_is_asked_again_after_a_pause(cluster, opened, clock):
     """Its log answers at once, so without a pause each second lookup would wait for its files."""
     away = cluster.uris[1]
-    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=SHORT_S, block_cache_bytes=0) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=0.5, block_cache_bytes=0) as reader:
         storage = of(opened, away)
         hang = storage.hang("get_range", times=None)
         check_partial(cluster, ask(reader), away)
         looks = storage.calls("list")
         for _ in range(3):
-            clock.advance(0.6 * SHORT_S)
+            clock.advance(0.3)
             check_partial(cluster, ask(reader), away)
             time.sleep(0.1)
         assert storage.calls("list") == looks
         hang.release.set()
-        clock.advance(0.4 * SHORT_S)
+        clock.advance(0.2)
         until(lambda: ask(reader).status == "complete")
         assert storage.calls("list") == looks + 1
 
