@@ -8,7 +8,7 @@ where it was interrupted. It needs no epoch, like a merge. Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +20,6 @@ from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, STAGING_PREFIX, linked_store, topic_of_store
-from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.retention import Expired
 from tiered_index.service.jobs.erase_find import FindHidden, Found, ScannedObject, find_hidden
@@ -298,37 +297,38 @@ def erase(
     return erasing.certificate(now=now, grace_s=grace_s)
 
 
+@dataclass(eq=False)
 class _Erasing:
     """One erasure: the objects that were scanned, and the `fields` of its certificate so far."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        log: StorageLog,
-        request: EraseRequest,
-        now_ms: int,
-        find: FindHidden,
-        progress: Progress,
-    ) -> None:
-        self._storage, self._log, self._request, self._find, self._progress = storage, log, request, find, progress
-        self._begun = log.refresh()
+    storage: Storage
+    log: StorageLog
+    request: EraseRequest
+    now_ms: int
+    find: FindHidden
+    progress: Progress
+    scanned: dict[str, ScannedObject] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._begun = self.log.refresh()
         assert self._begun.genesis is not None
         self.schema = self._begun.genesis.layout.schema
-        self.stones = request.tombstones(now_ms, keyed=self.schema.keyed)
+        self.stones = self.request.tombstones(self.now_ms, keyed=self.schema.keyed)
         self._hiding = Tombstones(self.stones)
-        self.scanned: dict[str, ScannedObject] = {}
-        self.fields: dict[str, Any] = {"request": request, "tombstones": self.stones}
+        self.fields: dict[str, Any] = {"request": self.request, "tombstones": self.stones}
+
+    def _found_in(self, objects: Iterable[StoredObject], words: str) -> Found:
+        return self.find(self.storage, objects, self._hiding, self.schema, partial(self.progress, words))
 
     def hidden_objects(self, state: LogState) -> set[str]:
         """Scan the objects of a state that were not scanned yet. Return the names of those with hidden entries."""
         fresh = [stored for stored in state.inputs.values() if stored.name not in self.scanned]
-        progress = partial(self._progress, "objects read")
-        self.scanned.update(self._find(self._storage, fresh, self._hiding, self.schema, progress))
+        self.scanned.update(self._found_in(fresh, "objects read"))
         return {name for name, scan in self.scanned.items() if scan.hidden}
 
     def find_entries(self) -> None:
         """Scan all objects, and note what the request matches."""
-        begun, request = self._begun, self._request
+        begun, request = self._begun, self.request
         names = self.hidden_objects(begun)
         hit = tuple([stored for name, stored in begun.inputs.items() if name in names])
         self.fields |= {
@@ -339,7 +339,23 @@ class _Erasing:
         if not any(scan.may_have_topic for scan in self.scanned.values()):
             self.fields["unknown_topics"] = (request.topic,)
             self.fields["known_topics"] = frozenset().union(*(scan.topics for scan in self.scanned.values()))
-        self.fields |= _unmatched(self._storage, begun, request, self._hiding, self.schema, self.scanned, self._find)
+        self._note_unmatched()
+
+    def _note_unmatched(self) -> None:
+        """Note the request, or keys of it, that no stored entry matches."""
+        state, request, held = self._begun, self.request, self.scanned.values()
+        are_in_force = [in_force(state, stone) for stone in self._hiding]
+        self.fields["in_force"] = all(are_in_force)
+        having = {
+            text
+            for text, stone, is_in_force in zip(request.spellings, self._hiding, are_in_force, strict=False)
+            if is_in_force or matched(stone, held)
+        }
+        lacking = tuple([key for key in request.keys if having.isdisjoint((key, *other_spellings(key)))])
+        if lacking or not (all(are_in_force) or _hidden(self.scanned)):
+            of_index = self.storage, state, request.topic, lacking, self.schema, self.find
+            later, similar = near_keys(*of_index) if lacking else ((), ())
+            self.fields |= {"unmatched_keys": lacking, "later_keys": later, "similar_keys": similar}
 
     def planned(self) -> Erasure:
         """Return the plan. Raises `InvalidArgument` if the index would have too many tombstones."""
@@ -348,16 +364,15 @@ class _Erasing:
 
     def certificate(self, *, now: bool, grace_s: float) -> Erasure:
         """Read all again, because the certificate is about the present bytes, and return it."""
-        storage, begun, scanned, fields = self._storage, self._begun, self.scanned, self.fields
+        storage, begun, scanned, fields = self.storage, self._begun, self.scanned, self.fields
         before_ms = storage.now_ms() - round(max(grace_s, UNNAMED_S) * 1000)
         half_made = storage.purge(before_ms)
-        unused = {info.name for info in unnamed(self._log, (own_objects(storage, prefix) for prefix in _LISTED))}
+        unused = {info.name for info in unnamed(self.log, (own_objects(storage, prefix) for prefix in _LISTED))}
         # of after the listing, so that objects that were published meanwhile are scanned
-        state = self._log.state
-        progress = partial(self._progress, "objects read again")
-        left = self._find(storage, state.inputs.values(), self._hiding, self.schema, progress)
+        state = self.log.state
+        left = self._found_in(state.inputs.values(), "objects read again")
         names = {name for name, scan in scanned.items() if scan.hidden and state.input_of(name) is None}
-        records = {number: self._log.record(number) for number in range(begun.number + 1, state.number + 1)}
+        records = {number: self.log.record(number) for number in range(begun.number + 1, state.number + 1)}
         # entries that a job has moved meanwhile were counted in their old object
         moved = {stored.name for record in records.values() if record.remove for stored in record.add}
         fields |= {
@@ -377,37 +392,12 @@ class _Erasing:
         }
         fields["remaining"] += fields.get("segments_remaining", ())
         segments = Segments(state, storage)
-        fields["linked_remaining"] = _linked(segments, self._request, self.stones, begun.expired, scanned)
+        fields["linked_remaining"] = _linked(segments, self.request, self.stones, begun.expired, scanned)
         # archived messages are searched only with `now`
         is_left = bool(fields["remaining"] or fields["pending"] or (segments and not now))
         left_now: Status = "remains" if fields["remaining"] else "pending"
         status: Status = "erased" if not is_left else left_now if now else "hidden"
         return Erasure(status=status, to_do=_to_do(fields, now=now, grace_s=grace_s), **fields)
-
-
-def _unmatched(
-    storage: Storage,
-    state: LogState,
-    request: EraseRequest,
-    hiding: Tombstones,
-    schema: Schema,
-    scanned: Found,
-    find: FindHidden,
-) -> dict[str, Any]:
-    """Return the fields of the certificate about a request, or keys of it, that no stored entry matches."""
-    held = scanned.values()
-    are_in_force = [in_force(state, stone) for stone in hiding]
-    fields: dict[str, Any] = {"in_force": all(are_in_force)}
-    having = {
-        text
-        for text, stone, is_in_force in zip(request.spellings, hiding, are_in_force, strict=False)
-        if is_in_force or matched(stone, held)
-    }
-    lacking = tuple([key for key in request.keys if having.isdisjoint((key, *other_spellings(key)))])
-    if lacking or not (all(are_in_force) or _hidden(scanned)):
-        later, similar = near_keys(storage, state, request.topic, lacking, schema, find) if lacking else ((), ())
-        fields |= {"unmatched_keys": lacking, "later_keys": later, "similar_keys": similar}
-    return fields
 
 
 def check_grace(grace_s: float) -> None:
