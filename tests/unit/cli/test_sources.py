@@ -97,6 +97,16 @@ def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, line):
             )
 
 
+@pytest.mark.parametrize("null", [b"null", b" \tnull", b"\xef\xbb\xbfnull", b"null null"])
+def test_a_null_in_place_of_a_message_is_refused_wherever_it_is(write_lines, make_message, null):
+    """Arrow's parser crashes if it is the first row."""
+    good = json.dumps(make_message(1)).encode()
+    for lines in ([null, good], [b"", null, good], [good, null]):
+        (batch,) = open_source(write_lines(lines)).batches(0)
+        assert batch.columns is None
+        assert [record.message is None for record in batch.records()] == [line == null for line in lines if line]
+
+
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_reading_continues_at_every_batch_end(write_lines, make_message, tmp_path, monkeypatch, gzipped):
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 500)

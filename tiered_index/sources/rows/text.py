@@ -62,6 +62,8 @@ _DAMAGE = (EOFError, gzip.BadGzipFile, gzip_error, zlib.error, lzma.LZMAError, O
 
 # of JSON; a parser of numbers forgets the sign
 _MINUS_ZERO = re.compile(rb"[:,\[]\s*-0\s*[,}\]]")
+# a row that is null: Arrow's parser takes it for an object, and crashes if it is the first
+_NULL_ROW = re.compile(rb"^(\xef\xbb\xbf)?[ \t\r]*null", re.MULTILINE)
 
 
 class BlockSums:
@@ -287,6 +289,8 @@ class NdjsonFile(TextFile):
         return [*columns]
 
     def columns(self, lines: bytes, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+        if b"null" in lines and _NULL_ROW.search(lines):
+            raise Unclear
         return pyarrow.json.read_json(
             io.BytesIO(lines),
             pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
