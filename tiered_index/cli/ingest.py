@@ -295,7 +295,8 @@ def ingest(
     sources: list[str] = Argument(
         metavar="SOURCE...",
         help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; archive:URI of an index with archived segments; "
-        "NDJSON, CSV or Parquet as a file, s3://bucket/file, or - for stdin. With --topic: files, folders and globs.",
+        "NDJSON, CSV, Parquet or Arrow as a file, s3://bucket/file, or - for stdin. With --topic: files, folders and "
+        "globs.",
     ),
     *,
     options: IngestOptions,
@@ -345,7 +346,7 @@ def ingest(
     pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each
     time. Lookups show an entry once, even if you put it twice.
 
-    A file that `export` wrote (Parquet, Arrow, or NDJSON, also gzipped) puts the same entries, with their hashes of
+    A file that `export` wrote (Parquet, Arrow, or NDJSON, also packed) puts the same entries, with their hashes of
     keys. NDJSON can also come from stdin. An export has no source positions, erasures and expiries: `copy` keeps them.
 
     archive:URI indexes the archived segments of RocketMQ, records of Kafka and rows of files in the index at URI, as
