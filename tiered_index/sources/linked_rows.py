@@ -10,7 +10,6 @@ compressed text is decompressed from the restart point before the row, if there 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
 import threading
@@ -31,7 +30,7 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.chains import has_grown
-from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, local_file, stored_file
+from tiered_index.sources.listing import LinkedFiles, as_it_is
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
@@ -106,6 +105,13 @@ class _Changed(Exception):
     """The file is not as it was when it was indexed."""
 
 
+def _note(search: Search, error: CorruptFile | StorageError | BudgetExceeded) -> None:
+    """Note why a row was not read; damage is no error of a search, which may find the row elsewhere."""
+    search.problems.append(str(error))
+    search.damaged = search.damaged or isinstance(error, CorruptFile)
+    search.error = None if isinstance(error, CorruptFile) else error
+
+
 class FileRows:
     """The rows of the files of topics: a `MessageSource` for the `messages` of a reader or an index.
 
@@ -166,17 +172,13 @@ class FileRows:
                 return
             search.read_from, search.file_place = segment.uri, file_place(segment, item.offset)
             check_deadline(f"reading {segment.uri}")
-            file = self._files.file(segment.uri, segment.size_bytes)
-            now = local_file(file.path) if isinstance(file, LocalFile) else None
-            self._take(search, segment, file, now, topic, key)
+            self._take(search, segment, self._files.file(segment.uri, segment.size_bytes), topic, key)
         except _Changed:
             search.problems.append(f"{search.read_from} has changed since it was indexed")
         except (InvalidArgument, ObjectNotFound) as error:
             search.problems.append(f"{search.read_from} is gone, or can't be opened: {error}")
         except (CorruptFile, StorageError, BudgetExceeded) as error:
-            search.problems.append(str(error))
-            search.damaged = search.damaged or isinstance(error, CorruptFile)
-            search.error = None if isinstance(error, CorruptFile) else error
+            _note(search, error)
 
     def _is_archived(self, search: Search, item: IndexItem, key: str) -> bool:
         """Look for the archived copy of a row. Return whether there is one; `search` has it then."""
@@ -195,9 +197,7 @@ class FileRows:
                 continue
             except (CorruptFile, StorageError, BudgetExceeded) as error:
                 # the file may still have it
-                search.problems.append(str(error))
-                search.damaged = search.damaged or isinstance(error, CorruptFile)
-                search.error = None if isinstance(error, CorruptFile) else error
+                _note(search, error)
                 return False
             finally:
                 search.charge(reads)
@@ -217,22 +217,14 @@ class FileRows:
         search.charge(reads)
         return segment if isinstance(segment, LinkedSegment) else None
 
-    def _take(
-        self,
-        search: Search,
-        segment: LinkedSegment,
-        file: LocalFile | StoredFile,
-        now: SourceFile | None,
-        topic: str,
-        key: str,
-    ) -> None:
-        """Read and judge the row of an entry. `now` is a local file as it is. Raises `_Changed`, `ObjectNotFound`."""
+    def _take(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, topic: str, key: str) -> None:
+        """Read and judge the row of an entry. Raises `_Changed`, `ObjectNotFound`."""
         item = search.item
         assert item is not None
         position, line = file_place(segment, item.offset).row, None
         try:
             if segment.format in TABLES:
-                text, keys_by = self._columns(search, segment, file, now, position)
+                text, keys_by = self._columns(search, segment, file, position)
             else:
                 text, line = self._text(search, segment, file, position, item.size)
                 rows = self._rows(search, segment, file)
@@ -261,17 +253,14 @@ class FileRows:
         return False
 
     def _columns(
-        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, now: SourceFile | None, number: int
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, number: int
     ) -> tuple[bytes, Callable[[RowMapping], Sequence[Any]]]:
         """Return a row of a file with columns as JSON, and a function that returns its keys."""
-        if isinstance(file, StoredFile):
-            head = file.storage.head(file.name)
-            search.requests += 1
-            file = dataclasses.replace(file, size_bytes=head.size_bytes)
-            now = stored_file(file, head.modified_ms)
-        if now is None or not now.is_same(segment.size_bytes, segment.etag):
+        now = as_it_is(file)
+        search.requests += isinstance(file, StoredFile)
+        if not now.is_same(segment.size_bytes, segment.etag):
             raise _Changed
-        opened = self._rows(search, segment, file)
+        opened = self._rows(search, segment, now.file)
         assert isinstance(opened, ColumnsFile), "by its format"
         row = opened.row(number)
         search.requests += isinstance(file, StoredFile)

@@ -42,9 +42,6 @@ class PinnedFile(LocalFile):
 
     place: str
 
-    def __str__(self) -> str:
-        return str(self.path)
-
     def open(self) -> IO[bytes]:
         try:
             handle = super().open()

@@ -93,7 +93,7 @@ def test_numbers_that_are_keys_keep_their_text(ingest, tmp_path):
 def test_an_array_is_no_ndjson(ingest, tmp_path, name):
     (tmp_path / name).write_text(json.dumps([MESSAGE | {"offset": 1, "key": "k"}]))
     done = ingest(tmp_path / name)
-    assert done.code == 2 and "not a JSON object, but an array" in done.error["message"], done.err
+    assert done.code == 2 and "is a JSON array: write one object a line, for example" in done.error["message"], done.err
 
 
 @pytest.mark.parametrize("write", [ndjson, parquet])
