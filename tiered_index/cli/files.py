@@ -71,6 +71,8 @@ def topics(
     if by is not None:
         if allow_partial or within != RangeOptions() or limits != LimitOptions():
             raise InvalidArgument("--by sums all entries: leave --begin, --end, --allow-partial and all limits out")
+        if len(session.storages) > 1:
+            raise InvalidArgument("--by sums the entries of one index: give --storage once")
         return _show_sums(session, client, by)
     budget = CommandBudget(limits.of_lookups)
     config = session.reader_config()

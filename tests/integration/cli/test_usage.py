@@ -103,6 +103,7 @@ LINES = [
     ("copy --from {uri}- --to file://{tmp}/b", "holds no"),
     ("copy --from {uri} --to file://{tmp}/b --follow --grace 1m", ""),
     ("topics --root {root} --by topic,size", ""),
+    ("topics --by topic --storage {uri} --storage {uri}2", "--by sums the entries of one index"),
     ("topics --root {root} --by topic --begin 1", "--by sums all entries: leave --begin,"),
     ("merge --storage {uri} --tiers 1d,30d", "Use --window 1d,30d"),
     ("merge --storage {uri} --threads 2 --master local", "leave --threads out"),
