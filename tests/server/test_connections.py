@@ -67,12 +67,14 @@ def is_answered(listener: HttpListener, trusted: Authority, own: Authority | Non
 
 
 def answer(connection: socket.socket) -> bytes:
-    """Return one answer with a JSON object as its body."""
-    got = b""
-    while not got.rstrip().endswith(b"}"):
-        data = connection.recv(1 << 16)
+    """Return one answer. A further one may already be there."""
+    got, end = b"", None
+    while end is None or len(got) < end:
+        data = connection.recv(1 if end is None else end - len(got))
         assert data
         got += data
+        if end is None and got.endswith(b"\r\n\r\n"):
+            end = len(got) + int(got.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return got
 
 

@@ -77,11 +77,13 @@ def _no_more_folders(uri: str) -> Iterator[None]:
     parts = split_uri(uri)
     folder = local_path(parts, "file:///path") if parts.scheme == "file" else None
     before = set(folder.iterdir()) if folder is not None else set()
-    yield
-    for path in set(folder.iterdir()) - before if folder is not None else ():
-        # a writer may use it by now
-        with contextlib.suppress(OSError):
-            path.rmdir()
+    try:
+        yield
+    finally:
+        for path in set(folder.iterdir()) - before if folder is not None else ():
+            # a writer may use it by now
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _check_there(uri: str) -> None:

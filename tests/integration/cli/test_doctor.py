@@ -6,6 +6,8 @@ import fcntl
 import pytest
 
 from tests.integration.cli.command_lines import run_here
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.local.storage import LocalStorage
 
 
 def test_what_is_sound_is_said_to_be(tmp_path):
@@ -36,4 +38,14 @@ def test_a_missing_ability_is_a_finding(tmp_path, monkeypatch):
     assert (done.code, done.document["status"]) == (1, "missing")
     (missing,) = [row for row in done.document["abilities"] if row["state"] == "missing"]
     assert missing["what"] == "file locks" and "No locks available" in missing["result"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_that_breaks_off_leaves_no_folders(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise StorageUnavailable("it went away")
+
+    monkeypatch.setattr(LocalStorage, "get", refuse)
+    done = run_here("doctor", tmp_path.as_uri(), "--json")
+    assert done.code == 3 and "it went away" in done.err
     assert list(tmp_path.iterdir()) == []
