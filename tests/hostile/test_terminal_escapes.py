@@ -192,7 +192,8 @@ def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> N
     for terminal in (True, False):
         stream = Terminal()
         stream.isatty = lambda is_terminal=terminal: is_terminal
-        with ProgressDisplay(TEXT, 10, quiet=False, stream=stream) as progress:
+        monkeypatch.setattr("sys.stderr", stream)
+        with ProgressDisplay(TEXT, 10, quiet=False) as progress:
             progress.update(5, TEXT)
         # the text without the bar's own colours and movements
         rest = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.getvalue())

@@ -168,14 +168,10 @@ def ingest_followed(
 
 def _lacks(follower: Follower) -> list[str]:
     """Return why none of the messages that were read was indexed; empty: some were, or there were none to index."""
-    if follower.entries or not follower.messages:
+    lacks = getattr(follower.source, "lacks", None)
+    if lacks is None or follower.entries or not follower.messages:
         return []
-    counts = follower.messages, follower.hidden, follower.left_out
-    return list(getattr(follower.source, "lacks", _no_reasons)(*counts))
-
-
-def _no_reasons(*_: int) -> list[str]:
-    return []
+    return list(lacks(follower.messages, follower.hidden, follower.left_out))
 
 
 def _where(source: Source, message: Mapping[str, Any]) -> str:

@@ -385,14 +385,13 @@ def _log(level: int, text: str, **fields: Any) -> None:
     _NOTES.handle(_NOTES.makeRecord(_NOTES.name, level, "", 0, text, (), None, extra={"fields": fields}))
 
 
-def tell(text: str, stream: TextIO | None = None) -> None:
-    """Write to `stream` (default: stderr); ignore errors."""
-    stream = sys.stderr if stream is None else stream
+def tell(text: str) -> None:
+    """Write to stderr; ignore errors."""
     try:
-        stream.write(text)
-        stream.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
     except OSError:
-        discard(stream)
+        discard(sys.stderr)
 
 
 @contextlib.contextmanager
@@ -478,10 +477,9 @@ def _is_part(value: Any) -> bool:
 class ProgressDisplay:
     """Progress of `total` steps (None: unknown): a bar on a terminal, else a line every few seconds. One thread."""
 
-    def __init__(self, title: str, total: int | None, *, quiet: bool, stream: Any = None) -> None:
+    def __init__(self, title: str, total: int | None, *, quiet: bool) -> None:
         self._title = printable(title)
         self._total = total
-        self._stream = stream if stream is not None else sys.stderr
         self._quiet = quiet
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -490,7 +488,7 @@ class ProgressDisplay:
         self._lock, self._done = threading.Lock(), 0
 
     def __enter__(self) -> ProgressDisplay:
-        if not self._quiet and self._stream.isatty():
+        if not self._quiet and sys.stderr.isatty():
             # imported on use: most commands draw no bar
             from rich.console import Console
             from rich.progress import (
@@ -510,7 +508,7 @@ class ProgressDisplay:
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[detail]}", markup=False),
             )
-            self._bar = Progress(*columns, console=Console(file=self._stream), transient=True)
+            self._bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
             self._task = self._bar.add_task(self._title, total=self._total, detail="")
             self._bar.start()
         return self
@@ -532,7 +530,7 @@ class ProgressDisplay:
         if now - self._printed_s >= _LINE_INTERVAL_S:
             self._printed_s = now
             share = f"{100 * done / self._total:.0f} %" if self._total else f"{done:,}"
-            tell(f"{self._title}: {share}{', ' + detail if detail else ''}\n", self._stream)
+            tell(f"{self._title}: {share}{', ' + detail if detail else ''}\n")
 
     def counting(self, unit: str) -> Callable[[int], None]:
         """Return a function that adds to the number of done steps, from any thread, and shows it."""

@@ -86,17 +86,13 @@ def test_a_table_uses_only_characters_that_stdout_can_write(encoding, rule, monk
 def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("tiered_index.cli.output.time", SimpleNamespace(monotonic=lambda: now[0]))
-    stream, quiet = io.StringIO(), io.StringIO()
-    with (
-        ProgressDisplay("ingesting", 200, quiet=False, stream=stream) as shown,
-        ProgressDisplay("x", 200, quiet=True, stream=quiet) as silent,
-    ):
+    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+    with ProgressDisplay("ingesting", 200, quiet=False) as shown, ProgressDisplay("x", 200, quiet=True) as silent:
         for step in range(12):
             now[0] += 1
             shown.update(step * 10, f"{step} entries")
             silent.update(step)
     assert stream.getvalue().splitlines() == ["ingesting: 20 %, 4 entries", "ingesting: 45 %, 9 entries"]
-    assert quiet.getvalue() == ""
 
 
 def report(number, outcome="read", **more):
@@ -138,7 +134,9 @@ def test_an_unread_file_is_named_once(capsys):
 def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
     # each look at the clock is a minute later
     monkeypatch.setattr("time.monotonic", itertools.count(0, 60).__next__)
-    with open("/dev/full", "w") as full, ProgressDisplay("ingesting", 2, quiet=False, stream=full) as shown:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stderr", full)
+        shown = ProgressDisplay("ingesting", 2, quiet=False)
         shown.update(1)
         shown.update(2)
 
