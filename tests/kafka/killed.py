@@ -35,7 +35,7 @@ def follow(root: Path, servers: str, topics: str, pipe: int, *, archives: bool) 
     """Follow until the process is killed; a byte into the pipe when records were put, and when some were archived."""
     kafka_source._WAIT_S = kafka_client._WAIT_S = 0.02
     # several segments of few records
-    kafka_client._MESSAGES = 20
+    kafka_client.MOST_MESSAGES = 20
     index = open_index(root)
     source = source_of(index, servers, *topics.split(","), follow=True, settings=HASTY)
     archiver = KafkaArchiver(source, segment_bytes=1 << 14, every_s=0.0) if archives else None

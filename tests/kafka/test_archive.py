@@ -116,7 +116,7 @@ def lost(follower):
 
 def test_records_that_are_not_due_wait_behind_those_that_are_archived(index, servers, producing, topic, monkeypatch):
     monkeypatch.setattr("tiered_index.kafka.archive._WORTH_RECORDS", 60)
-    monkeypatch.setattr("tiered_index.kafka.client._MESSAGES", 10)
+    monkeypatch.setattr("tiered_index.kafka.client.MOST_MESSAGES", 10)
     producing.send(topic, packet(100))
     with archiver_of(index, source_of(index, servers, topic)) as archiver:
         archiver.segment_bytes = 60 * 200
@@ -129,7 +129,7 @@ def test_records_that_are_not_due_wait_behind_those_that_are_archived(index, ser
 def test_a_stop_ends_a_round_behind_the_present_file_and_the_next_run_goes_on(
     index, servers, producing, topic, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.kafka.client._MESSAGES", 10)
+    monkeypatch.setattr("tiered_index.kafka.client.MOST_MESSAGES", 10)
     producing.send(topic, packet(100))
     with archiver_of(index, source_of(index, servers, topic)) as archiver:
         archiver.segment_bytes = 2_000

@@ -45,7 +45,7 @@ def folder(_cluster, tmp_path_factory):
         keys = ("key", "header:h", "json:order.id")
         with pytest.MonkeyPatch.context() as patched:
             # a segment ends with messages that the client returned together
-            patched.setattr("tiered_index.kafka.client._MESSAGES", 10)
+            patched.setattr("tiered_index.kafka.client.MOST_MESSAGES", 10)
             follower = archive(index, _cluster.servers, folder.name, segment_bytes=1 << 16, keys=keys)
         assert (follower.messages, follower.loss_count) == (COUNT, 0)
         index.seal()

@@ -146,7 +146,7 @@ def merge(
         with open_stored_index(config) as index:
             _show_plans(session, index, options, config.prices)
     elif on_spark:
-        _merge_on_spark(session, config, options, on)
+        merge_on_spark(session, config, options, on)
     else:
         _merge_here(session, config, options, threads or 2)
     return 0
@@ -173,7 +173,7 @@ def _merge_here(session: Session, config: IndexConfig, options: Sequence[MergeOp
         _write_merged(session.out, tiers, index.log.state.number, costs)
 
 
-def _merge_on_spark(session: Session, config: IndexConfig, options: Sequence[MergeOptions], on: SparkOptions) -> None:
+def merge_on_spark(session: Session, config: IndexConfig, options: Sequence[MergeOptions], on: SparkOptions) -> None:
     """Merge on executors, and write the result."""
     # imported here: a merge in this process needs no PySpark
     from tiered_index.cli.spark import check_index, of_index, run_job, spark_of

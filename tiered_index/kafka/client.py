@@ -51,7 +51,7 @@ _PAUSE_S = _WAIT_S = 0.2
 # Time between two questions whether the brokers of a cluster can be reached, and the longest wait for an answer
 _CHECK_S = 2.0
 # most messages that are held at a time, as in a source, and most records that are few
-_MESSAGES, _FEW = 500, 1_000
+MOST_MESSAGES, _FEW = 500, 1_000
 # else each record of an answer waits for a broker that is away
 _AWAY_S = 5.0
 _log = logging.getLogger(__name__)
@@ -613,7 +613,7 @@ class KafkaBroker:
             consumer.assign([kafka.TopicPartition(*place, begin)])
             while begin < until:
                 _check_time(where, stopped)
-                messages = asked(where, partial(consumer.consume, min(until - begin, _MESSAGES), _WAIT_S))
+                messages = asked(where, partial(consumer.consume, min(until - begin, MOST_MESSAGES), _WAIT_S))
                 batch, is_end = _records_before(until, messages, where)
                 if batch:
                     begin = max(begin, batch[-1].offset() + 1)
