@@ -133,9 +133,9 @@ open-quote-takes-the-file: a quote that stays open takes all rows behind it
   + elif held_bytes < 0:
   tests/unit/test_row_files.py::test_a_quote_that_stays_open_takes_one_row
 bad-row-of-another-line: a bad row has the number of another line
-  in TextFile.numbered
-  - number + row.count(b"\n")
-  + number + len(row)
+  in TextBlocks.read
+  - lines += len(newlines)
+  + lines += len(block)
   tests/unit/test_row_files.py::test_a_quote_that_stays_open_takes_one_row
 arrow-rows-from-the-batch: Arrow rows before the position are read again
   in ArrowTable.read
