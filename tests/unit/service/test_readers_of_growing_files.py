@@ -3,11 +3,13 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tests.support.core import using
+from tests.support.hanging import Crew
 from tests.support.rounds import upload
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import CorruptFile
@@ -105,6 +107,55 @@ def test_how_much_of_topics_was_read_is_that_of_the_files_that_a_look_returns(gr
     put(3)
     upload(index)
     assert view.look().reads == {name: 3}
+
+
+@pytest.mark.parametrize("is_overtaken", [False, True])
+def test_a_look_that_began_before_a_put_hides_it_from_no_later_one(growing, monkeypatch, is_overtaken):
+    """Looks of threads keep the last one: it must not count as one of what came while it was made."""
+    index, root = growing
+
+    def put(offset):
+        index.put("t", 0, "k", offset, 1, T_MS)
+        index.flush()
+
+    put(1)
+    view, names, meanwhile = RootView(Root(root, Disk())), Disk.names, [3]
+
+    def putting(disk, place):
+        # behind the journals
+        if place.name == "compacted" and meanwhile:
+            put(meanwhile.pop())
+            # another thread's look begins later, and ends sooner
+            assert not is_overtaken or [file.count for file in view.look().handles] == [3]
+        return names(disk, place)
+
+    monkeypatch.setattr(root_view, "_STEP_NS", 20_000_000)
+    time.sleep(0.1)
+    view.look()
+    put(2)
+    monkeypatch.setattr(Disk, "names", putting)
+    view.look()
+    assert not meanwhile and [file.count for file in view.look().handles] == [3]
+    assert view.look() is view.look()
+
+
+def test_lookups_of_threads_find_each_put_that_ended_before_they_began(growing):
+    index, root = growing
+    crew = Crew()
+    with IndexReader.open(root=root, environment=False) as reader, ThreadPoolExecutor(3) as pool:
+
+        def look():
+            while not crew.stop.is_set():
+                reader.query("t", "k")
+
+        crew.begin(look)
+        try:
+            for count in range(1, 61):
+                index.put("t", 0, "k", count, 1, T_MS)
+                index.flush()
+                assert [*pool.map(lambda _: len(reader.query("t", "k")), range(3))] == [count] * 3
+        finally:
+            crew.finish()
 
 
 def columns(numbers):
