@@ -513,7 +513,7 @@ class Ingestion:
             if opened.held_back_bytes:
                 session.out.note(
                     f"{opened.place}: the last line ({counted(opened.held_back_bytes, 'byte')}) is held back: it has "
-                    "no newline, and may be cut. Add the newline, and ingest again"
+                    "no newline, or an open quote, and may be cut. Complete it, and ingest again"
                 )
             if opened.unused:
                 session.out.note(f"not indexed: {listed(opened.unused)} of {opened.place}")

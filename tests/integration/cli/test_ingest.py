@@ -120,7 +120,10 @@ def test_a_last_line_that_may_be_cut_is_reported_and_read_once_it_is_whole(inges
     outcome = ingest("--skip-bad")
     assert outcome.code == 0
     assert re.search(r"messages +2\n", outcome.out)
-    assert "messages.ndjson: the last line (97 bytes) is held back: it has no newline, and may be cut" in outcome.err
+    assert (
+        "messages.ndjson: the last line (97 bytes) is held back: it has no newline, or an open quote, and may be cut"
+        in outcome.err
+    )
     again = ingest("--skip-bad", "--json").document
     assert (again["held_back"], again["messages"], again["skipped"]) == (1, 0, 0)
     places.source.write_text(whole)

@@ -235,7 +235,9 @@ class PartsReader:
                     self._last = str(file), messages
                     yield from _rows(messages, str(file), self.fields, names)
                 if source.held_back_bytes:
-                    raise InvalidArgument(f"{file}: the last line has no newline, and may be cut: add the newline")
+                    raise InvalidArgument(
+                        f"{file}: the last line has no newline, or an open quote, and may be cut: complete it"
+                    )
                 _check_same(file, part)
 
     def name_row(self, error: Exception) -> None:
