@@ -56,6 +56,8 @@ _OWN = ("number", "epoch", "genesis", "objects", "archive", "pending", "catalogs
 
 # records of a copy that are looked at for the last removal, before their times are asked for
 _LOOKED_AT = 100
+# the time between sweeps of one that follows the source, and that may end between them
+_SWEPT_S = 3600.0
 # objects that are brought before the next ones are asked for
 _AT_ONCE = 256
 
@@ -240,13 +242,13 @@ class Copier:
         return False
 
     def _newest(self, last: int, grace_s: float) -> Iterator[int]:
-        """Yield the numbers of records from the last one down, of at least the `grace_s` before it.
+        """Yield the numbers of records from the last one down, of at least the `grace_s` and an hour before it.
 
-        The round that appended the last record has swept: it deleted what had been removed before that time.
+        A sweep at most an hour before the last record deleted what had been removed the `grace_s` before that sweep.
         """
         yield from range(last, max(1, last - _LOOKED_AT), -1)
         if last > _LOOKED_AT:
-            since_ms = self.target.head(log_name(last)).modified_ms - round(grace_s * 1000)
+            since_ms = self.target.head(log_name(last)).modified_ms - round((grace_s + _SWEPT_S) * 1000)
             yield from self.copied.numbers_since(last - _LOOKED_AT, since_ms)
 
     def _is_gone(self, name: str) -> bool:
