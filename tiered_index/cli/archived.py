@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -220,16 +220,20 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
 def _link(index: IndexService, rows: RowsOfLog) -> None:
     """Add the files of a log of rows to an index that lacks them, before their entries."""
     mine, theirs = index.segment_archive.segments(), rows.archive.segments()
-    links = [linked for linked in mine.of_log(rows.log) if isinstance(linked, LinkedSegment)]
-    _check_same(index, rows, links)
-    known = ((linked, theirs.segment(rows.log, linked.start)) for linked in links if linked.is_open)
-    # they were being read when an earlier run took them over
-    finished = [
-        other
-        for linked, other in known
-        if isinstance(other, LinkedSegment) and (other.start, other.uri) == (linked.start, linked.uri)
-        if not other.is_open
-    ]
+    last: LinkedSegment | None = None
+    finished = list[LinkedSegment]()
+    for linked in mine.of_log(rows.log):
+        if not isinstance(linked, LinkedSegment):
+            continue
+        if not linked.is_open:
+            last = linked
+            continue
+        # it was being read when an earlier run took it over
+        known = theirs.segment(rows.log, linked.start)
+        if isinstance(known, LinkedSegment) and (known.start, known.uri) == (linked.start, linked.uri):
+            finished += [] if known.is_open else [known]
+    if last is not None:
+        _check_same(index, rows, last)
     if finished:
         index.link([], finished)
     new = rows.copied_links(offsets_end(mine, rows.log))
@@ -237,10 +241,9 @@ def _link(index: IndexService, rows: RowsOfLog) -> None:
         index.link(chunk)
 
 
-def _check_same(index: IndexService, rows: RowsOfLog, links: Sequence[LinkedSegment]) -> None:
+def _check_same(index: IndexService, rows: RowsOfLog, last: LinkedSegment) -> None:
     """Raise `InvalidArgument` if the last of the index's files is not one of the old index: both have gone on."""
-    last = next((linked for linked in reversed(links) if not linked.is_open), None)
-    if last is None or last.end <= rows.archive.state().expired.segments.get(rows.log, 0):
+    if last.end <= rows.archive.state().expired.segments.get(rows.log, 0):
         return
     known = rows.archive.segments().segment(rows.log, last.start)
     if not isinstance(known, LinkedSegment) or (last.end, last.blocks) != (known.end, known.blocks):

@@ -9,6 +9,7 @@ index again. One thread uses a `RowArchiver`.
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ class RowsOfLog:
         begins = [begin, *(copy.end for copy in copies)]
         ends = [*(copy.start for copy in copies), end]
         losses = list[Loss]()
-        for first, last, name in sorted((*lost, *known)):
+        for first, last, name in heapq.merge(sorted(lost), known):
             at = max(bisect.bisect_right(begins, first) - 1, 0)
             while at < len(begins) and begins[at] < last:
                 gap_begin, gap_end = max(first, begins[at]), min(last, ends[at])
