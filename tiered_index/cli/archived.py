@@ -38,7 +38,7 @@ from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.format.shard import entry_checksum
 from tiered_index.kafka.archived import archived_records, begin_of, rule_positions, source_of
-from tiered_index.kafka.names import Name
+from tiered_index.kafka.names import Name, positions_by_store
 from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
@@ -169,6 +169,8 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
         stores = _stores(old, options.run.store_name, selection, uri)
         archived = ArchivedMessages(old, stores, selection, of_store.skip_corrupt, of_store.skip_missing)
         archived.check_missing()
+        if options.run.store_name is None and (lacking := _without_archive(old, selection)):
+            session.out.note(f"{uri} has no archived message of {listed_names(lacking, 3)}: their entries are left out")
         if options.run.dry_run:
             return _compare(session, archived)
         if config.storage is None and config.root is None:
@@ -284,6 +286,21 @@ def _stores(old: IndexReader, store: str | None, selection: Selection, uri: str)
     if columnar and (store is not None or not known.byte_stores):
         return columnar
     return segments_by_store(known, () if store is None else (store,), uri) | columnar
+
+
+def _without_archive(old: IndexReader, selection: Selection) -> list[str]:
+    """Return the stores of RocketMQ and the logs of Kafka whose entries the index has, but no archived message."""
+    known, state = old.segments(), old.log_state
+    ends = {
+        name: at
+        for name, at in positions_by_store(state.positions).items()
+        if selection.takes(str(topic_of_store(name)))
+    }
+    ends |= {
+        name.removeprefix(SOURCE_PREFIX): at for name, at in state.positions.items() if name.startswith(SOURCE_PREFIX)
+    }
+    expired = state.expired.segments
+    return sorted(name for name, at in ends.items() if at > expired.get(name, 0) and name not in known.stores)
 
 
 def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:

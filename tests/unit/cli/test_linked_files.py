@@ -445,6 +445,22 @@ def test_an_archive_of_some_topics_makes_no_index_without_the_others_in_silence(
     assert (skipped["messages"], len(skipped["skipped"])) == (40, 4)
 
 
+def test_sources_without_an_archive_are_named_because_they_are_left_out(tmp_path, where):
+    written(tmp_path / "logs", 0, 40)
+    more = "--slots", 32, "--items", 1000, "--archive", "--wait"
+    assert run_here("ingest", tmp_path / "logs", *KEYS, *where, *more).code == 0
+    with IndexService.open(root=where[1], storage=where[3]) as index:
+        for source in ("kafka:c/left/0", f"kafka:c/left/1@{'a' * 32}", "rocketmq:broker-a"):
+            index.put("left", 0, "k", 1, 10, BEGIN_S * 1000, source=source, source_position=2)
+        index.seal()
+        index.run_lifecycle()
+    new = "--storage", f"file://{tmp_path}/new"
+    done = run_here("ingest", f"archive:{where[3]}", *new)
+    assert done.code == 0 and "no archived message of broker-a, kafka:c/left/0, kafka:c/left/1:" in done.err, done.err
+    again = run_here("ingest", f"archive:{new[1]}", "--storage", f"file://{tmp_path}/newer", "--topics", "orders")
+    assert again.code == 0 and "left out" not in again.err
+
+
 @pytest.mark.parametrize("more", [10, 100])
 def test_an_index_with_files_of_its_own_takes_no_other_rows_of_an_archive(tmp_path, where, more):
     """Two files would have the same offsets."""
