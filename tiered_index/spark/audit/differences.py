@@ -21,6 +21,7 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit.entries import ALL_TIME, INDEX, SOURCE, Picked, Sides, identity_dtype, packed, value_dtype
 from tiered_index.spark.audit.ranges import SUMS, Part, Ranges, Unread, sums_of
 from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, cleaned_up, one_row, records_of
+from tiered_index.spark.workers import between_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -167,7 +168,8 @@ def _sums(
     names = [(name, kind[name]) for kind in kinds for name in kind.names or ()]
 
     def add_up(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
-        return sums_of(parts, ranges, names)
+        with between_tasks():
+            yield from sums_of(parts, ranges, names)
 
     with sides.rows(objects, picked, add_up, SUMS) as rows:
         sums = [F.sum(name) for name in ("entries", "low", "high")]

@@ -50,6 +50,7 @@ from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import described
+from tiered_index.spark.workers import between_tasks
 from tiered_index.spark.writing.build import BuildResult, BuiltIndex, expected_result
 from tiered_index.spark.writing.census import HAS_KEY, Census, WindowScale, take_census
 from tiered_index.spark.writing.files import check_stored_folder, row_ends
@@ -177,7 +178,7 @@ class LinkedPartsReader:
         Raises `InvalidArgument` for a row that is no entry, and for a file that changed before or meanwhile.
         """
         mapping, read = self.rows.mapping(), self._counted if HAS_KEY in names else self._entries
-        with contextlib.closing(LinkedFiles(self.config, self._storage)) as files:
+        with between_tasks(), contextlib.closing(LinkedFiles(self.config, self._storage)) as files:
             for part in itertools.chain.from_iterable(groups):
                 segment = part.segment
                 self._check_same(files, segment)

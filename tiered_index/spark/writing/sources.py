@@ -24,7 +24,7 @@ from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_type_of
-from tiered_index.spark.workers import between_tasks
+from tiered_index.spark.workers import spare_collections
 from tiered_index.spark.writing.census import HAS_KEY, Census
 from tiered_index.spark.writing.files import MessageFiles, PartsReader
 from tiered_index.spark.writing.log_sources import LOG_COLUMNS, LogReader, is_archive, log_stretches
@@ -132,17 +132,17 @@ class Entries:
         read, parts = self.read, self.parts
 
         def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            with between_tasks():
-                if read is None:
-                    yield from make(batches)
-                    return
-                mine = (parts.value[number] for batch in batches for number in batch.column(0).to_pylist())
-                try:
-                    yield from make(read(mine, names))
-                except InvalidArgument as error:
-                    if isinstance(read, PartsReader):
-                        read.name_row(error)
-                    raise
+            spare_collections()
+            if read is None:
+                yield from make(batches)
+                return
+            mine = (parts.value[number] for batch in batches for number in batch.column(0).to_pylist())
+            try:
+                yield from make(read(mine, names))
+            except InvalidArgument as error:
+                if isinstance(read, PartsReader):
+                    read.name_row(error)
+                raise
 
         frame = self.frame
         if read is None:
