@@ -112,7 +112,7 @@ def test_a_close_flushes_before_it_waits_for_a_round(open_index, storage):
     put(index, 2, source="s", source_position=2)
     closing = beside(index.close)
     try:
-        until(lambda: index.durable_position("s") == 2, within_s=20)
+        until(lambda: index.durable_position("s") == 2)
         assert not closing.ended(0)
     finally:
         hang.release.set()
