@@ -510,7 +510,13 @@ class Ingestion:
                         numbers.check(batch)
                     taken.take(batch)
                     progress.update(taken.position, f"{human_count(taken.entries)} entries")
-            if opened.held_back_bytes:
+            if opened.held_back_lines:
+                session.out.note(
+                    f"{opened.place}: the last row ({counted(opened.held_back_bytes, 'byte')}, "
+                    f"{counted(opened.held_back_lines, 'line')}) is held back: a quote in it is not closed. Close it, "
+                    "and ingest again with --restart, or write the rest of the row"
+                )
+            elif opened.held_back_bytes:
                 session.out.note(
                     f"{opened.place}: the last line ({counted(opened.held_back_bytes, 'byte')}) is held back: it has "
                     "no newline, or an open quote, and may be cut. Complete it, and ingest again"

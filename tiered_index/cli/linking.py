@@ -149,7 +149,9 @@ class RowIngestion:
         for uri in counts.changed_while_read:
             out.note(f"{uri} was changed while it was read: run the command again, which reads it as a whole")
         for uri in [] if self.follow else counts.held_back:
-            out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
+            out.note(
+                f"{uri}: the last row has no newline or an open quote: it may be cut. A later run reads it when it ends"
+            )
         if pieces := counts.in_one_piece:
             pack = "zstd -dc FILE | pzstd -c > NEW" if pieces[0].endswith(".zst") else _PACK_XZ
             out.note(

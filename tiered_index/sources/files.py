@@ -59,7 +59,9 @@ class MessageFile(ABC):
     unit: str
     """The unit of positions."""
     held_back_bytes = 0
-    """Bytes of a last line without newline, which is held back."""
+    """Bytes of a last line without newline, or of a last row with an open quote: they are held back."""
+    held_back_lines = 0
+    """The number of newlines in them: 0, unless a quote is open."""
 
     def __init__(self, place: Place, fields: Fields, total: int | None, names: Iterable[str]) -> None:
         self.place, self.fields = place, fields
@@ -254,7 +256,7 @@ class TextMessages(MessageFile):
             yield MessageBatch(columns, messages, end_of_block, partial(self._records, block, before), keyless)
         if not is_checked:
             self._check_unchanged(start, reading.before, b"" if not reading.held_back_bytes else b"held back")
-        self.held_back_bytes = reading.held_back_bytes
+        self.held_back_bytes, self.held_back_lines = reading.held_back_bytes, reading.held_back_lines
 
     def _check_unchanged(self, start: int, before: bytes, behind: bytes) -> None:
         """Raise `InvalidArgument` unless a line ends at `start`, by the bytes around it.
@@ -322,6 +324,8 @@ class TextMessages(MessageFile):
         return line - int(isinstance(self._text, CsvFile))
 
     def _records(self, block: TextBlock, lines_before: int | None) -> Iterator[Record]:
+        if not block.data.strip():
+            return
         before = self._lines_before(block.begin) if lines_before is None else lines_before
         for number, start, line in self._text.numbered(block.data, block.begin, before + 1):
             where, end = f"line {number}", start + len(line)

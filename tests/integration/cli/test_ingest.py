@@ -132,6 +132,19 @@ def test_a_last_line_that_may_be_cut_is_reported_and_read_once_it_is_whole(inges
     assert offsets_of(places, "orders", "own-2") == [2]
 
 
+def test_rows_behind_an_open_quote_are_held_back_and_the_quote_is_named(run_here, places, tmp_path):
+    path, where = tmp_path / "m.csv", ("--root", places.root, "--storage", places.uri, *SMALL)
+    rows = [f"orders,0,{number},1,1700000000000,k{number}\n" for number in range(50)]
+    header, cut = "topic,queue_id,offset,size,timestamp_ms,key\n", rows[3].replace("k3", '"k3')
+    path.write_text("".join([header, *rows[:3], cut, *rows[4:]]))
+    outcome = run_here("ingest", path, *where, "--skip-bad")
+    held = len("".join([cut, *rows[4:]]))
+    assert f"the last row ({held:,} bytes, 47 lines) is held back: a quote in it is not closed" in outcome.err
+    path.write_text("".join([header, *rows]))
+    document = run_here("ingest", path, *where, "--json", "--restart").document
+    assert (document["held_back"], document["messages"]) == (0, 50)
+
+
 def test_skipped_and_quarantined_messages_are_reported(ingest, places):
     lines = [json.dumps(message(n) | ({"timestamp_ms": 1_700_000_000} if n == 2 else {})) for n in range(5)]
     places.source.write_text("\n".join(["nope", *lines, "{}"]) + "\n")

@@ -134,7 +134,9 @@ def _build_files(
     for uri in result.changed:
         session.out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
     for uri in result.held_back:
-        session.out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
+        session.out.note(
+            f"{uri}: the last row has no newline or an open quote: it may be cut. A later run reads it when it ends"
+        )
     bad = [{"where": where, "problem": problem} for where, problem in result.skipped_first]
     return _show_build(session, result, elapsed_s, skipped_first=bad)
 

@@ -212,7 +212,9 @@ class RowReading(ABC):
     is_whole = False
     """Whether the file has no whole row behind `end`, as far as `end` of the reading lets know."""
     held_back_bytes = 0
-    """The bytes of a last line without newline, which may still be written."""
+    """The bytes of a last line without newline, or of a last row with an open quote: they may still be written."""
+    held_back_lines = 0
+    """The number of newlines in them: 0, unless a quote is open."""
     blocks: tuple[int, tuple[int, ...]] | None = None
     lines_before: int | None = None
     """The number of lines of a text before the reading's begin; None: not known."""

@@ -530,7 +530,8 @@ class TextBlocks:
     """The whole rows of a part of a text, in blocks.
 
     `noting`: restart points are noted, and the next bytes are read ahead. `is_closed`: nothing more will be written, so
-    that the last line is a row. `end`, `is_whole`, `held_back_bytes` and `lines_before` are those of `RowReading`.
+    that the last line is a row. `end`, `is_whole`, `held_back_bytes`, `held_back_lines` and `lines_before` are those of
+    `RowReading`.
     """
 
     def __init__(
@@ -545,7 +546,7 @@ class TextBlocks:
         self._text, self._position, self._bound = text, position, bound
         self._is_noting, self._is_closed = noting, is_closed or text.compression is not None
         self.lines_before = None if position else 0
-        self.end, self.is_whole, self.held_back_bytes = position, False, 0
+        self.end, self.is_whole, self.held_back_bytes, self.held_back_lines = position, False, 0, 0
         self.before = b""
         """The byte before the position, once the first block was read; empty if the text has none there."""
         self._packed: PointedText | None = None
@@ -580,7 +581,7 @@ class TextBlocks:
                         if self._is_closed or text.is_complete(last):
                             cut = len(data)
                         else:
-                            self.held_back_bytes = len(last)
+                            self.held_back_bytes, self.held_back_lines = len(last), last.count(b"\n")
                 else:
                     cut -= self._cut_bytes(data[:cut])
                 if not is_last and len(data) - cut > MAX_ROW_BYTES:

@@ -234,6 +234,8 @@ class PartsReader:
                 for messages in source.part(part.begin, part.end):
                     self._last = str(file), messages
                     yield from _rows(messages, str(file), self.fields, names)
+                if source.held_back_lines:
+                    raise InvalidArgument(f"{file}: a quote in the last row is not closed: close it")
                 if source.held_back_bytes:
                     raise InvalidArgument(
                         f"{file}: the last line has no newline, or an open quote, and may be cut: complete it"
