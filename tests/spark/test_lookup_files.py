@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from tests.spark.entries import messages
 from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument
@@ -86,6 +87,20 @@ def test_keys_of_any_form_are_read_from_a_storage(tmp_path):
         storage.put("k.ndjson", b'{"topic": "t", "key": 1.50}')
     for name, key in (("k.csv.gz", "a"), ("k.ndjson", "1.50")):
         assert read_keys(f"{uri}/{name}", S3).to_pylist() == [{"topic": "t", "key": key}]
+
+
+def test_a_file_with_columns_and_no_rows_has_no_keys(tmp_path):
+    """So a job whose keys are none ends without answers, as with a header of CSV alone."""
+    columns = ["topic", "key"]
+    empty = pa.table([pa.array([], pa.string())] * 2, columns)
+    pq.write_table(empty, tmp_path / "k.parquet")
+    feather.write_feather(empty, tmp_path / "k.arrow")
+    (tmp_path / "k.csv").write_text("topic,key\n")
+    for name in ("k.parquet", "k.arrow", "k.csv"):
+        table = read_keys(str(tmp_path / name), S3)
+        assert (table.column_names, len(table)) == (columns, 0)
+    fill(tmp_path / "l.parquet", "a")
+    assert read_keys(f"{tmp_path}/*.parquet", S3)["key"].to_pylist() == ["a"]
 
 
 BAD_CSV = {

@@ -48,12 +48,13 @@ def read_keys(path: str, s3: StorageOptions, key: str = "key") -> pa.Table:
     """Return the rows of a file or folder of keys, in types of Spark. Needs no Spark.
 
     Files have rows of one form. In CSV, empty cells are null, and an unnamed column is `_c` and a number. In NDJSON, a
-    number in the column `key` is text, as written. Raises `InvalidArgument` for no rows or several forms, and for types
-    that Spark lacks; `CorruptFile`, the storage's errors.
+    number in the column `key` is text, as written. Raises `InvalidArgument` for no columns or several forms, and for
+    types that Spark lacks; `CorruptFile`, the storage's errors.
     """
     with listed_files([path], IndexConfig(s3=s3)) as files:
         opened = [open_rows(file.file, file.size_bytes, file.head()) for file in files]
-        opened = [rows for rows in opened if rows.length_bound(0)]
+        # a text of blank lines has no columns; a table without rows has
+        opened = [rows for rows in opened if rows.length_bound(0) or isinstance(rows, ColumnsFile)]
         forms = {rows.format.partition("+")[0] for rows in opened}
         if not forms:
             raise InvalidArgument(f"{path}: no file has a row")
