@@ -109,7 +109,7 @@ def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Path) -> None:
     entries = partial(entries_of, spark, str(path), schema=SCHEMA, config=CONFIG, address_of=StorageAddress)
     theirs = entry_frame(spark.read.parquet(str(path)), columns, SCHEMA).toArrow().to_batches()
     made: Any = entries(columns=columns)
-    assert numbers(read((made.read, made.parts.value))) == numbers(theirs)
+    assert numbers(read((made.read, made.parts))) == numbers(theirs)
     with pytest.raises(InvalidArgument, match="columns: key is an expression, which needs a DataFrame: read the files"):
         entries(columns={**columns, "key": F.upper("order_id")})
     with pytest.raises(InvalidArgument, match="column 'topic' has the type int64, but must have text"):

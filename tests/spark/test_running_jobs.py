@@ -22,11 +22,12 @@ from tiered_index.spark.audit.audit import audit
 from tiered_index.spark.session import ship_package
 
 
-def test_jobs_have_descriptions_and_leave_no_shuffle_files(spark, storage, config, tmp_path):
+def test_jobs_have_descriptions_and_leave_no_files_of_shuffles_or_broadcasts(spark, storage, config, tmp_path):
     context = spark.sparkContext
     source = write_parquet(messages(2_000), tmp_path / "m.parquet")
     context.setJobDescription("mine")
     jobs, before = _jobs_described(spark), _shuffle_files(spark)
+    broadcasts = {*Path(context._temp_dir).iterdir()}
     # Spark 4.0 keeps them until Java collects garbage
     deletes = not spark.version.startswith("4.0.")
     build(spark, source, storage=storage, config=config)
@@ -34,6 +35,7 @@ def test_jobs_have_descriptions_and_leave_no_shuffle_files(spark, storage, confi
     assert audit(spark, source, storage=storage, config=config).status == "ok"
     assert _shuffle_files(spark) <= before or not deletes
     merge(spark, storage=storage, window="30d")
+    assert {*Path(context._temp_dir).iterdir()} <= broadcasts
     assert context.getLocalProperty("spark.job.description") == "mine"
     context.setJobDescription(None)
     described = _jobs_described(spark)[len(jobs) :]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -121,11 +121,11 @@ class Sides:
 
         # the hash distinguishes topics, not the number
         fields = [name for name in self.entries.names if name != "topic_id"]
-        with large_batches(spark), shuffles_deleted(spark):
-            rows = self.entries.mapped(of_source, fields, columns)
+        with large_batches(spark), shuffles_deleted(spark), ExitStack() as stack:
+            rows = stack.enter_context(self.entries.mapped(of_source, fields, columns))
             if objects:
                 index = Entries.of_parts(spark, groups_of(objects, self.cores), (), of_index)
-                rows = rows.unionAll(index.mapped(make, (), columns))
+                rows = rows.unionAll(stack.enter_context(index.mapped(make, (), columns)))
             yield rows
 
 

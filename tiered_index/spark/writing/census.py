@@ -111,8 +111,9 @@ def take_census(entries: Entries, scale: WindowScale, max_windows: int) -> Censu
         yield pa.record_batch({"census": pa.array([counted], pa.binary())})
 
     total = Census()
-    with large_batches(entries.frame.sparkSession):
-        for row in entries.mapped(count, [*names, HAS_KEY], "census binary").collect():
+    counting = entries.mapped(count, [*names, HAS_KEY], "census binary")
+    with large_batches(entries.frame.sparkSession), counting as censuses:
+        for row in censuses.collect():
             total.add(pickle.loads(row[0]))
     return total
 

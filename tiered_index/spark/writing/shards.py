@@ -151,9 +151,9 @@ def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_partition(batches, shared.value, address, now_ms)
 
-        packed = repartitioned(entries.mapped(pack, entries.names, BLOCK_SCHEMA), plan.partitions, F.col("partition"))
-        blocks = packed.sortWithinPartitions("piece")
-        rows = blocks.drop("partition").mapInArrow(write, "result binary").collect()
+        with entries.mapped(pack, entries.names, BLOCK_SCHEMA) as packed:
+            blocks = repartitioned(packed, plan.partitions, F.col("partition")).sortWithinPartitions("piece")
+            rows = blocks.drop("partition").mapInArrow(write, "result binary").collect()
     return [pickle.loads(row[0]) for row in rows]
 
 

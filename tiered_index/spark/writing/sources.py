@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,7 +24,7 @@ from tiered_index.sources.listing import check_exists
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
-from tiered_index.spark.frames import arrow_type_of
+from tiered_index.spark.frames import arrow_type_of, broadcast
 from tiered_index.spark.workers import spare_collections
 from tiered_index.spark.writing.census import HAS_KEY, Census
 from tiered_index.spark.writing.files import MessageFiles, PartsReader
@@ -105,14 +106,14 @@ ReadParts: TypeAlias = Callable[[Iterable[Any], Sequence[str]], Iterator["pa.Rec
 class Entries:
     """A source's entries for tasks, one row for each; the key is null for a message without keys.
 
-    `frame` has the fields `names`. With `read` it has numbers of `parts` (a broadcast), whose entries `read` yields.
+    `frame` has the fields `names`. With `read` it has numbers of `parts`, whose entries `read` yields.
     `rows` is the number of messages in Parquet files.
     """
 
     frame: DataFrame
     names: tuple[str, ...]
     read: ReadParts | None = None
-    parts: Any = None
+    parts: Sequence[Any] = ()
     rows: int = 0
 
     @classmethod
@@ -120,34 +121,38 @@ class Entries:
         cls, spark: SparkSession, parts: Sequence[Any], names: Sequence[str], read: ReadParts, rows: int = 0
     ) -> Entries:
         """Return the entries that `read` yields from parts, each in a task of its own."""
-        numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
-        return cls(numbers, tuple(names), read, spark.sparkContext.broadcast(parts), rows)
+        return cls(spark.range(0, len(parts), 1, max(1, len(parts))), tuple(names), read, parts, rows)
 
+    @contextmanager
     def mapped(
         self, make: Callable[[Iterator[Any]], Iterator[pa.RecordBatch]], names: Sequence[str], schema: str
-    ) -> DataFrame:
-        """Apply `make`, in tasks, to the fields `names`, which may include `HAS_KEY`; return its rows."""
+    ) -> Iterator[DataFrame]:
+        """Apply `make`, in tasks, to the fields `names`, which may include `HAS_KEY`; yield its rows, for the block."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-        read, parts = self.read, self.parts
-
-        def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            spare_collections()
-            if read is None:
-                yield from make(batches)
-                return
-            mine = (parts.value[number] for batch in batches for number in batch.column(0).to_pylist())
-            try:
-                yield from make(read(mine, names))
-            except InvalidArgument as error:
-                if isinstance(read, PartsReader):
-                    read.name_row(error)
-                raise
-
-        frame = self.frame
+        read, frame = self.read, self.frame
         if read is None:
-            frame = frame.withColumn(HAS_KEY, F.col("key").isNotNull()).select(*names)
-        return frame.mapInArrow(made, schema)
+            fields = frame.withColumn(HAS_KEY, F.col("key").isNotNull()).select(*names)
+
+            def made_of_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                spare_collections()
+                yield from make(batches)
+
+            yield fields.mapInArrow(made_of_rows, schema)
+            return
+        with broadcast(frame.sparkSession, self.parts) as parts:
+
+            def made_of_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                spare_collections()
+                mine = (parts.value[number] for batch in batches for number in batch.column(0).to_pylist())
+                try:
+                    yield from make(read(mine, names))
+                except InvalidArgument as error:
+                    if isinstance(read, PartsReader):
+                        read.name_row(error)
+                    raise
+
+            yield frame.mapInArrow(made_of_parts, schema)
 
 
 def entries_of(
