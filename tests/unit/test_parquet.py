@@ -178,6 +178,19 @@ def test_text_that_is_not_utf_8_is_damage(tmp_path, text, is_field):
         list(ParquetTable(LocalFile(tmp_path / "a.parquet")).read(["name"]))
 
 
+def test_a_footer_with_any_byte_of_zero_is_damage_or_is_read(tmp_path):
+    path = tmp_path / "m.parquet"
+    pq.write_table(pa.table({"key": ["a"], "of_no_type": pa.nulls(1)}), path, store_schema=False)
+    data, problems = path.read_bytes(), []
+    for at in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
+        path.write_bytes(data[:at] + b"\0" + data[at + 1 :])
+        try:
+            ParquetTable(LocalFile(path))
+        except CorruptFile as error:
+            problems.append(str(error))
+    assert problems
+
+
 def test_a_file_is_read_with_memory_of_the_system_and_the_program_keeps_its_own(tmp_path):
     table = pa.table({"key": [f"key-{number}" for number in range(100_000)]})
     pq.write_table(table, tmp_path / "m.parquet", use_dictionary=False)

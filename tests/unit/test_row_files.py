@@ -4,6 +4,7 @@ Times of rows that are read together are those of rows that are read one by one.
 """
 
 import bz2
+import contextlib
 import csv
 import gzip
 import io
@@ -174,6 +175,21 @@ def test_an_arrow_file_whose_messages_only_the_footer_names_is_read(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(CorruptFile, match="there is no footer"):
             read(path)
+
+
+def test_a_footer_of_arrow_with_false_offsets_is_damage(tmp_path):
+    path = tmp_path / "a.arrow"
+    write_arrow(path, 4)
+    data = path.read_bytes()
+    problems = []
+    for at in range(len(data) - 10 - int.from_bytes(data[-10:-6], "little"), len(data) - 10, 4):
+        path.write_bytes(data[:at] + b"\xf0\xff\xff\xff" + data[at + 4 :])
+        with contextlib.suppress(InvalidArgument):
+            try:
+                read(path)
+            except CorruptFile as error:
+                problems.append(str(error))
+    assert any("its footer can't be read" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("form", ["file", "stream"])

@@ -119,11 +119,12 @@ class ArrowTable:
             schema = _child(footer, root, _FOOTER_SCHEMA)
             blocks = [(at, _DICTIONARY) for at in _blocks(footer, root, _FOOTER_DICTIONARIES)]
             blocks += [(at, _BATCH) for at in _blocks(footer, root, _FOOTER_BATCHES)]
+            message = b"" if schema is None else _schema_message(footer, schema)
         except (struct.error, IndexError, InvalidArgument) as error:
             raise self._damaged("its footer can't be read") from error
-        if schema is None:
+        if not message:
             raise self._damaged("its footer has no schema")
-        self._set_schema(_schema_message(footer, schema))
+        self._set_schema(message)
         for position, kind in blocks:
             if not 0 < position < end or not self._add(handle, position, end, {kind}):
                 raise self._damaged(f"byte {position:,} begins no message")

@@ -85,7 +85,7 @@ class ParquetTable:
                 yield file
         except TieredIndexError:
             raise
-        except DAMAGE as error:
+        except (*DAMAGE, ValueError) as error:
             raise CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}") from error
 
     def _rows(self, group: pq.RowGroupMetaData) -> int:
