@@ -190,6 +190,7 @@ def plain(line):
 
 READING = [
     ("query", "orders", "k"),
+    ("query", "orders", "k", "--all"),
     ("query", "orders", "k", "--all", "--max", "1"),
     ("query", "orders", "k", "--begin", "0", "--end", "9223372036854775807", "--max", "1"),
     ("query", "orders", "k", "--messages"),

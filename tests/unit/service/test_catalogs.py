@@ -27,6 +27,7 @@ from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import LogRecord
@@ -597,6 +598,20 @@ def test_a_merge_whose_catalog_another_one_has_merged_and_deleted_plans_again():
     storage.meanwhile("get_range", merged_and_deleted, name_prefix="catalog/")
     assert merge_catalogs(log) == 0
     assert list(Segments(log.refresh(), storage)) == shown and len(log.state.catalogs) == 1
+
+
+def test_a_segment_is_found_though_its_catalog_was_merged_and_deleted_since_the_log_was_read():
+    storage = MemoryStorage()
+    log, reading = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
+    old = add_catalog(log, run_of("a", 0, 3))
+    append(log, archive=run_of("a", 3, 5))
+    reading.open()
+    archive = SegmentArchive(storage, lambda: reading.state, reading.refresh)
+    assert merge_catalogs(log) == 1
+    storage.delete_many([old.name])
+    assert old.name in reading.state.catalogs
+    (shown,) = archive.holding(150, "a")
+    assert shown.start == 100 and old.name not in reading.state.catalogs
 
 
 def test_a_sweep_keeps_objects_that_catalogs_no_longer_show_for_a_day(open_index, clock, monkeypatch):
