@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyspark.errors.exceptions.captured import PythonException
 
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
@@ -33,7 +34,7 @@ from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
-from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.failures import show_sentences_first, typed_errors
 from tiered_index.spark.frames import cleaned_up
 from tiered_index.spark.writing.shards import pack_batches
 
@@ -343,6 +344,18 @@ def test_errors_of_tasks_keep_their_class_and_their_text():
         raise RuntimeError(f"{aborted}InvalidArgument: no such thing\n\tat org")
     with pytest.raises(RuntimeError, match="nothing of ours"), typed_errors("reading"):
         raise RuntimeError("nothing of ours")
+
+
+def test_texts_of_sparks_errors_begin_with_the_sentence_of_the_error_that_was_raised(spark):
+    """Errors of other code, and of our own bugs, keep their text with its trace."""
+    show_sentences_first(spark)
+    heading, trace = "An exception was thrown:\n", 'Traceback (most recent call last):\n  File "f.py", line 1, in f\n'
+    then = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    ours, others = "tiered_index.errors.InvalidArgument: no such thing", "ValueError: no number"
+    bug = f"{heading}{trace}AttributeError: module 'tiered_index.errors' has no attribute 'Nothing'"
+    caused, causing = (f"{heading}{trace}{a}{then}{trace}{b}" for a, b in ((others, ours), (ours, others)))
+    shown = [str(PythonException(text, "")) for text in (f"{heading}{trace}{ours}", caused, causing, bug)]
+    assert shown == [ours, ours, causing, bug]
 
 
 def test_the_end_of_the_jvm_is_an_error_of_its_own():

@@ -29,6 +29,7 @@ from tiered_index.service.log.log import Checkpoints, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StreamBatch
 from tiered_index.spark.datasource import writing
 from tiered_index.spark.datasource.options import DataSourceOptions
+from tiered_index.spark.datasource.rows import RowWriter, WrittenRows
 from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, EntryWriter, PartitionJob, Written
 from tiered_index.spark.writing import build as build_module
 from tiered_index.spark.writing import plan as plan_module
@@ -135,6 +136,11 @@ def test_abort_deletes_only_tables_that_are_certainly_not_published(clock: Manua
         writer.commit(messages, *number)
     writer.abort(messages, *number)
     assert count(storage, clock) == 2_000 and left_over(storage, clock) == 0
+
+
+def test_rows_of_files_are_not_published_without_the_result_of_a_task() -> None:
+    with pytest.raises(StorageUnavailable, match="1 of 2 tasks"):
+        RowWriter.__new__(RowWriter).commit([WrittenRows((), None, BatchContent()), None])
 
 
 def test_a_task_that_fails_deletes_its_uploads(clock: ManualClock) -> None:
