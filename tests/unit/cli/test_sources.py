@@ -3,7 +3,9 @@
 Fast and slow reading agree, positions continue, and another file at the same path is recognised.
 """
 
+import bz2
 import gzip
+import hashlib
 import json
 import os
 import subprocess
@@ -123,6 +125,24 @@ def test_reading_continues_at_every_batch_end(write_lines, make_message, tmp_pat
     for end in ends:
         rest = read(source, end)
         assert rest == [record for record in whole if record.start >= end]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".bz2"])
+def test_names_and_positions_of_texts_are_those_of_the_unpacked_text(tmp_path, make_message, ending):
+    """Indexes of earlier versions have them."""
+    pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[ending]
+    lines = [json.dumps(make_message(number)).encode() + b"\n" for number in range(4)]
+    path, begun = tmp_path / f"m.ndjson{ending}", b"".join(lines[:2])
+    path.write_bytes(pack(begun))
+    first = f"file:{path}#{len(begun)}-{hashlib.sha256(begun).hexdigest()[:16]}"
+    assert source_name(open_source(path), [], restart=False) == first
+    path.write_bytes(pack(b"".join(lines)))
+    assert source_name(open_source(path), [first], restart=False) == first
+    assert [record.message.offset for record in read(open_source(path), len(begun))] == [2, 3]
+    for text, problem in ((begun[:-9], "it is shorter"), (begun[:-5] + b"x" * 9 + b"\n", "no line ends there")):
+        path.write_bytes(pack(text))
+        with pytest.raises(InvalidArgument, match=problem):
+            read(open_source(path), len(begun))
 
 
 @pytest.mark.parametrize("grows", [True, False])
