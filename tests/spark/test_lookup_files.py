@@ -100,7 +100,17 @@ def test_a_file_with_columns_and_no_rows_has_no_keys(tmp_path):
         table = read_keys(str(tmp_path / name), S3)
         assert (table.column_names, len(table)) == (columns, 0)
     fill(tmp_path / "l.parquet", "a")
-    assert read_keys(f"{tmp_path}/*.parquet", S3)["key"].to_pylist() == ["a"]
+    # Spark loses rows of a table with empty chunks
+    (chunk,) = read_keys(f"{tmp_path}/*.parquet", S3)["key"].chunks
+    assert chunk.to_pylist() == ["a"]
+
+
+def test_times_of_parquet_in_96_bits_have_microseconds(tmp_path):
+    """Hive, Impala and old Spark write all times so. Rows of files have them in milliseconds."""
+    since = pa.array([1_700_000_000_123_456], pa.timestamp("us"))
+    table = pa.table({"topic": ["t"], "key": ["k"], "since": since})
+    pq.write_table(table, tmp_path / "k.parquet", use_deprecated_int96_timestamps=True)
+    assert read_keys(str(tmp_path / "k.parquet"), S3)["since"].combine_chunks() == since
 
 
 BAD_CSV = {
