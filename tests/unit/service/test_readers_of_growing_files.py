@@ -129,7 +129,7 @@ def test_a_look_that_began_before_a_put_hides_it_from_no_later_one(growing, monk
             assert not is_overtaken or [file.count for file in view.look().handles] == [3]
         return names(disk, place)
 
-    monkeypatch.setattr(root_view, "_STEP_NS", 20_000_000)
+    monkeypatch.setattr(root_view, "STEP_NS", 20_000_000)
     time.sleep(0.1)
     view.look()
     put(2)
@@ -271,7 +271,7 @@ def test_a_read_of_the_log_that_began_before_a_file_left_the_root_loses_no_entry
 ):
     """The read ended with success after a lookup had looked at the root without the file, and had failed."""
     index, root = open_index("root", local_keep_s=0), tmp_path / "root"
-    monkeypatch.setattr(root_view, "_STEP_NS", 20_000_000)
+    monkeypatch.setattr(root_view, "STEP_NS", 20_000_000)
     index.put("t", 0, "k", 1, 1, T_MS)
     index.flush()
     answers, is_listed, ends = [], threading.Event(), threading.Event()

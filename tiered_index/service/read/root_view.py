@@ -36,7 +36,7 @@ from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import map_file
 
 # the coarsest resolution of file times in use
-_STEP_NS = 2_000_000_000
+STEP_NS = 2_000_000_000
 
 
 class UnsealedView(UnsealedEntries):
@@ -198,7 +198,7 @@ class RootView:
             times = tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
         except OSError as error:
             raise disk_error(error, f"reading {self._root.path}") from error
-        return times if max(times) < time.time_ns() - _STEP_NS else None
+        return times if max(times) < time.time_ns() - STEP_NS else None
 
     def give_up(self) -> list[Handle]:
         """Forget the open files and return them; the caller must close their mappings."""
@@ -237,7 +237,7 @@ class RootView:
         files = [self._list_path, *journals]
         # a copy sets the time of modification back, and some file systems have no time of change
         times = [(folder.st_ino, folder.st_mtime_ns, folder.st_ctime_ns) for folder in folders]
-        is_settled = max(max(of_folder[1:]) for of_folder in times) < time.time_ns() - _STEP_NS
+        is_settled = max(max(of_folder[1:]) for of_folder in times) < time.time_ns() - STEP_NS
         return (times, files, [*map(_state_if_there, files)]), is_settled
 
     def _look(self) -> tuple[RootLook, list[Path]]:
