@@ -23,6 +23,7 @@ from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import IndexClosed, RootBehind, StorageUnavailable, TieredIndexError
 from tiered_index.format.layout import HEADER_SIZE, read_header
 from tiered_index.service.anew import begin_anew
+from tiered_index.storage.base import WrapperStorage
 
 NOW_MS = 1_700_000_000_000
 
@@ -290,6 +291,21 @@ def test_a_lease_that_can_not_be_released_frees_the_root(open_index, storage):
     with pytest.raises(RuntimeError):
         service.close()
     assert len(open_index().query("t", "k")) == 1
+
+
+def test_a_storage_whose_close_is_interrupted_is_closed(open_index, storage):
+    closed = []
+
+    class InterruptedOnce(WrapperStorage):
+        def close(self):
+            closed.append(len(closed) > 0)
+            if closed == [False]:
+                raise KeyboardInterrupt
+
+    service = open_index(storage_backend=InterruptedOnce(storage))
+    with pytest.raises(KeyboardInterrupt):
+        service.close()
+    assert closed == [False, True]
 
 
 CALLS = {
