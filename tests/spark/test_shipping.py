@@ -59,24 +59,24 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
 
     cluster = "--master local-cluster[2,1,1024] --conf spark.executor.memory=1g --conf spark.ui.enabled=false"
 
-    def spark(line):
-        command = [sys.executable, "-c", "from tiered_index.cli.main import run; run()", "spark", *line.split()]
+    def run_on(line):
+        command = [sys.executable, "-c", "from tiered_index.cli.main import run; run()", *line.split()]
         command += f"--storage {storage} {cluster} --conf spark.driver.host=127.0.0.1 --json --quiet".split()
         return subprocess.run(command, **quiet, timeout=400)
 
-    build = f"build --source {source} --set slots=64"
-    alone = spark(build)
+    build = f"spark build --source {source} --set slots=64"
+    alone = run_on(build)
     assert alone.returncode != 0 and "No module named 'tiered_index'" in alone.stderr
-    built = spark(f"{build} --ship")
+    built = run_on(f"{build} --ship")
     assert built.returncode == 0, built.stderr[-3000:]
     assert json.loads(built.stdout)["entries"] == 800
-    merged = spark("merge --window 30d --ship")
+    merged = run_on("merge --window 30d --ship")
     assert merged.returncode == 0, merged.stderr[-3000:]
     assert json.loads(merged.stdout)["tiers"][0]["entries"] == total(storage) == 800
     check(storage, table, keys=5)
     keys = table.select(["topic", "key"]).group_by(["topic", "key"]).aggregate([])
     pq.write_table(keys, tmp_path / "keys.parquet")
-    looked_up = spark(f"lookup --keys {tmp_path}/keys.parquet --max 1000 --out {tmp_path}/answers --ship")
+    looked_up = run_on(f"spark lookup --keys {tmp_path}/keys.parquet --max 1000 --out {tmp_path}/answers --ship")
     assert looked_up.returncode == 0, looked_up.stderr[-3000:]
     names = ["topic", "key", "offset"]
     answered, wanted = (side.select(names).to_pylist() for side in (pq.read_table(tmp_path / "answers"), table))
