@@ -101,6 +101,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _roots_of_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let a command without `--root` make its root in the tests' folders: it would outlive the storage of its test."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """Restore the loggers that a command line sets up for its process, because other tests read their records."""
