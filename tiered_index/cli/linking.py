@@ -48,7 +48,7 @@ class RowIngestion:
     """A run of `ingest` for rows of files."""
 
     def __init__(self, session: Session, sources: Sequence[str], options: IngestOptions) -> None:
-        self.session, self.sources, self.given = session, sources, options
+        self.session, self.sources, self.ingest_options = session, sources, options
         self.options, self.keys = options.of_rows, options.kafka.key or ()
         self.intake, self.follow = options.intake, options.run.follow
 
@@ -72,7 +72,7 @@ class RowIngestion:
             topic, mapping = self.options.mapping(self.keys)
             if files and not (self.follow and len(files[0].head()) < HEAD_BYTES):
                 _check_fields(files, mapping)
-            if self.given.run.dry_run:
+            if self.ingest_options.run.dry_run:
                 return _show_rows(self.session, self.intake, files, topic, mapping)
             putting = stack.enter_context(self._opened(config))
             # the files of a follower grow
@@ -83,8 +83,8 @@ class RowIngestion:
                     topic,
                     mapping,
                     putting.patient(),
-                    self.given.of_files.skip_bad,
-                    archive=self.given.kafka.archive,
+                    self.ingest_options.of_files.skip_bad,
+                    archive=self.ingest_options.kafka.archive,
                 )
                 counts = linker.counts
                 if self.follow:
@@ -92,7 +92,7 @@ class RowIngestion:
                 else:
                     linker.progress = lambda size: progress.update(size, f"{human_count(counts.entries)} entries")
                 if self.follow:
-                    _follow(self.session, linker, listed, self.given.run.poll or POLL_S)
+                    _follow(self.session, linker, listed, self.ingest_options.run.poll or POLL_S)
                 else:
                     linker.run(files)
             self._tell(linker)
@@ -118,10 +118,10 @@ class RowIngestion:
 
     def _config(self) -> IndexConfig:
         """Return the settings of the index. Without a root, the one of a storage is a folder of the user's state."""
-        config = self.session.config(**self.given.settings)
-        if config.root is not None or config.storage is None or self.given.run.dry_run:
+        config = self.session.config(**self.ingest_options.settings)
+        if config.root is not None or config.storage is None or self.ingest_options.run.dry_run:
             return config
-        config = self.session.config(root=state_root(config.storage), **self.given.settings)
+        config = self.session.config(root=state_root(config.storage), **self.ingest_options.settings)
         self.session.out.note(f"--root is {config.root}")
         # readers of the storage do not know this root
         self.intake = replace(self.intake, wait=self.intake.wait or not self.follow)
