@@ -16,52 +16,48 @@ from tests.support.counting_proxy import Action, CountingProxy, Request, countin
 _PATIENCE_S = 60.0
 
 
-class _Hold:
-    def __init__(self, method: str, path: str, *, answer: bool, skip: int) -> None:
-        self.method, self.path, self.answer, self.skip = method, path, answer, skip
-        self.held, self.let_go = threading.Event(), threading.Event()
-        self.met = False
-
-    def stop(self) -> None:
-        self.held.set()
-        self.let_go.wait(_PATIENCE_S)
-
-
 class Gate:
     """Only one thread of a test may call the methods."""
 
     def __init__(self, proxy: CountingProxy) -> None:
         self.endpoint_url = proxy.endpoint_url
-        self._hold: _Hold | None = None
+        self._wanted: tuple[str, str] | None = None
         self._requests: list[str] = []
         proxy.fault = self._look
 
     def hold(self, method: str, path: str, *, answer: bool = False, skip: int = 0) -> None:
         """Hold the next request of `method` whose path matches `path`, after `skip` others; or hold its response."""
-        self._hold = _Hold(method, path, answer=answer, skip=skip)
+        self._wanted, self._answer, self._skip = (method, path), answer, skip
+        self._held, self._let_go, self._is_met = threading.Event(), threading.Event(), False
 
     def wait(self) -> None:
         """Return when the gate holds the request; fail if it does not come."""
-        hold = self._hold
-        came = hold.held.wait(_PATIENCE_S / 2)
-        assert came, f"no {hold.method} {hold.path} came; the last requests: {self._requests[-10:]}"
+        came = self._held.wait(_PATIENCE_S / 2)
+        assert came, f"no {self._wanted} came; the last requests: {self._requests[-10:]}"
 
     def release(self) -> None:
         """Let the held request pass, and hold no more. If its client is dead, the response is dropped."""
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.let_go.set()
+        if self._wanted is not None:
+            self._wanted = None
+            self._let_go.set()
 
     def _look(self, request: Request) -> Action | None:
         self._requests.append(f"{request.method} {request.path}")
-        hold = self._hold
-        if hold is None or hold.met or request.method != hold.method or not re.search(hold.path, request.path):
+        if self._wanted is None or self._is_met:
             return None
-        if hold.skip:
-            hold.skip -= 1
+        method, path = self._wanted
+        if request.method != method or not re.search(path, request.path):
             return None
-        hold.met = True
-        return Action(hold=hold.stop) if hold.answer else Action(before=hold.stop)
+        if self._skip:
+            self._skip -= 1
+            return None
+        self._is_met, held, let_go = True, self._held, self._let_go
+
+        def stop() -> None:
+            held.set()
+            let_go.wait(_PATIENCE_S)
+
+        return Action(hold=stop) if self._answer else Action(before=stop)
 
 
 @contextlib.contextmanager

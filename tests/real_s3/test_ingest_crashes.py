@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real_s3.commands import ITEMS, TIMEOUT_S, finished, ingest_command, settings
+from tests.real_s3.commands import TIMEOUT_S, finished, ingest_command, settings
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import MESSAGES, Sample
@@ -92,13 +92,3 @@ def test_a_kill_at_a_request_loses_and_doubles_nothing(
     assert report["status"] == "complete"
     assert report["position"] == MESSAGES
     check(sample, server.uri(place), root)
-
-
-def test_the_same_command_again_takes_nothing_twice(uri: str, tmp_path: Path, sample: Sample, source: Path) -> None:
-    root = tmp_path / "root"
-    command = ingest_command(source, root, uri)
-    first, second = (json.loads(finished(command)) for _ in range(2))
-    assert (first["messages"], second["messages"]) == (MESSAGES, 0)
-    assert second["resumed_from"] == MESSAGES
-    assert sample.workload.entries > 2 * ITEMS  # several files; otherwise the moments above would not occur
-    check(sample, uri, root)
