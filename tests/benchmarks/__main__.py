@@ -12,7 +12,6 @@ SUITES = {
     "ranges": ("ranges", "lookups in 1 to 1,000 stored files, beside plain GETs and RocketMQ's way of reading"),
     "s3": ("ranges", "the same on a real S3 server, started for it (or $TIERED_INDEX_TEST_S3_ENDPOINT)"),
     "scale": ("scale", "indexes of many objects: opening, refreshing, planning, memory"),
-    "segments": ("segments", "an index of a million archived segments"),
     "billion": ("billion.__main__", "a year of 10 M, 100 M and 1 G messages, by Spark and one process (hours; 70 GB)"),
     "spark": ("billion.__main__", "the same of 20 M messages, and what Spark does without an index"),
     "service": ("service", "the service under load over sockets"),

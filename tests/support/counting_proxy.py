@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.message import Message
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -59,8 +59,6 @@ class Action:
 
     # This response, with status, headers and body, is sent without a request to the endpoint.
     answer: Any = None
-    # These headers replace those of the response.
-    headers: dict[str, str] = field(default_factory=dict)
     # Position of a byte in the body whose lowest bit is flipped. Negative: from the end.
     flip_byte: int | None = None
     # Number of bytes of the body before the connection is closed. The header has the full length.
@@ -111,7 +109,6 @@ class CountingProxy:
     def __init__(self, endpoint_url: str, upstream: str) -> None:
         self.endpoint_url = endpoint_url
         self.fault: Callable[[Request], Action | None] | None = None
-        self.connections = 0
         self._upstream = upstream
         self._lock = threading.Lock()
         self._exchanges: list[Exchange] = []
@@ -169,10 +166,6 @@ class CountingProxy:
 class _Handler(Handler):
     proxy: CountingProxy
 
-    def setup(self) -> None:
-        self.proxy.connections += 1
-        super().setup()
-
     def answer(self) -> None:
         if "transfer-encoding" in self.headers:
             self.send_error(501, "chunked requests are not relayed")
@@ -190,16 +183,13 @@ class _Handler(Handler):
             changed[action.flip_byte] ^= 1
             reply.body = bytes(changed)
         sent = b"" if self.command == "HEAD" else reply.body[: action.cut_at]
-        if action.lose_answer:
-            self.proxy.count(request, None, 0)
-        else:
-            self.proxy.count(request, reply.status, len(sent))
+        self.proxy.count(request, *((None, 0) if action.lose_answer else (reply.status, len(sent))))
         if action.hold is not None:
             action.hold()
         if action.lose_answer:
             self.close_connection = True
             return
-        answer = _head(self.command, reply, action) + sent
+        answer = _head(self.command, reply) + sent
         if action.drip_s:
             piece = len(answer) // _PIECES + 1
             for start in range(0, len(answer), piece):
@@ -218,12 +208,10 @@ class _Handler(Handler):
         self.connection.close()
 
 
-def _head(method: str, reply: _Reply, action: Action) -> bytes:
+def _head(method: str, reply: _Reply) -> bytes:
     """Return the status line and the headers."""
-    replaced = {name.lower() for name in action.headers}
-    headers = [(name, value) for name, value in reply.headers if name.lower() not in replaced]
-    headers += action.headers.items()
-    if method != "HEAD" and reply.status != 204 and "content-length" not in replaced:
+    headers = reply.headers
+    if method != "HEAD" and reply.status != 204:
         headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
         headers.append(("Content-Length", str(len(reply.body))))
     lines = [f"HTTP/1.1 {reply.status} {reply.reason}", *(f"{name}: {value}" for name, value in headers)]
