@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from tests.storage.scripted_server import Answer, Request, ScriptedServer, scripted_server
-from tiered_index.clock import ManualClock
+from tests.storage.scripted_server import Answer, ScriptedServer, scripted_server
 from tiered_index.errors import StorageMisconfigured
-from tiered_index.format.names import DATA_PREFIX, LEASE_PREFIX, log_name
-from tiered_index.service.log.session import Lease
+from tiered_index.format.names import DATA_PREFIX, log_name
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
@@ -66,18 +64,3 @@ def test_an_invalid_name_is_skipped(server: ScriptedServer, client: str | None) 
         for body, act in answers(storage, keys):
             server.answers(Answer(200, body, {"Content-Type": "application/xml"}))
             assert list(act(DATA_PREFIX)) == []
-
-
-def test_a_lease_that_sweeps_old_leases_deletes_no_data(server: ScriptedServer) -> None:
-    """The lease deletes the names listed before its own; here they would be index files."""
-
-    def lie(request: Request) -> Answer:
-        body = listing("own/index/data/x/0.index") if request.method == "GET" else b""
-        return Answer(200, body, {"Content-Type": "application/xml"})
-
-    server.script = lie
-    with opened(server) as storage, pytest.raises(StorageMisconfigured, match=LEASE_PREFIX):
-        lease = Lease(storage, 1, "root", ManualClock(0), 60)
-        # earlier leases go with the second write
-        lease.release()
-    assert [request.method for request in server.requests] == ["PUT", "PUT", "GET"]

@@ -1,13 +1,11 @@
 """The two clients of an S3 storage: which one sends a request, to which address, and with which credentials."""
 
-import contextlib
 import gc
 import itertools
 import json
 import os
 import signal
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +22,7 @@ from moto import mock_aws
 
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
 from tests.storage.test_s3_answers import listing
+from tests.support.authority import Authority
 from tests.support.hanging import until
 from tests.support.s3_server import S3Server
 from tiered_index.errors import BudgetExceeded, ConfigError, ObjectNotFound, StorageMisconfigured
@@ -329,7 +328,10 @@ def test_a_full_page_of_a_listing_without_the_next_pages_token_is_followed(
 
 
 def test_the_mark_of_a_folder_is_no_object(s3: S3Storage, scripted: ScriptedServer) -> None:
-    """obstore strips the slash from its key."""
+    """obstore strips the slash from its key, and can't list a key with an empty name."""
+    scripted.answers(listing(f"{PREFIX}/log/a//b"))
+    with pytest.raises(StorageMisconfigured, match=r"log/a//b.*add client=boto3"):
+        list(s3.list("log/"))
     marked = [f"{PREFIX}/", f"{PREFIX}/log-a", f"{PREFIX}/log/", f"{PREFIX}/log/1"]
     body = listing(*marked).body.replace(b"/</Key><Size>1", b"/</Key><Size>0")
     scripted.answers(Answer(200, body))
@@ -344,12 +346,6 @@ def test_the_mark_of_a_folder_is_no_object(s3: S3Storage, scripted: ScriptedServ
 
     scripted.script = script
     assert [info.name for info in s3.list()] == ["empty"]
-
-
-def test_a_key_that_obstore_cannot_list_names_the_other_client(s3: S3Storage, scripted: ScriptedServer) -> None:
-    scripted.answers(listing(f"{PREFIX}/log/a//b"))
-    with pytest.raises(StorageMisconfigured, match=r"log/a//b.*add client=boto3"):
-        list(s3.list("log/"))
 
 
 def test_an_ipv6_address() -> None:
@@ -400,37 +396,17 @@ def test_a_redirect_through_a_proxy_reaches_no_other_host(
     assert {request.lowered["host"] for request in scripted.requests} == {"s3.internal"}
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of 127.0.0.1 that nobody trusts, and its key."""
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    extensions = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
-    subject = ["-subj", "/CN=127.0.0.1", *extensions]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    subprocess.run([*command, "-keyout", path, "-out", path.with_suffix(".crt")], check=True, capture_output=True)
-    path.write_bytes(path.read_bytes() + path.with_suffix(".crt").read_bytes())
-    return path
-
-
-@contextlib.contextmanager
-def secure_server(certificate: Path) -> Iterator[ScriptedServer]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    with scripted_server(tls=context) as server:
-        yield server
-
-
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_CONFIG_FILE"])
-def test_a_certificate_authority_of_ones_own(
-    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    with secure_server(certificate) as server:
+def test_a_certificate_authority_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    authority, tls = Authority(tmp_path / "tls"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(authority.server_file)
+    with scripted_server(tls=tls) as server:
         server.script = lambda request: part(DATA, 0, 10) if request.method == "GET" else Answer(200)
         with opened(server) as storage:
             for act in (lambda: storage.get_range(NAME, 0, 10), storage.now_ms, lambda: storage.put("a", b"x")):
                 with pytest.raises(StorageMisconfigured, match="set AWS_CA_BUNDLE"):
                     act()
-        trusted = certificate.with_suffix(".crt")
+        trusted = authority.certificate_file
         (tmp_path / "profile").write_text(f"[default]\nca_bundle = {trusted}\n")
         monkeypatch.setenv(variable, str(tmp_path / "profile" if variable == "AWS_CONFIG_FILE" else trusted))
         with opened(server) as storage:

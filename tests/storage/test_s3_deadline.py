@@ -92,16 +92,6 @@ def test_repeats_end_before_a_wait_that_would_pass_the_deadline(s3, scripted, wa
             assert "InternalError not today" in str(caught.value)
 
 
-def test_within_the_deadline_repeats_go_on_as_without(s3, scripted, waits):
-    scripted.answers(SLOW_DOWN, SLOW_DOWN, Answer(200, DATA))
-    with deadline_at(waits.deadline_in(LEFT_S)):
-        assert s3.get("object") == DATA
-    assert len(scripted.requests) == 3
-    scripted.answers(error(404, "NoSuchKey"))  # an error without a retry is raised unchanged, even at the deadline
-    with deadline_at(waits.deadline_in(0.001)), pytest.raises(ObjectNotFound):
-        s3.get("object")
-
-
 def test_repeats_of_bodies_and_of_requests_share_the_deadline(s3, scripted, waits):
     cut = Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10)
     scripted.answers(cut, SLOW_DOWN, cut)  # waits: 1 s, 2 s, and the next would be 4 s
@@ -112,6 +102,9 @@ def test_repeats_of_bodies_and_of_requests_share_the_deadline(s3, scripted, wait
     scripted.answers(cut, part(DATA, 0, 10))
     with deadline_at(waits.deadline_in(9)):
         assert s3.get_range("object", 0, 10) == DATA[:10]
+    scripted.answers(error(404, "NoSuchKey"))  # an error without a retry is raised unchanged, even at the deadline
+    with deadline_at(waits.deadline_in(0.001)), pytest.raises(ObjectNotFound):
+        s3.get("object")
 
 
 def test_an_attempt_that_a_wait_left_no_time_for_is_not_sent(s3, scripted, waits):

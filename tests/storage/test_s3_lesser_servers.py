@@ -38,37 +38,30 @@ def s3(scripted: ScriptedServer) -> Iterator[S3Storage]:
         yield storage
 
 
-@pytest.mark.parametrize("is_chunked", [False, True], ids=["with its length", "chunked"])
+CHUNKED_RANGE = Answer(206, CHUNKED, {"Transfer-Encoding": "chunked", "Content-Range": "bytes 0-1023/2000"})
+WHOLE = {"with its length": Answer(200, DATA), "chunked": Answer(200, CHUNKED, {"Transfer-Encoding": "chunked"})}
+
+
+@pytest.mark.parametrize("answer", WHOLE.values(), ids=WHOLE)
 def test_boto3_reads_a_whole_object_in_place_of_a_range_up_to_the_ranges_end(
-    scripted: ScriptedServer, is_chunked: bool
+    s3: S3Storage, scripted: ScriptedServer, answer: Answer
 ) -> None:
+    for refused in (answer, CHUNKED_RANGE):
+        scripted.answers(refused)
+        with pytest.raises(StorageError, match=r"add client=boto3 to the storage's URI"):
+            s3.get_range("object", 0, 1024)
     with opened(scripted, client="boto3") as storage:
-        scripted.answers(Answer(200, CHUNKED, {"Transfer-Encoding": "chunked"}) if is_chunked else Answer(200, DATA))
+        assert storage.get_range("object", 0, 1024) == DATA
+        scripted.answers(answer)
         metered = MeteredStorage(storage)
         assert metered.get_range("object", 10, 20) == DATA[10:30]
         # the bytes before the range are delivered, too
         assert metered.total.bytes_read == 30
-        assert storage.get_range("object", 0, 1024) == DATA
         with pytest.raises(InvalidArgument, match="1024 bytes"):
             storage.get_range("object", 1000, 25)
         assert storage.shortfalls().keys() <= {RANGES}
-
-
-CHUNKED_RANGE = Answer(206, CHUNKED, {"Transfer-Encoding": "chunked", "Content-Range": "bytes 0-1023/2000"})
-
-
-@pytest.mark.parametrize("answer", [Answer(200, DATA), CHUNKED_RANGE], ids=["200", "chunked"])
-def test_answers_that_obstore_refuses_name_the_client_that_accepts_them(
-    s3: S3Storage, scripted: ScriptedServer, answer: Answer
-) -> None:
-    scripted.answers(answer)
-    with pytest.raises(StorageError, match=r"add client=boto3 to the storage's URI"):
-        s3.get_range("object", 0, 1024)
-    with opened(scripted, client="boto3") as storage:
-        assert storage.get_range("object", 0, 1024) == DATA
         # a chunked body that is shorter than its range
-        chunked = {"Transfer-Encoding": "chunked", "Content-Range": "bytes 0-1024/2000"}
-        scripted.answers(Answer(206, CHUNKED, chunked))
+        scripted.answers(Answer(206, CHUNKED, {"Transfer-Encoding": "chunked", "Content-Range": "bytes 0-1024/2000"}))
         with pytest.raises(StorageUnavailable):
             storage.get_range("object", 0, 1025)
 
