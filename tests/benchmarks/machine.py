@@ -44,7 +44,6 @@ from tiered_index.types import Lookup
 
 _FULL, _QUICK = (5_000_000, 20_000_000), (500_000, 2_000_000)
 _BATCH = 250_000
-_DURABLE_ROWS = (1_000, 10_000)
 _SMALL, _AT_ONCE = 100, 50
 _PERIOD_S, _SINGLES = 0.001, 4
 _LONGEST_S = 300.0
@@ -118,7 +117,7 @@ def _pin(cores: set[int]) -> None:
 
 
 def measure_puts(setting: Setting, place: Path, record: Record) -> None:
-    """A full file, filled in batches with durable flushes, single puts, and small durable batches, all on one core."""
+    """A full file, filled in batches with durable flushes, and single puts, all on one core."""
     put, flush, single = Spent(), Spent(), Spent()
     singles = min(1_000_000, setting.items)
     with setting.open(place) as index, on_core(-1):
@@ -133,13 +132,6 @@ def measure_puts(setting: Setting, place: Path, record: Record) -> None:
                 index.put(TOPIC, 1, key, offset, 512, START_MS + offset)
         index.flush()
         require(sum(getattr(f, "count", 0) for f in index.files()), setting.entries + singles, "entries in the index")
-        for rows in _DURABLE_ROWS:
-            batches, spent = [batch(np.arange(n * rows, (n + 1) * rows)) for n in range(50)], Spent()
-            with spent:
-                for each in batches:
-                    index.put_batch(each)
-                    index.flush()
-            record(f"put_batch of {rows:,} rows, each durable: entries/CPU s", 50 * rows / spent.cpu_s)
     record("put_batch: entries/s", setting.entries / put.elapsed_s)
     record("put_batch, durable each million rows: entries/s", setting.entries / (put.elapsed_s + flush.elapsed_s))
     record("put_batch and flush: CPU ns an entry", (put.cpu_s + flush.cpu_s) / setting.entries * 1e9)
@@ -280,17 +272,15 @@ def measure_beside(setting: Setting, place: Path, record: Record) -> None:
     """Puts in each state, in the same run."""
     for state in STATES:
         with scratch(place) as folder:
-            times, share = (_beside_merge if "merge" in state else _beside_work)(setting, folder, state)
+            times = (_beside_merge if "merge" in state else _beside_work)(setting, folder, state)
         for call, samples in times.items():
             for name, value in zip(
                 ("p50", "p99", "p99.9", "longest"), percentiles(samples, 50, 99, 99.9, 100), strict=True
             ):
                 record(f"{call} beside {state}: {name} us", value)
-        if state == "the writer's merge":
-            record("the writer's merge: share of a core", share)
 
 
-def _beside_work(setting: Setting, folder: Path, state: str) -> tuple[dict[str, array[float]], float]:
+def _beside_work(setting: Setting, folder: Path, state: str) -> dict[str, array[float]]:
     """Put into a buffer that nobody flushes, or while every worker runs, until two waiting files are uploaded."""
     busy = state != "nothing"
     waiting = 2 * setting.entries if busy else 0
@@ -318,7 +308,7 @@ def _beside_work(setting: Setting, folder: Path, state: str) -> tuple[dict[str, 
         index.close()
     else:
         index.abandon()
-    return times, 0.0
+    return times
 
 
 def _look_up_until(index: IndexService[Any], keys: list[str], done: threading.Event) -> int:
@@ -329,8 +319,8 @@ def _look_up_until(index: IndexService[Any], keys: list[str], done: threading.Ev
     raise AssertionError
 
 
-def _beside_merge(setting: Setting, folder: Path, state: str) -> tuple[dict[str, array[float]], float]:
-    """Put while eight files of one past day are merged. The second value is the CPU share of the merge."""
+def _beside_merge(setting: Setting, folder: Path, state: str) -> dict[str, array[float]]:
+    """Put while eight files of one past day are merged."""
     entries = min(8_000_000, setting.items)
     # a file that the puts fill has many entries, however few are merged: a busy machine merges for long
     items = max(100_000, entries // 8 + 1)
@@ -344,19 +334,14 @@ def _beside_merge(setting: Setting, folder: Path, state: str) -> tuple[dict[str,
             index.run_lifecycle()
         before = sum(stored.count for stored in index.log_state.objects.values())
     with files.open(folder, background=True) as index:
-
-        def work() -> float:
-            began_s, cpu_s = time.perf_counter(), time.thread_time()
-            index.run_merge()
-            return (time.thread_time() - cpu_s) / (time.perf_counter() - began_s)
-
         with ThreadPoolExecutor(1) as threads:
-            working = threads.submit(work)
+            working = threads.submit(index.run_merge)
             times = _put_steadily(index, working.done, entries, rows=100)
+            working.result()
     with files.open(folder) as index:
         merged = sum(shard.count for shards in index.log_state.tables.values() for shard in shards)
         require(merged, before, "merged entries")
-    return times, working.result()
+    return times
 
 
 def _put_steadily(
