@@ -76,14 +76,6 @@ def test_a_uri_with_a_secret_is_refused_without_showing_it(uri: str, tmp_path: P
     assert not (tmp_path / "root").exists()
 
 
-def test_the_command_line_does_not_repeat_it() -> None:
-    for uri in URIS[:4]:
-        for form in ((), ("--json",)):
-            done = run_here("files", "--storage", uri, *form, "--debug", environment=_ENVIRONMENT)
-            assert done.code == 2
-            assert "hidden" not in done.out + done.err
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -17,9 +17,7 @@ from tests.rocketmq.messages import NOW_MS, joined, message, write_log
 from tests.storage.scripted_server import error, scripted_server
 from tiered_index import IndexService
 from tiered_index.cli import session
-from tiered_index.cli.output import PrintableFormatter, ProgressDisplay, printable
-from tiered_index.format.names import lease_name
-from tiered_index.storage.opening import open_storage
+from tiered_index.cli.output import Output, PrintableFormatter, ProgressDisplay, printable
 
 # colour, title, link, clipboard; the same as C1; direction marks, Unicode line ends, delete, bells, returns
 CONTROLS = "\x1b[31m\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;aGk=\x07\x9b2J\x9d0;t\x9c\x90\u202e\u2066\u200f\u2028\u2029\x7f\b\r\v\f\x85"
@@ -75,30 +73,6 @@ def test_every_command_on_an_index(folder: Path) -> None:
         refused_or_done(*line, *place)
     for form in ((), ("--entries",)):
         assert SAFE in refused_or_done("files", folder / TEXT, *form, *place)
-
-
-def test_damage_of_a_file_with_such_a_name_is_reported(folder: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / f"{NAME}.index"
-    damaged.write_bytes(next((folder / "root" / "uploaded").glob("*.index")).read_bytes()[:-9])
-    for form in ((), ("--entries",)):
-        assert SAFE in refused_or_done("files", damaged, *form)
-    source = tmp_path / f"{NAME}.ndjson"
-    source.write_text(json.dumps({"topic": TEXT, "keys": "\ud800", "offset": TEXT}) + "\n")
-    place = ("--root", tmp_path / NAME / "root", "--storage", f"file://{tmp_path}/storage")
-    assert SAFE in refused_or_done("ingest", source, *place)
-    assert SAFE in refused_or_done("files", "--config", tmp_path / NAME)
-
-
-def test_the_holder_of_the_lock_or_the_lease_is_printed_safely(folder: Path, tmp_path: Path) -> None:
-    uri = (tmp_path / "storage").as_uri()
-    settings = {"storage": uri, "slots": 7, "items": 20, "background": False}
-    with IndexService.open(root=tmp_path / "root", **settings):
-        (tmp_path / "root" / "lock").write_text(json.dumps({"pid": 1, "host": TEXT}))
-        assert SAFE in refused_or_done("recover", "--root", tmp_path / "root")
-        with open_storage(uri) as storage:
-            lease = {"root_id": "f" * 16, "host": TEXT, "pid": 1, "released": False, "expires_ms": 2**42}
-            storage.put(lease_name(1, 99), json.dumps(lease).encode())
-        assert SAFE in refused_or_done("recover", "--root", tmp_path / "other", "--storage", uri)
 
 
 def test_the_text_of_a_server_is_printed_safely() -> None:
@@ -203,9 +177,16 @@ def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> N
         assert "\x9b" not in stream.getvalue()
 
 
-def test_printable_text_does_not_change() -> None:
+def test_each_way_of_writing_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
     assert printable("заказ 注文 é €[x] \\") == "заказ 注文 é €[x] \\"
     assert printable("\x1b\x9b\u202e\n\t\ud800\0") == r"\x1b\x9b\u202e\n\t\ud800\x00"
+    out = Output(as_json=False)
+    ways = (out.line, out.lines, out.note, out.error_line, lambda text: out.error("Kind", text))
+    for write in (*ways, lambda text: out.fields({"name": text}), lambda text: out.table(("column",), [(text,)])):
+        write(TEXT)
+        out.flush()
+        shown = "".join(capsys.readouterr())
+        assert is_safe(shown) and SAFE in shown, repr(shown)
 
 
 _WRITES = {"print", "Console", "echo", "secho", "print_exception", "print_exc"}
