@@ -27,7 +27,7 @@ import numpy as np
 from tests.benchmarks.cold_peers.run import DelayedServer
 from tests.benchmarks.memory import memory_bytes
 from tests.benchmarks.report import finish, note, options, require, scratch
-from tests.support.environment import own_environment
+from tests.support.processes import own_environment
 from tests.support.s3_server import CREDENTIALS, REGION
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig

@@ -27,7 +27,7 @@ import numpy as np
 from tests.benchmarks.memory import MemoryWatch
 from tests.benchmarks.messages import FLUSH_ENTRIES, START_MS, TOPIC, absent_keys, batch, drawn, keys_of
 from tests.benchmarks.report import Measured, Spent, finish, note, options, percentiles, require, scratch
-from tests.support.environment import own_environment
+from tests.support.processes import own_environment
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tests.support.unsynced_disk import UnsyncedDisk

@@ -29,9 +29,9 @@ import pyarrow as pa
 from tests.benchmarks.messages import START_MS, TOPIC, absent_keys, batch, key_array, keys_of
 from tests.benchmarks.report import finish, note, options, percentiles, require, scratch
 from tests.real_s3.server import ENDPOINT_VARIABLE
-from tests.support.environment import own_environment
 from tests.support.foreign_lookups import bare_slot_run
 from tests.support.plain_files import plain_files
+from tests.support.processes import own_environment
 from tests.support.storage_faults import LatencyStorage
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index import IndexConfig, IndexReader, IndexService

@@ -17,7 +17,7 @@ from typer import Option
 
 from tests.demo.processes import Broker, Follower, ServedDemo, placed
 from tests.demo.workload import TOPICS, Census, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
-from tests.support.environment import own_environment
+from tests.support.processes import own_environment
 from tests.support.s3_server import CREDENTIALS, s3_server
 from tests.support.storage_faults import FaultStorage
 from tiered_index.cli.main import alone, run

@@ -9,11 +9,19 @@ from tests.demo.command import main
 from tests.demo.kafka import KEYS
 from tests.demo.kafka import main as kafka_main
 from tests.demo.processes import Broker, ProcessFailed, placed
-from tests.demo.workload import BEGIN_MS, TOPICS, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
+from tests.demo.workload import (
+    BEGIN_MS,
+    TOPICS,
+    LookupChecks,
+    ReferenceAnswers,
+    Workload,
+    entry_batch,
+    lookups_of,
+    take_census,
+)
 from tests.integration.cli.command_lines import run_here, run_script
 from tests.support.model import ReferenceModel
 from tests.support.store_writer import StoreWriter
-from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.storage.memory import MemoryStorage

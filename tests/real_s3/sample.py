@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tests.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload
-from tests.support.workload import entry_batch, message_table
+from tests.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload, entry_batch, message_table
 from tiered_index import IndexService, QueryResult
 from tiered_index.service.read.lookups import Lookups
 

@@ -1,4 +1,4 @@
-"""Processes of tests. None outlives the block that started it."""
+"""Processes of tests, none of which outlives the block that started it, and environments without settings."""
 
 import os
 import subprocess
@@ -6,14 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["started", "without_settings"]
-
 TOP = Path(__file__).parents[2]
 
 
 def without_settings() -> dict[str, str]:
     """Return this process's environment without the engine's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")}
+
+
+@contextmanager
+def own_environment(more: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Within the block, hide the environment's settings, and add `more`."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith("TIERED_INDEX_"):
+            del os.environ[name]
+    os.environ.update(more or {})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

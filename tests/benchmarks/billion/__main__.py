@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.benchmarks.billion.run import SPACE_BYTES_PER_ENTRY, Run
 from tests.benchmarks.report import TOP, finish, note, numbers, options
-from tests.support.environment import own_environment
+from tests.support.processes import own_environment
 
 _COLUMNS = (
     *("step", "wall s", "CPU s", "of it Java", "M entries a CPU s", "peak MiB: Java", "Spark's workers", "Python"),
