@@ -142,7 +142,7 @@ class BatchAnswer(Document, kw_only=True):
     lost: list[LostFile] | UnsetType = UNSET
 
 
-class QueryResults(Answer, kw_only=True):  # type: ignore[call-arg, misc, valid-type]
+class BatchAnswers(Answer, kw_only=True):  # type: ignore[call-arg, misc, valid-type]
     """The answers to a batch.
 
     - `results`: Answers in the order of `lookups`.

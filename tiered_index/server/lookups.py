@@ -204,7 +204,7 @@ class LookupHandlers(Handlers):
         "POST /v1/query:batch",
         body=parameters.BatchBody,
         bodies={wire.JSON: {"lookups": _LOOKUPS}},
-        answer=answers.QueryResults,
+        answer=answers.BatchAnswers,
         forms=(wire.NDJSON, wire.ARROW),
         problems={422: None},
     )
