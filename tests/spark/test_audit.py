@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 import sys
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.integration.cli.command_lines import Outcome, run_here
+from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
 from tests.spark.entries import BEGIN_MS, DAY_MS, has_slot_of, messages, states, sweep, write_parquet
 from tests.support.changes import replace
@@ -23,32 +22,17 @@ from tests.support.damage import flip_object
 from tests.support.merging import RegionItem
 from tests.unit.format.test_verify import rebuilt
 from tiered_index import IndexConfig, IndexService, hash_key
-from tiered_index.cli.spark import reading
 from tiered_index.clock import ManualClock
-from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.format.layout import PRESETS
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.retention import Expired
-from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit.audit import AuditResult, audit
-from tiered_index.spark.audit.differences import (
-    _ROWS,
-    KINDS,
-    Difference,
-    Differences,
-    _difference,
-    _pairs,
-    _rows,
-    _values,
-    _with_kinds,
-    may_hold,
-)
-from tiered_index.spark.audit.entries import ALL_TIME, Picked, identity_dtype, value_dtype
-from tiered_index.spark.audit.ranges import Part
+from tiered_index.spark.audit.differences import may_hold
+from tiered_index.spark.audit.entries import ALL_TIME, Picked
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.tombstones import Tombstone
@@ -167,8 +151,8 @@ def test_a_damaged_log_is_a_finding(spark, copy):
 
 
 def test_each_difference_of_index_and_source_is_reported_once(spark, sound, table, tmp_path):
-    """The index lacks ten entries and the source ten others; ten differ in time and ten in size. Of each kind at most
-    `most_listed` are listed.
+    """The index lacks ten entries and the source ten others; ten differ in time and ten in size. Two have another size
+    once more, which is missing. Of each kind at most `most_listed` are listed.
     """
     lacking = table.slice(10).to_pylist()
     for row in lacking[:10]:
@@ -177,21 +161,23 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
         row["size"] += 1
     added = [{**row, "offset": row["offset"] + 10**9} for row in lacking[20:30]]
     same = [dict(lacking[40])]  # once more: an index keeps both entries of a message that was put twice
-    source = write_parquet(pa.Table.from_pylist(lacking + added + same, table.schema), tmp_path / "other.parquet")
+    twice = [{**lacking[n], "size": lacking[n]["size"] + 7} for n in (15, 50)]
+    rows = pa.Table.from_pylist(lacking + added + same + twice, table.schema)
+    source = write_parquet(rows, tmp_path / "other.parquet")
     result = audited(spark, sound / "index", source, most_listed=15)
     differences = result.differences
-    assert differences.counts == {"missing": 10, "extra": 10, "wrong": 20} and differences.unproven == 0
+    assert differences.counts == {"missing": 12, "extra": 10, "wrong": 20} and differences.unproven == 0
     assert (result.status, result.report.findings) == ("findings", [])
     by_kind = {kind: [d for d in differences.listed if d.kind == kind] for kind in differences.counts}
     assert {(d.topic, d.key, d.queue_id, d.offset) for d in by_kind["missing"]} == {
-        (row["topic"], row["key"], row["queue_id"], row["offset"]) for row in added
+        (row["topic"], row["key"], row["queue_id"], row["offset"]) for row in added + twice
     }
     extra = {(row["topic"], row["offset"]) for row in table.slice(0, 10).to_pylist()}
     assert {(d.topic, d.offset) for d in by_kind["extra"]} == extra
     for d in by_kind["wrong"]:
         later, larger = d.expected["second"] - d.found["second"], d.expected["size"] - d.found["size"]
         assert (later, larger) in ((5, 0), (0, 1)) and d.topic is not None
-    assert [difference.kind for difference in differences.listed] == ["missing"] * 10 + ["extra"] * 10 + ["wrong"] * 15
+    assert [difference.kind for difference in differences.listed] == ["missing"] * 12 + ["extra"] * 10 + ["wrong"] * 15
     assert all(difference.expected for difference in differences.listed if difference.kind != "extra")
 
 
@@ -350,6 +336,8 @@ def test_the_command_reports_findings_and_its_status(spark, copy):
     harm(copy, damage_an_item, stored)
     done = run_here("spark", "audit", "--storage", f"file://{copy}", "--quiet")
     assert done.code == 1 and re.search(f"{stored.name} +run ", done.out)
+    refused = outcome_of(f"audit --storage file://{copy} --begin 2026-01-01", code=2)
+    assert "need --source" in refused.error["message"]
     document = outcome_of(f"audit --storage file://{copy}", code=1).document
     assert (document["status"], document["differences"]) == ("findings", None)
     (finding,) = document["findings"]
@@ -391,81 +379,6 @@ def test_a_wrong_second_beyond_a_bound_is_missing_or_extra(spark, sound, table, 
     assert by_kind["extra"] == sorted([1600, 1601, 1602, *out_of]) and by_kind["missing"][:15] == [200, 201, 202, *into]
 
 
-SCHEMA = PRESETS["native"].schema
-IDENTITY, VALUE = identity_dtype(SCHEMA), value_dtype(SCHEMA)
-Entry = tuple[bytes, bytes, str | None, str | None, str | None]
-
-
-def test_remarks_of_repeated_entries_and_of_nothing() -> None:
-    assert Differences({}, (), 0, 4, 4, repeated=4).remarks[0].startswith("the index has 4 entries more than once")
-    assert Differences({}, (), 0, 0, 0).remarks == ["nothing was compared: neither side has an entry within the bounds"]
-    assert Differences({}, (), 0, 1, 1).remarks == []
-
-
-def by_hand(source: list[Entry], index: list[Entry], spans: list[Any], base: int) -> list[tuple[Any, ...]]:
-    """Return each difference in the pages' terms: (kind, identity, said, said topic, held, held topic, object)."""
-    told = []
-    for identity in sorted({entry[0] for entry in source + index}):
-        sides = [[entry for entry in some if entry[0] == identity] for some in (source, index)]
-        said: list[tuple[bytes, str | None]] = []
-        held: list[tuple[bytes, str | None, str]] = []
-        for value in sorted({entry[1] for side in sides for entry in side}):
-            mine, theirs = ([entry for entry in side if entry[1] == value] for side in sides)
-            topics, others = {entry[2] for entry in mine}, {entry[2] for entry in theirs} - {None}
-            both = zip((min, max), (others, others), (topics, topics), strict=True) if mine and others else ()
-            wrong = [end(topics_found) for end, topics_found, known in both if end(topics_found) != end(known)]
-            if mine and (not theirs or wrong):
-                said.append((value, min(topics) if theirs else None))
-            if theirs and (not mine or wrong):
-                held.append((value, wrong[0] if mine else None, min(entry[4] for entry in theirs)))
-        for said_value, held_value in itertools.zip_longest(said, held):
-            kind = "extra" if said_value is None else "missing" if held_value is None else "wrong"
-            if said_value is not None and held_value is None:
-                key_hash = int(np.frombuffer(identity, IDENTITY)[0]["key_hash"])
-                second = int(np.frombuffer(said_value[0], VALUE)[0]["second"])
-                if any(first <= second <= last and low <= key_hash % base < high for first, last, low, high in spans):
-                    kind = "unproven"
-            told.append((kind, identity, *(said_value or (None, None)), *(held_value or (None, None, None))))
-    return told
-
-
-def test_differing_entries_are_paired(spark: Any) -> None:
-    """There are few identities and values, most of them repeated, under topics that a table may lack."""
-    rng = np.random.default_rng(1)
-
-    def some(count: int, *, stored: bool) -> Part:
-        columns = {name: rng.integers(0, 18, count).astype(IDENTITY[name]) for name in IDENTITY.names or ()}
-        columns |= {"queue_id": np.zeros(count), "offset": np.zeros(count), "fingerprint": np.zeros(count)}
-        columns |= {"second": rng.integers(0, 4, count), "size": rng.integers(0, 2, count)}
-        names = pa.array(np.where(rng.random(count) < 0.3, "b", "a")).dictionary_encode()
-        if stored:
-            return Part(1, columns, None if rng.random() < 0.2 else names, None, f"object {rng.integers(3)}")
-        return Part(0, columns, names, pa.array([f"key {key_hash}" for key_hash in columns["key_hash"]]))
-
-    parts = [some(9, stored=False) for _ in range(9)] + [some(7, stored=True) for _ in range(12)]
-    rows = pa.Table.from_batches(list(_rows(parts, SCHEMA)))
-    entries: tuple[list[Entry], list[Entry]] = ([], [])
-    for row in rows.to_pylist():
-        entries[row.pop("side")].append(tuple(row.values()))
-    # an object with slots 0 to 2 of 4, and seconds 1 and 2
-    damaged: Any = [SimpleNamespace(second_min=1, second_max=2, shard=slots_of(SlotMap(4), 0, 3))]
-    frame = spark.createDataFrame(rows.to_pandas().where(lambda cells: cells.notna(), None), _ROWS)
-    told = _with_kinds(_pairs(_values(frame)), damaged, "abs", SCHEMA).collect()
-    told_rows = []
-    for row in told:
-        difference = _difference(row, SCHEMA)
-        assert difference.key in (None, f"key {difference.key_hash}") and (
-            difference.expected is None or difference.key is not None
-        )
-        # PySpark 4.0 returns cells of bytes as `bytearray`
-        sides = row.said, row.held
-        said, held = ((None, None) if side is None else (bytes(side.value), side.wrong) for side in sides)
-        told_rows.append((row.kind, bytes(row.identity), *said, *held, difference.object))
-    expected = by_hand(*entries, [(1, 2, 0, 3)], 4)
-    assert sorted(map(repr, told_rows)) == sorted(map(repr, expected))
-    assert {*KINDS, "unproven"} == {row[0] for row in expected}
-
-
 def test_of_both_hash_rules_either_slot_may_be_in_a_damaged_object() -> None:
     damaged: Any = [SimpleNamespace(second_min=0, second_max=9, shard=slots_of(SlotMap(64), 3, 4))]
     hashes, seconds = np.array([3, 2**31 - 3, 5]), np.array([9, 0, 5])
@@ -497,66 +410,3 @@ def test_of_both_hash_rules_erased_keys_are_left_out_by_their_stored_hashes() ->
             is_folded = is_folded or columns["key_hash"][0] not in stone.hashes
             assert not len(picked.rows(columns, {1: "t"})) and len(picked.rows(columns, {1: "u"}))
     assert is_folded
-
-
-def difference(kind: str, offset: int, **more: Any) -> Difference:
-    expected = None if kind == "extra" else {"second": 1_700_000_000, "size": 10, **more}
-    stored_value = None if kind == "missing" else {"second": 1_700_000_060, "size": 10, **more}
-    stored = None if stored_value is None else "data/a.index"
-    return Difference(kind, "orders", "order-7", 5, 0, offset, expected, stored_value, stored)
-
-
-def result_of(listed: list[Difference], counts: dict[str, int], report: Any = None, **more: Any) -> AuditResult:
-    every = {"missing": 0, "extra": 0, "wrong": 0} | counts
-    compared = Differences(every, tuple(listed), more.pop("unproven", 0), 100, 100, **more)
-    return AuditResult(report or Report(), compared, 100, 1, 3)
-
-
-@pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Return a function that prints a result as the command does, without a source or a storage."""
-    module = sys.modules["tiered_index.spark.audit.audit"]
-
-    def tell(result: AuditResult, *arguments: str) -> Outcome:
-        monkeypatch.setattr(reading, "spark_of", lambda *_, **more: None)
-        monkeypatch.setattr(module, "check_audit", lambda *_, **more: None)
-        monkeypatch.setattr(module, "audit", lambda *_, **more: result)
-        options = ("--storage", "file:///tmp/x", "--source", "s.parquet", "--quiet", *arguments)
-        return run_here("spark", "audit", *options)
-
-    return tell
-
-
-def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(printed):
-    report = Report()
-    report.unchecked += [(f"data/{n}.index", StorageUnavailable("denied")) for n in range(25)]
-    listed = [difference("missing", n) for n in range(30)] + [difference("wrong", 77)]
-    done = printed(result_of(listed, {"missing": 50, "wrong": 1}, report, unproven=4, unsought=9))
-    out = done.out
-    assert done.code == 1
-    # a row that is too wide for a table
-    times = r"expected +second 2023-11-14T22:13:20Z, size 10\n +found +second 2023-11-14T22:14:20Z, size 10\n"
-    assert re.search(r"\nwrong\n +kind +wrong\n(?: .*\n)* +offset +77\n +" + times, out)
-    assert len([line for line in out.splitlines() if line.startswith(" missing  ")]) == 20
-    assert "and 30 more missing" in out and "more wrong" not in out
-    assert out.count("StorageUnavailable") == 20 and "and 5 more not checked" in out
-    assert "4 entries of the source may be in damaged objects" in out and "9 " in out
-
-
-SOURCE = "--storage file:///tmp/x --source s.parquet"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("--storage file:///tmp/x --begin 2026-01-01", "--source"),
-        (f"{SOURCE} --constant size=much", "size=much"),
-        (
-            f"{SOURCE} --begin 2030-01-01 --end 2029-01-01",
-            "--begin 2030-01-01T00:00:00Z is after --end 2029-01-01T23:59:59.999Z",
-        ),
-    ],
-)
-def test_impossible_options_are_refused_before_spark_starts(monkeypatch, arguments, named):
-    monkeypatch.setattr(reading, "spark_of", None)
-    assert named in outcome_of(f"audit {arguments}", code=2).error["message"]

@@ -276,6 +276,8 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config, tmp_pat
         ("audit --source {folder}/none.parquet", "none.parquet: No such file or directory"),
         ("audit --column key=order", "give a column 'order' (key); it has"),
         ("audit --constant part=5", "'part' is not a field of an entry"),
+        ("audit --constant size=much", "size=much"),
+        ("audit --begin 2030-01-01 --end 2029-01-01", "--begin 2030-01-01T00:00:00Z is after --end 2029-01-01T23:59"),
     ],
 )
 def test_arguments_are_checked_before_spark_starts(tmp_path, monkeypatch, command, message):
@@ -285,8 +287,8 @@ def test_arguments_are_checked_before_spark_starts(tmp_path, monkeypatch, comman
         pass
     source = write_parquet(messages(10), tmp_path / "m.parquet")
     (tmp_path / "rows.csv").write_text("topic\n")
-    job, option, value = command.format(folder=tmp_path).split()
-    arguments = {"--source": source, "--storage": storage, option: value}
+    job, *given = command.format(folder=tmp_path).split()
+    arguments = {"--source": source, "--storage": storage, **dict(zip(given[::2], given[1::2], strict=True))}
     options = " ".join(f"{name} {value}" for name, value in arguments.items())
     assert message in outcome_of(f"{job} {options}", code=2).error["message"]
 
