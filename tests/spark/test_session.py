@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,33 +10,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
 
 from tests.spark.commands import run_program
-from tiered_index.errors import ConfigError
-from tiered_index.spark import open_session, session
-from tiered_index.spark.datasource.entries import EntrySource
+from tiered_index.spark import open_session
 from tiered_index.spark.frames import repartitioned, repartitioned_by_hash
 from tiered_index.spark.session import _JAVA_VARIABLES
-
-_PROGRAM = """
-import sys
-from tiered_index.spark import open_session
-spark = open_session("local[1]", settings=dict(pair.split("=", 1) for pair in sys.argv[1:]))
-beans = spark._jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
-print([bean.getName() for bean in beans])
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("settings", "collector"), [((), "PS Scavenge"), (("spark.driver.extraJavaOptions=-XX:+UseSerialGC",), "Copy")]
-)
-def test_the_collector_of_the_driver(settings: tuple[str, ...], collector: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in _JAVA_VARIABLES}
-    command = [sys.executable, "-c", _PROGRAM, "spark.driver.host=127.0.0.1", *settings]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    assert f"'{collector}'" in ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -77,23 +53,13 @@ def test_rows_are_placed_by_hash_as_by_their_partitions_number(spark, count):
         assert placed.where(F.spark_partition_id() != F.col("place")).count() == 0
 
 
-def test_an_old_spark_is_named_with_the_version_that_is_needed(monkeypatch):
-    monkeypatch.setattr("pyspark.__version__", "3.5.8")
-    with pytest.raises(ConfigError, match=r"PySpark 3\.5\.8 is too old: this package needs 4\.0 or later"):
-        session.register(None)
-    monkeypatch.setattr("pyspark.__version__", "4.0.2")
-    session.check_pyspark()
-    with pytest.raises(ConfigError, match=r"PySpark 4\.0\.2 is too old: streams into an index need 4\.1 or later"):
-        EntrySource({"path": "file:///tmp/index"}).streamWriter(StructType(), overwrite=False)
-
-
 PROGRAM = """
-import ctypes, json, sys, threading
+import ctypes, sys, threading
 from tiered_index.spark.workers import between_tasks
 
 libc = ctypes.CDLL(None)
 libc.fopen.restype = ctypes.c_void_p
-taken = threading.Barrier(9)
+taken = threading.Barrier(8)
 
 
 def arenas():
@@ -103,48 +69,35 @@ def arenas():
     return open(sys.argv[1]).read().count("<heap nr=")
 
 
-def resident_mib():
-    return int(open("/proc/self/statm").read().split()[1]) * 4 // 1024
-
-
-def take(pins):
-    # pieces that are smaller than what the allocator maps for itself, each with a small one behind it that stays
-    held = []
-    for _ in range(320):
-        held.append(bytearray(b"x") * 100_000)
-        pins.append(bytearray(b"x") * 1_000)
-    taken.wait()
+def take():
+    held = [bytearray(b"x") * 1_000 for _ in range(320)]
     taken.wait()
 
 
-def task(pins):
-    threads = [threading.Thread(target=take, args=(pins,)) for _ in range(8)]
+def resident_bytes():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+
+before, begun = arenas(), resident_bytes()
+with between_tasks():
+    # the last one keeps the heap's end where it is
+    blocks = [bytearray(100_000) for _ in range(1_000)]
+    del blocks[:-1]
+    threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads:
         thread.start()
-    taken.wait()
-    most = resident_mib()
-    taken.wait()
     for thread in threads:
         thread.join()
-    return most
-
-
-pins = []
-before, begun = arenas(), resident_mib()
-with between_tasks():
-    most = task(pins)
-print(json.dumps({"arenas": arenas() - before, "grown": most - begun, "kept": resident_mib() - begun}))
+print(arenas() - before, resident_bytes() - begun < 20_000_000)
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="needs glibc")
 def test_memory_that_a_task_freed_returns_to_the_system(tmp_path):
+    """An arena of each thread would keep it."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "arenas")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    # 8 threads, 320 pieces each of 100 kB: 244 MiB, and 2.4 MiB that stay. Without the settings more than 150 MiB stay
-    assert figures["grown"] > 200 and figures["arenas"] == 0 and figures["kept"] < 60
+    assert done.stdout == "0 True\n", done.stderr
 
 
 @pytest.mark.slow
