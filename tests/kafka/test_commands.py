@@ -5,7 +5,6 @@ import json
 import re
 import struct
 import threading
-import time
 
 import pytest
 
@@ -50,17 +49,6 @@ def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, produci
     assert re.search(f"source +{re.escape(place)}\n", again.out)
 
 
-def test_entries_of_records_older_than_the_retention_are_counted(run, servers, producing, topic, tmp_path):
-    now_ms = time.time_ns() // 10**6
-    times = [1_700_000_000_000] * 5 + [now_ms] * 3
-    producing.send(topic, [{"key": f"k{n}", "partition": 0, "timestamp": time_ms} for n, time_ms in enumerate(times)])
-    where = (f"kafka://{servers}/{topic}", "--storage", (tmp_path / "store").as_uri(), "--wait")
-    done = run("ingest", *where, "--set", f"retention.topics.{topic}=30d", "--json")
-    assert [done.document[name] for name in ("messages", "entries", "expired")] == [8, 8, 5], done.err
-    are_found = [bool(run("query", topic, f"k{n}", "--json").document["items"]) for n in range(8)]
-    assert are_found == [False] * 5 + [True] * 3
-
-
 def test_the_program_of_the_page_indexes_by_a_function_of_its_own(run, servers, producing, topic, tmp_path):
     producing.send(topic, [{"key": f"k{n}", "value": f"id={n}", "partition": 0} for n in range(3)])
     root, uri = tmp_path / "root", (tmp_path / "store").as_uri()
@@ -94,11 +82,17 @@ def test_the_program_of_the_page_indexes_by_a_function_of_its_own(run, servers, 
         (("--kafka", "enable.auto.commit=true"), "leave --kafka enable.auto.commit out"),
         (("--key", "json:a["), "JMESPath"),
         (("--skip-corrupt",), "--skip-corrupt is for a RocketMQ store"),
+        (("kafka://user:secret@h:1/t",), "pass logins by --kafka"),
+        (("FILE", "--archive"), "--archive is for Kafka"),
+        (("FILE", "--key", "key"), "--topic is missing"),
     ],
 )
-def test_wrong_options_are_bad_usage_and_no_secret_is_printed(run, options, problem):
-    result = run("ingest", "kafka://127.0.0.1:1/orders", "--storage", "memory://x", *options)
-    assert result.code == 2
+def test_wrong_options_are_bad_usage_and_no_secret_is_printed(run, options, problem, tmp_path):
+    (file := tmp_path / "messages.ndjson").write_text('{"key": "a", "timestamp": 1}\n')
+    source = () if options[0].startswith(("kafka:", "FILE")) else ("kafka://127.0.0.1:1/orders",)
+    options = [file if option == "FILE" else option for option in options]
+    result = run("ingest", *source, *options, "--storage", "memory://x")
+    assert (result.code, [*tmp_path.iterdir()]) == (2, [file])
     assert problem in " ".join(result.err.split())
     assert "secret" not in result.out + result.err
 
@@ -133,19 +127,6 @@ def test_settings_of_javas_clients_are_named_with_those_to_use(run, tmp_path, te
     name, _, value = text.splitlines()[-1].partition("=")
     assert run(*where, "--kafka", f"{name}={value}", "--json").error["message"].startswith(f"--kafka: {name}")
     assert not (tmp_path / "store").exists()
-
-
-def test_options_of_kafka_are_of_kafka(run, tmp_path):
-    (tmp_path / "messages.ndjson").write_text('{"key": "a", "timestamp": 1}\n')
-    for option, reason in {("--archive",): "--archive is for Kafka", ("--key", "key"): "--topic is missing"}.items():
-        result = run("ingest", tmp_path / "messages.ndjson", *option, "--storage", "memory://x")
-        assert (result.code, reason in result.err) == (2, True)
-
-
-def test_a_wrong_address_makes_no_index(run, tmp_path):
-    places = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
-    assert run("ingest", "kafka://user:password@h:1/t", *places).code == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -68,17 +68,21 @@ def test_records_of_a_log_that_was_empty_before_are_not_lost_without_a_report(
         ingest(index, servers, topic)
 
 
+@pytest.mark.parametrize("was_archived", [True, False])
 def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
-    index, cluster, servers, topic, old_records, producing, monkeypatch
+    index, cluster, servers, topic, old_records, producing, monkeypatch, was_archived
 ):
+    """What was not archived before the cut is archived, without a wait for the records behind it."""
     remaining = BEFORE - 5
     for module in ("client", "source"):
         monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
-    archive(index, servers, topic)
+    before, then = (archive, ingest) if was_archived else (ingest, archive)
+    before(index, servers, topic)
     cluster.delete(topic)
     cluster.create(topic)
     producing.send(topic, records("old", remaining))
-    follower = ingest(index, servers, topic)
+    follower = then(index, servers, topic)
+    assert [record.offset for record in archived(index)] == [*range(BEFORE if was_archived else remaining)]
     assert (follower.messages, losses_of(follower)) == (0, [("rewritten", remaining, BEFORE)])
     assert f"its log was cut: it had offset {BEFORE} next, and its log has" in follower.losses[0].problem
     producing.send(topic, records("new", 20))
@@ -86,22 +90,6 @@ def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
     new = {record.offset: record.key for record in archived(index) if record.key.startswith(b"new")}
     assert new == {remaining + n: b"new-%d" % n for n in range(20)}
     assert all(places(index, topic, f"new-{n}") == {(0, remaining + n)} for n in range(20))
-
-
-def test_records_before_a_cut_that_were_not_archived_yet_are_archived_without_a_wait_for_those_behind_it(
-    index, cluster, servers, topic, old_records, producing, monkeypatch
-):
-    for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
-    ingest(index, servers, topic)
-    cluster.delete(topic)
-    cluster.create(topic)
-    producing.send(topic, records("old", BEFORE - 5))
-    archive(index, servers, topic)
-    assert [record.offset for record in archived(index)] == [*range(BEFORE - 5)]
-    producing.send(topic, records("new", 20))
-    archive(index, servers, topic)
-    assert [record.offset for record in archived(index)] == [*range(BEFORE + 15)]
 
 
 def committed(servers, topic):
