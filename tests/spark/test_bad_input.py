@@ -261,6 +261,7 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config, tmp_pat
         build(spark, frame.mapInArrow(fewer, frame.schema), storage=storage, config=config)
     with pytest.raises(NotAnIndex):
         states(storage)  # a later build does not find the slots of the failed one
+    assert not [*tmp_path.rglob("*.index")]
     assert build(spark, frame, storage=storage, config=IndexConfig(slots=65)).entries == 50
 
 
