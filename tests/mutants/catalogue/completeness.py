@@ -197,7 +197,7 @@ broken-index-is-an-empty-folder: an index below a prefix that lost its log is sk
   in Child.open
   - if next(iter(self._backend.list(epoch_name(1))), None) is not None:
   + if self._backend is None:
-  tests/unit/service/several/test_refreshes.py::test_an_index_without_its_log_is_no_empty_folder
+  tests/unit/service/several/test_away.py::test_an_index_without_its_log_is_no_empty_folder
 ties-of-sources-lost-between-pages: a page leaves out entries of a later source at the cursor's exact place
   in order_within_index
   - if number > last else column

@@ -11,7 +11,6 @@ import pytest
 from tests.support.hanging import until
 from tests.support.several_indexes import Cluster, Watched, rows
 from tiered_index import IndexReader
-from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -48,52 +47,20 @@ def test_several_have_no_root(cluster, tmp_path, monkeypatch):
         IndexReader.open(cluster.uris)
 
 
-def test_one_index_given_twice(cluster, tmp_path):
-    with pytest.raises(InvalidArgument, match="given twice"):
-        IndexReader.open([cluster.uris[0], cluster.uris[1], cluster.uris[0]])
-    uri = f"file://{tmp_path}/stored"
-    cluster.add(uri, rows(1))
-    with pytest.raises(InvalidArgument, match="given twice"):
-        IndexReader.open([uri, uri + "/"])
-
-
-def test_other_schemas_are_not_read_together(cluster, prefix, opened):
-    cluster.add(f"{prefix}/old", rows(3), preset="rocketmq")
-    for uris in (cluster.uris, cluster.uris[::-1]):
-        with pytest.raises(SchemaMismatch, match=r"old .*IndexItem|broker-. .*KeyedIndexItem"):
+def test_places_that_can_not_be_read_together_are_refused_and_closed(cluster, prefix, opened, tmp_path):
+    good, old, file = list(cluster.uris), f"{prefix}/old", f"file://{tmp_path}/stored"
+    cluster.add(old, rows(3), preset="rocketmq")
+    cluster.add(file, rows(1))
+    for uris, error, told in (
+        ([*good, old], SchemaMismatch, r"old .*IndexItem|broker-. .*KeyedIndexItem"),
+        ([old, *good], SchemaMismatch, r"old .*IndexItem|broker-. .*KeyedIndexItem"),
+        ([*good, f"{prefix}/nowhere"], NotAnIndex, "nowhere"),
+        ([good[0], good[1], good[0]], InvalidArgument, "given twice"),
+        ([file, f"{file}/"], InvalidArgument, "given twice"),
+    ):
+        with pytest.raises(error, match=told):
             IndexReader.open(uris)
-    assert [storage.closed for storage in opened] == [1] * 2 * (SEVERAL + 1)
-
-
-def test_a_list_with_a_place_that_is_not_an_index(cluster, prefix, opened):
-    with pytest.raises(NotAnIndex, match="nowhere"):
-        IndexReader.open([*cluster.uris, f"{prefix}/nowhere"])
-    assert len(opened) == SEVERAL + 1
-    assert [storage.closed for storage in opened] == [1] * (SEVERAL + 1)
-
-
-def test_a_prefix_whose_folders_are_no_indexes():
-    store = MemoryStorage()
-    store.put("backup/x", b"not an index")
-    store.put("notes/y", b"nor this")
-    with pytest.raises(NotAnIndex, match="no index is directly below it"):
-        IndexReader.open(storage_backend=store)
-
-
-def test_if_none_can_be_opened_none_stays_open(cluster, monkeypatch):
-    storages = []
-
-    def watched(config, uri):
-        storages.append(Watched(open_storage(uri)))
-        storages[-1].fail("list", times=None)
-        return storages[-1]
-
-    monkeypatch.setattr(IndexConfig, "open_storage", watched)
-    before = set(threading.enumerate())
-    with pytest.raises(StorageUnavailable):
-        cluster.reader()
-    assert [storage.closed for storage in storages] == [1] * SEVERAL
-    until(lambda: set(threading.enumerate()) <= before)
+    assert [storage.closed for storage in opened] == [1] * (3 * (SEVERAL + 1) + 2)
 
 
 def test_a_close_closes_all(cluster, opened):
@@ -228,10 +195,11 @@ def test_no_answer_is_complete_while_a_prefix_cannot_be_listed(tmp_path, clock):
         assert (answer.status, cluster.answers(answer)) == ("complete", cluster.expected())
 
 
-@pytest.mark.parametrize("what", ["schema", "copy", "damage", "no answer"])
-def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, clock, reader, monkeypatch, what):
+@pytest.mark.parametrize(
+    ("what", "error"), [("schema", SchemaMismatch), ("copy", ConfigError), ("damage", CorruptFile)]
+)
+def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, clock, reader, what, error):
     uri, good = f"{prefix}/broker-9", list(cluster.uris)
-    error = {"schema": SchemaMismatch, "copy": ConfigError, "damage": CorruptFile}.get(what, StorageUnavailable)
     with open_storage(uri) as storage, open_storage(good[0]) as other:
         if what == "schema":
             Cluster(cluster.folder / "other").add(uri, rows(9), preset="rocketmq")
@@ -245,15 +213,6 @@ def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, 
             storage.put(next(iter(whole)), b"x")
             for info in list(storage.list("checkpoint/")):
                 storage.delete_many([info.name])
-        if what == "no answer":
-            real = MemoryStorage.get
-
-            def get(self, name):
-                if self.uri == uri:
-                    raise StorageUnavailable("it does not answer")
-                return real(self, name)
-
-            monkeypatch.setattr(MemoryStorage, "get", get)
         clock.advance(INTERVAL_S)
         for how in ({}, {"timeout_s": 300}):
             with pytest.raises(error):
@@ -268,8 +227,7 @@ def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, 
         with pytest.raises(error):
             reader.query("t", "k")
         # after a repair, or after the index's removal, answers are complete
-        if what in ("damage", "no answer"):
-            monkeypatch.undo()
+        if what == "damage":
             for name, data in whole.items():
                 storage.put(name, data)
         else:
