@@ -5,17 +5,15 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from tests.support.changes import replace
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS
 from tests.support.plain_files import plain_files
 from tests.support.unsynced_disk import UnsyncedDisk
-from tiered_index.errors import CorruptFile
 from tiered_index.format.packed import packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.jobs import merge_plan as plan
 from tiered_index.service.jobs import rewrite as task_module
-from tiered_index.service.jobs.merge_plan import Bounds, cut_windows, plan_rewrite
+from tiered_index.service.jobs.merge_plan import Bounds, cut_windows
 from tiered_index.service.jobs.merge_run import estimate, merge, writing_requests
 from tiered_index.storage import base
 from tiered_index.storage.base import BufferedWriter
@@ -71,41 +69,6 @@ def test_a_hot_key_has_several_parts_and_a_page_reads_only_the_newest(life):
     life.merge(30 * 86400)
     assert len(max(parts_of(life), key=len)) >= 5
     life.check(questions=SOME)
-
-
-def test_a_table_of_two_origins_is_damage(life):
-    fill_hot(life)
-    life.merge()
-    state = life.state
-    first, *others = max(parts_of(life), key=len)
-    assert first.shard is not None and others
-    another = replace(first, shard=replace(first.shard, origin="build"))
-    with pytest.raises(CorruptFile, match="objects of two origins"):
-        plan_rewrite(replace(state, objects=state.objects | {first.name: another}), {first.name})
-
-
-def test_pieces_and_their_writes_stay_small(merging, monkeypatch):
-    """With twice the entries, pieces have the same size, and so has what a task hands over at once."""
-    held = []
-    write = task_module.Writer.write
-
-    def watched(self, data):
-        write(self, data)
-        held.append(len(data))
-
-    monkeypatch.setattr(task_module.Writer, "write", watched)
-    largest = []
-    for files in (3, 6):
-        life = merging(MemoryStorage())
-        fill_hot(life, files)
-        pieces = []
-        held.clear()
-        report = merge(life.storage, life.log(), life.clock, life.options(), threads=1, progress=pieces.append)
-        assert sum(pieces) == report.entries == files * 700
-        assert any(stored.size_bytes > 4 << 9 for stored in life.state.objects.values())
-        life.check(questions=[("t", "hot"), ("t", "k1")])
-        largest.append((max(pieces), max(held)))
-    assert all(piece <= 3 * PIECE and bytes_ < 100 * 3 * PIECE for piece, bytes_ in largest)
 
 
 PART = 1 << 10

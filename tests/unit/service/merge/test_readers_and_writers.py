@@ -23,7 +23,6 @@ from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.window_table import WindowTable
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.storage.probe import probe_put_if_absent
 
 
 def run_all(life, job):
@@ -136,13 +135,6 @@ def test_orphans_are_what_nobody_names_and_old_enough(life):
     life.check()
 
 
-class KilledBeforeDeleting(WrapperStorage):
-    """A process that is killed before its deletions."""
-
-    def delete_many(self, names):
-        """Do nothing."""
-
-
 def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     """The objects were uploaded long ago, and no record named them when the sweep opened the log."""
     life.fill()
@@ -211,77 +203,18 @@ def test_memory_of_a_sweep_does_not_grow_with_the_objects_that_the_log_names(lif
     assert peak < 100 * len(objects), "an object's description alone takes more than 150 bytes"
 
 
-def test_the_probe_of_a_process_that_was_killed_is_swept(life):
-    life.fill()
-    probe_put_if_absent(KilledBeforeDeleting(life.storage))
-    (left,) = life.storage.list("probe/")
-    life.clock.advance(HOUR_S + 1)
-    orphans = find_orphans(life.storage, life.log(), older_than_s=HOUR_S)
-    assert [info.name for info in orphans.objects] == [left.name]
-    delete_orphans(life.storage, orphans)
-    assert not list(life.storage.list("probe/"))
-
-
-def test_half_made_work_that_can_not_be_swept_fails_no_sweep(tmp_path):
-    """Otherwise a writer lists the storage again in each round, and expires nothing else."""
-    storage = LocalStorage(tmp_path)
+def test_a_sweep_deletes_the_half_made_work_of_a_killed_process_or_passes_over_it(tmp_path):
+    """No listing shows it. A writer whose sweep fails lists the storage again in each round."""
+    storage, work = LocalStorage(tmp_path), tmp_path / ".%work"
     log = StorageLog(storage, SystemClock())
     log.create(GENESIS)
-    shutil.rmtree(tmp_path / ".%work")
-    (tmp_path / ".%work").symlink_to(tmp_path / "elsewhere")
+    left = work / ".tmp-1-killed"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    delete_orphans(storage, find_orphans(storage, log))
+    assert not left.exists()
+    shutil.rmtree(work)
+    work.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageMisconfigured):
         storage.purge(0)
     assert delete_orphans(storage, find_orphans(storage, log)).objects == ()
-
-
-def test_a_position_that_only_a_merged_local_copy_has_survives_a_crash(merging):
-    """While a quarantined entry waits, the log gets no positions.
-
-    So the local copies have them, even of merged files.
-    """
-    life = merging(settings={"max_late_s": DAY_S, "max_early_s": DAY_S, "local_keep_s": 10**9, "items": 20})
-    life.put([(5000, "early")], source="s", source_position=1)
-    life.index.flush()
-    position = 1
-    while not life.state.files:
-        position += 1
-        life.put([(BASE_MS + position * 1000, "k")], source="s", source_position=position)
-        life.index.flush()
-        life.index.run_lifecycle()
-    assert (life.state.positions, life.index.durable_position("s")) == ({}, position)
-    life.clock.advance(3700)
-    life.merge(3600)
-    uploaded = life.folder / "root" / "uploaded"
-    for _ in range(2):
-        life.clock.advance(60)
-        life.index.run_lifecycle()  # the round also reads the log
-        life.check(life.index)
-        life.index.abandon()
-        life.index = life.open()
-        assert life.index.durable_position("s") == position
-        assert len(list(uploaded.iterdir())) == 1
-    life.publish()
-    assert life.state.positions == {"s": position}
-    life.clock.advance(60)
-    life.index.run_lifecycle()
-    life.index.run_lifecycle()
-    life.check(life.index)
-    life.index.abandon()
-    life.index = life.open()
-    assert life.index.durable_position("s") == position
-    assert sum(stored.count for stored in life.state.objects.values()) == life.messages
-
-
-def test_a_sweep_of_orphans_deletes_the_half_made_work_of_a_process_that_was_killed(tmp_path):
-    """No listing shows it."""
-    path = tmp_path / "storage"
-    storage = LocalStorage(path)
-    log = StorageLog(storage, SystemClock())
-    log.create(GENESIS)
-    left = path / ".%work" / ".tmp-1-killed"
-    left.write_bytes(b"half")
-    os.utime(left, (0, 0))
-    assert len(storage.purge(0)) == 1
-    delete_orphans(storage, find_orphans(storage, log))
-    assert storage.purge(0) == ()
-    storage.close()

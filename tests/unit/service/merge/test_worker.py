@@ -15,7 +15,7 @@ from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Mergi
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import ConfigError, CorruptFile, ObjectArchived, StorageUnavailable, WriterFenced
+from tiered_index.errors import ConfigError, CorruptFile, ObjectArchived, StorageUnavailable
 from tiered_index.format.layout import NATIVE, ROCKETMQ
 from tiered_index.format.names import CATALOG_PREFIX, linked_store
 from tiered_index.format.segment import LinkedSegment
@@ -139,38 +139,6 @@ def test_a_backlog_above_the_bound_is_merged_day_by_day_without_small_tables(mer
     life.check()
 
 
-def test_a_window_that_is_too_large_is_left_and_named(merging):
-    life = merging(settings={"merge_max_entries": 30})
-    publish_at(life, 1, 3, 25)
-    life.clock.advance(2 * DAY_S)
-    assert life.index.run_merge().sources == 1
-    assert life.windows() == [(24, 24)] and len(life.state.files) == 2
-    day, why = left(life)[0]
-    assert day == "1d from 2023-10-20T00:00:00Z"
-    assert why == ("its 40 entries are more than merge_max_entries = 30: run `tiered-index merge`")
-    assert not life.index.health()["problems"]
-    life.merge(DAY_S)
-    life.index.run_lifecycle()
-    life.clock.advance(60)
-    life.index.run_lifecycle()
-    life.index.run_merge()
-    assert all("30d" in name for name, _ in left(life))
-    life.check()
-
-
-@pytest.mark.parametrize("settings", [{"merge": "off"}, {"preset": "rocketmq"}])
-def test_off_and_the_preset_of_rocketmq_merge_nothing(tmp_path, settings):
-    life = Merging(tmp_path, settings=settings, preset=settings.get("preset", "native"))
-    publish_at(life, 1, 3)
-    life.later()
-    assert life.index.run_merge().jobs == 0 and len(life.state.files) == 2
-    assert merge_health(life.index)["tiers"] == [] and [worker.name for worker in life.index._workers] == [
-        "flusher",
-        "lifecycle",
-    ]
-    life.close()
-
-
 def test_the_setting(tmp_path):
     config = IndexConfig(environment=False)
     assert config.merge_tiers(NATIVE) == [DAY_S, 30 * DAY_S] and config.merge_tiers(ROCKETMQ) == []
@@ -264,34 +232,27 @@ def test_a_close_gives_a_merge_up_whose_request_hangs(faulty, monkeypatch):
     assert life.index.run_lifecycle() is not None and life.index.health()["problems"] == []
 
 
-def test_a_damaged_source_is_told_until_it_is_merged_and_others_are_merged(life):
+@pytest.mark.parametrize("error", [CorruptFile, ObjectArchived])
+def test_a_source_that_can_not_be_read_is_told_until_it_is_merged_and_others_are_merged(faulty, error):
+    life = faulty
     publish_at(life, 1, 25)
-    damaged = min(life.state.objects.values(), key=lambda stored: stored.second_min)
-    data = life.storage.get(damaged.name)
-    life.storage.put(damaged.name, data[:200] + bytes([data[200] ^ 1]) + data[201:])
+    unread = min(life.state.objects.values(), key=lambda stored: stored.second_min)
     life.later(2)
-    with pytest.raises(CorruptFile):
+    if error is CorruptFile:
+        life.storage.corrupt("get_range", name_prefix=unread.name, times=None)
+    else:
+        life.storage.fail("get_range", name_prefix=unread.name, times=None, error=error)
+    with pytest.raises(error):
         life.index.run_merge()
     assert life.windows() == [(24, 24)]
     (problem,) = life.index.health()["problems"]
     assert problem.startswith("merge of 1d from 2023-10-20T00:00:00Z: ")
     assert life.index.run_merge().jobs == 0 and life.index.health()["problems"]
-    life.storage.put(damaged.name, data)
+    assert [name for name, _ in left(life)] == ["1d from 2023-10-20T00:00:00Z"]
+    life.storage.clear()
     life.clock.advance(HOUR_S)
     assert life.index.run_merge().jobs == 1 and not life.index.health()["problems"]
     life.check()
-
-
-def test_an_object_in_an_archive_delays_only_its_window(faulty):
-    life = faulty
-    publish_at(life, 1, 25)
-    life.later(2)
-    archived = min(life.state.objects.values(), key=lambda stored: stored.second_min)
-    life.storage.fail("get_range", times=None, error=ObjectArchived, name_prefix=archived.name)
-    with pytest.raises(ObjectArchived):
-        life.index.run_merge()
-    assert life.windows() == [(24, 24)]
-    assert left(life)[0][0] == "1d from 2023-10-20T00:00:00Z" and life.index.health()["problems"]
 
 
 def test_a_merge_rests_for_puts_and_waits_for_flushes_and_uploads(life, monkeypatch):
@@ -325,21 +286,6 @@ def test_a_merge_rests_for_puts_and_waits_for_flushes_and_uploads(life, monkeypa
     assert merger.run_once().jobs == 1
     # while entries are put it works a tenth of the time: it rests 90 ms after 10 ms
     assert {round(pause_s, 6) for pause_s in slept} == {0.05, 0.04}
-
-
-def test_a_fenced_writer_publishes_no_merge(faulty):
-    """It was paused between the merge's uploads and its record."""
-    life, paused = faulty, faulty.index
-    publish_at(life, 1, 3)
-    life.later(2)  # the lease is over, too
-    life.storage.meanwhile("head", lambda: life.open("second"), name_prefix="data/")
-    before = {*life.state.objects}
-    with pytest.raises(WriterFenced):
-        paused.run_merge()
-    assert {*life.state.objects} == before == {info.name for info in life.storage.list("data/")}
-    assert paused.health()["fenced"]
-    assert paused.run_merge().jobs == 0
-    life.check()
 
 
 def test_an_unavailable_storage_ends_the_round_and_the_next_one_goes_on(faulty):
