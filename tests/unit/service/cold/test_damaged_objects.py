@@ -1,9 +1,8 @@
 """Objects are damaged. A fresh reader answers exactly the put entries, or names the object.
 
-A batch is partial by slot group, as single lookups are. `explain` shows the requests for a damaged local copy.
+A batch is partial by slot group, as single lookups are.
 """
 
-import contextlib
 import random
 from functools import partial
 
@@ -136,35 +135,6 @@ BASE_MS = 1_700_000_000_000
 
 def put(service, count):
     service.put_batch(batch(count, key=[f"k{i}" for i in range(count)], timestamp_ms=BASE_MS + np.arange(count) * 1000))
-
-
-@contextlib.contextmanager
-def uploaded(root, storage, count, **settings):
-    """Yield the writer of keys k0 to before `count` in one uploaded file."""
-    chosen = {"slots": 100, "items": 4000, "background": False, **settings}
-    with IndexService.open(root=root, storage_backend=storage, **chosen) as service:
-        put(service, count)
-        service.seal()
-        service.run_lifecycle()
-        yield service
-
-
-def test_requests_for_a_damaged_copy_are_its_own(tmp_path):
-    storage = MemoryStorage()
-    with uploaded(tmp_path, storage, 2000) as service:
-        (path,) = (tmp_path / "uploaded").iterdir()
-        data = bytearray(path.read_bytes())
-        data[28 + 800 : -3000] = bytes(len(data) - 28 - 800 - 3000)
-        path.write_bytes(data)
-        answer = service.query("t", "k7")
-        assert [item.offset for item in answer] == [7]
-        (report,) = answer.explain.files
-        assert report.requests == answer.explain.requests > 0
-    with IndexReader.open(root=tmp_path, storage_backend=storage) as reader:
-        answer = reader.query("t", "k7")
-        (report,) = [report for report in answer.explain.files if report.file != "log"]
-        assert report.requests > 0
-        assert sum(report.requests for report in answer.explain.files) == answer.explain.requests
 
 
 def damage(storage, rng):

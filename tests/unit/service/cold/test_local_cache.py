@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.small_disk import Mounts
 from tests.support.cold_index import cold_index
 from tests.support.model import Answer
 from tiered_index.service.read.disk_cache import PIECE_BYTES, CacheFolder, DiskCache
@@ -174,31 +173,6 @@ def test_a_cache_that_is_not_a_folder_changes_no_answer(index, cache, of_index):
         index.storage.reset()
         for key in ABSENT:
             assert reader.query("t", key).explain.requests == 0
-
-
-def test_a_full_disk_changes_no_answer(index, tmp_path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    with Mounts() as mounts:
-        if not mounts.empty_over(folder, size="64k"):
-            pytest.skip("no file system can be mounted here")
-        filler = folder / "filler"
-        with filler.open("wb") as handle:
-            try:
-                while True:
-                    os.write(handle.fileno(), bytes(512))
-            except OSError:
-                pass
-        with index.reader(cache_dir=folder / "cache", filter_after_probes=1) as reader:
-            ask_all(index, reader)
-            index.storage.reset()
-            for key in ABSENT:
-                assert reader.query("t", key).explain.requests == 0  # in memory
-        assert not listing(folder / "cache")
-        filler.unlink()
-        with index.reader(cache_dir=folder / "cache", filter_after_probes=1) as reader:
-            ask_all(index, reader)
-        assert len(listing(folder / "cache")) == 4
 
 
 @pytest.fixture

@@ -194,6 +194,7 @@ import sys, threading
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.storage.base import WrapperStorage
+from tiered_index.storage.metering import Usage
 from tiered_index.storage.opening import open_storage
 
 class Hanging(WrapperStorage):
@@ -289,14 +290,9 @@ def pass_long(index, storage, clock):
     storage.meanwhile("list", act, when="after", name_prefix="log/")
 
 
-@pytest.mark.parametrize("opening", [True, False])
-def test_a_view_is_as_old_as_the_beginning_of_its_reading(index, storage, clock, opening):
-    if opening:
-        pass_long(index, storage, clock)
+def test_a_view_is_as_old_as_the_beginning_of_its_opening(index, storage, clock):
+    pass_long(index, storage, clock)
     with index.reader(storage, clock=clock, refresh_interval_s=10) as reader:
-        if not opening:
-            pass_long(index, storage, clock)
-            reader.refresh()
         assert answers(reader.query("t", "all", max_count=100)) == index.expected("t", "all")
 
 
@@ -309,21 +305,18 @@ def test_a_long_lookup_answers_as_of_its_begin(index, storage, clock, reader):
     assert index.expected("t", "all") != before
 
 
-def fail_once(index, storage, clock, reader, timeout_s):
-    """Let a lookup fail because the log can't be listed. Then it can, and has one more file."""
+@pytest.mark.parametrize(("timeout_s", "outage_s"), [(None, 0.001), (None, 100), (LONG_S, 0.001), (LONG_S, 100)])
+def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(
+    index, storage, clock, reader, timeout_s, outage_s
+):
+    """They once raised the error of an earlier refresh, or said that the log was too old."""
     storage.fail("list", name_prefix="log/", times=None)
     clock.advance(11)
     with pytest.raises(StorageUnavailable):
         reader.query("t", "all", timeout_s=timeout_s)
     storage.clear()
     index.add(FILES)
-
-
-@pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(index, storage, clock, reader, timeout_s):
-    """They once raised the error of an earlier refresh, or said that the log was too old."""
-    fail_once(index, storage, clock, reader, timeout_s)
-    clock.advance(100)
+    clock.advance(outage_s)
     hang = storage.hang("list", name_prefix="log/")
     calls = storage.calls("list")
     waiting = [beside(lambda: answers(reader.query("t", "all", timeout_s=timeout_s))) for _ in range(5)]
@@ -334,14 +327,6 @@ def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(index, 
     clock.advance(0.001)
     reader.query("t", "all", timeout_s=timeout_s)
     assert storage.calls("list") <= calls + 2
-
-
-@pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_the_first_lookup_after_an_outage_answers_at_once(index, storage, clock, reader, timeout_s):
-    """It reads the log again in place of the error of an earlier read, however short the outage was."""
-    fail_once(index, storage, clock, reader, timeout_s)
-    clock.advance(0.001)
-    assert answers(reader.query("t", "all", timeout_s=timeout_s)) == index.expected("t", "all")
 
 
 def test_a_lookup_that_joins_an_old_reading_of_the_log_reads_it_again(index, storage, clock, reader):
@@ -360,7 +345,6 @@ def test_a_lookup_that_joins_an_old_reading_of_the_log_reads_it_again(index, sto
     assert joined[0]() == index.expected("t", "all")
 
 
-LONG_S = 300.0
 MANY = 10**6
 
 

@@ -177,19 +177,13 @@ def test_messages_name_an_object_that_was_given_up_before_a_later_page(index, re
         assert [lost.file for lost in answer.lost] == [gone.file_id]
 
 
-def test_only_missing_objects_are_declared_lost(index):
-    gone = index.stored[3]
-    lose(index, [gone])
-    with pytest.raises(InvalidArgument, match="are whole"):
-        give_up(index.inner, open_log(index.inner), [gone.name, index.stored[0].file_id])
-    with pytest.raises(InvalidArgument, match="names no such"):
-        give_up(index.inner, open_log(index.inner), [gone.name, "000000000000000-000000000000"])
-    assert not open_log(index.inner).state.lost
-
-
-def test_all_that_one_call_gives_up_is_one_record(index):
-    gone, before = index.stored[2:5], open_log(index.inner).state
+def test_only_missing_objects_are_declared_lost_and_all_of_a_call_by_one_record(index):
+    gone, log = index.stored[2:5], open_log(index.inner)
+    before = log.state
     lose(index, gone)
-    log = open_log(index.inner)
+    for wrong, problem in ((index.stored[0].file_id, "are whole"), ("0" * 15 + "-" + "0" * 12, "names no such")):
+        with pytest.raises(InvalidArgument, match=problem):
+            give_up(index.inner, log, [gone[0].name, wrong])
+    assert open_log(index.inner).state == before
     assert give_up(index.inner, log, [stored.file_id for stored in gone]) == [LostObject.of(stored) for stored in gone]
     assert (log.state.number, log.state.lost.keys()) == (before.number + 1, {stored.name for stored in gone})

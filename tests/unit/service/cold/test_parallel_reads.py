@@ -6,26 +6,19 @@ memory, and batches fetch each byte once.
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from tests.support.batches import batch
 from tests.support.cold_index import BASE_MS, Recorder, cold_index, in_rounds, publish, put, spoiled
-from tests.support.hanging import until
 from tests.support.merging import BASE_MS as WINDOW_MS
 from tests.support.merging import DAY_S, HOUR_MS, Merging, small_shards
 from tests.support.model import Answer, ReferenceModel
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.format.hashing import key_hash, lookup_numbers
 from tiered_index.format.layout import HEADER_SIZE
-from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.read import batch as read_batch
-from tiered_index.service.read.rows import PreparedLookup
 from tiered_index.storage.prices import PriceTable
 
 FILES = 8
@@ -62,20 +55,6 @@ def expected(index, key):
     few = ReferenceModel()
     few.entries = _BY_KEY.get(key, [])
     return few.query("t", key, max_count=None)
-
-
-def test_lookups_of_one_file_each_share_the_bound(index):
-    """The callers' own threads search these files, not a pool."""
-    with index.reader(query_threads=2, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
-        release = threading.Event()
-        index.storage.gate = lambda read: release.wait(30)
-        questions = [("t", "all", stored.second_min * 1000, stored.second_max * 1000) for stored in index.stored]
-        answers = [pool.submit(reader.query, *question) for question in questions]
-        # all lookups wait for a directory
-        until(lambda: reader.cache_use()["directories"].misses >= FILES and len(index.storage.reads) >= 2)
-        release.set()
-        assert [len(answer.result(30)) for answer in answers] == [1] * FILES
-        assert index.storage.most_at_once == 2 and len(index.storage.reads) == 2 * FILES
 
 
 def test_a_search_that_is_given_up_asks_for_nothing_more(index):
@@ -121,69 +100,22 @@ def test_a_group_that_failed_its_check_is_not_cached(index):
         assert len(reader.query(*question)) == 1
 
 
-def reads_of(index):
-    by_name = {}
-    for read in index.storage.reads:
-        by_name.setdefault(read.name, []).append((read.start, read.end))
-    return {name: sorted(ranges) for name, ranges in by_name.items()}
-
-
 # the keys are in two of the four slot groups of each file, about 4,700 to 5,000 bytes apart
 APART = [Lookup(topic="t", key=key) for key in keys(2, seed=3)]
 
 
 @pytest.mark.usefixtures("large_filters")
-@pytest.mark.parametrize(("egress_usd", "gap", "joined"), [(0.0, 256 << 10, 8), (0.09, 4772, 1), (100.0, 4, 0)])
-def test_a_gap_by_price_costs_no_more_than_a_request(index, egress_usd, gap, joined):
-    prices = PriceTable(egress_per_gib_usd=egress_usd)
+@pytest.mark.parametrize(("egress_usd", "joined"), [(0.0, 8), (0.09, 1), (100.0, 0)])
+def test_a_gap_by_price_costs_no_more_than_a_request(index, egress_usd, joined):
     costs = {}
-    gaps = {}
-    reads = {}
-    for setting in ("price", gap, 0, 256 << 10):
-        with index.reader(coalesce_gap_bytes=setting, block_cache_bytes=0, prices=prices) as reader:
+    for gap in (0, 256 << 10, "price"):
+        prices = PriceTable(egress_per_gib_usd=egress_usd)
+        with index.reader(coalesce_gap_bytes=gap, block_cache_bytes=0, prices=prices) as reader:
             reader.query("t", "all")
-            index.storage.reset()
-            answers = reader.query_many(APART)
-            costs[setting], reads[setting] = answers.explain.cost_usd, reads_of(index)
-            gaps[setting] = {report.file: report.gap_bytes for report in answers.explain.files}
-    assert reads["price"] == reads[gap]
-    assert gaps["price"] == gaps[gap]
-    assert sum(size > 0 for size in gaps["price"].values()) == joined
-    assert costs["price"] <= min(costs[0], costs[256 << 10])
-
-
-@pytest.mark.usefixtures("large_filters")
-@pytest.mark.parametrize("gap", [0, 20_000, 256 << 10, 1 << 40])
-def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(index, gap):
-    lookups = [Lookup(topic="t", key=key) for key in keys(12, seed=gap % 97)]
-    with index.reader(coalesce_gap_bytes=gap, block_cache_bytes=0) as reader:
-        reader.query("t", "all")
-        trailers = {h.stored.stored.name: h.stored.trailer() for h in reader.files()}
-        index.storage.reset()
-        answers = reader.query_many(lookups)
-        for q, answer in zip(lookups, answers, strict=True):
-            assert [Answer.of(item) for item in answer] == expected(index, q.key)
-        asked_for = reads_of(index)
-        assert len(asked_for) == FILES
-        total = 0
-        for name, ranges in asked_for.items():
-            assert all(end <= start for (_, end), (start, _) in pairwise(ranges)), "bytes were fetched twice"
-            # the batch has no filters here, and the ranges of all files overlap, so it looks for every key in each file
-            directory = trailers[name].directory
-            slots = np.array([key_hash("t", q.key) % 700 for q in lookups])
-            wanted = directory.runs_of(slots, 0, 2**40)
-            assert len(ranges) == _runs_apart(wanted, gap)
-            total += len(ranges)
-        assert answers.explain.requests == total == len(index.storage.reads)
-        assert answers.explain.bytes == index.storage.asked_bytes
-        if gap >= 256 << 10:
-            assert total == FILES
-
-
-def _runs_apart(runs, gap):
-    """Return how many ranges cover the runs, by another method than the code's."""
-    joints = pairwise(runs)
-    return 1 + sum(after.offset - (before.offset + before.length) > gap for before, after in joints) if runs else 0
+            explain = reader.query_many(APART).explain
+            costs[gap] = explain.cost_usd
+    assert sum(report.gap_bytes > 0 for report in explain.files) == joined
+    assert costs["price"] <= min(costs.values())
 
 
 THREADS = 4
@@ -269,25 +201,6 @@ def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(
             if key in FIRST_64:
                 assert answer.explain.requests <= FIRST_64[key][with_filters], key
             assert len(answer.explain.files) == DAYS
-
-
-def test_answers_are_missing_until_they_are_sorted(monkeypatch):
-    """While a thread sorts the last answers, no file can be skipped yet: all further ones would be searched."""
-    ordered, missing = read_batch.OrderedRows, []
-
-    def sorting(*arguments):
-        missing.append(answers.missing())
-        return ordered(*arguments)
-
-    monkeypatch.setattr(read_batch, "OrderedRows", sorting)
-    lookup = PreparedLookup("t", "k", *lookup_numbers("t", "k"), second_min=0, second_max=9, max_count=2, after=None)
-    answers = read_batch.MatchAccumulator(read_batch.LookupBatch.of_one(lookup), KEYED_SCHEMA, skips=True)
-    for second in (3, 2):
-        row = np.zeros(1, KEYED_SCHEMA.row)
-        row["second"] = row["offset"] = second
-        assert answers.missing() > 0
-        answers.add(read_batch.Matches(np.zeros(1, np.int64), row))
-    assert missing == [1] and answers.can_skip(1)
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -74,14 +74,11 @@ def test_the_first_lookup_of_an_absent_key_makes_one_request_per_file(index, tmp
         assert len(index.storage.reads) == len(groups(index)) + (0 if local else len(index.stored))
 
 
-def test_a_filter_larger_than_a_gap_does_not_come_with_the_directory(index):
+def test_large_filters_and_listings_of_topics_read_the_directory_alone(index):
     with index.reader(coalesce_gap_bytes=index.stored[0].filter_length - 1) as reader:
         index.storage.reset()
         assert len(reader.query("t", "absent")) == 0
         assert not set(index.storage.reads) & set(ends(index))
-
-
-def test_a_listing_of_topics_reads_no_filter(index):
     with index.reader() as reader:
         index.storage.reset()
         reader.topics()
