@@ -4,7 +4,7 @@ dispatcher.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,6 @@ class Round:
 class SteppedDispatcher(Dispatcher):
     """A dispatcher whose rounds a test runs one by one."""
 
-    def __init__(
-        self, index: IndexService, *more: Any, put: Callable[[Any, str, int], int] | None = None, **options: Any
-    ):
-        super().__init__(index, *more, **options)
-        self._put = put or index.put_batch
-
     def run_once(self) -> Round:
         """Put one round. Raise an error only if nothing was put before it; otherwise the next round finds it again."""
         begin, batches, entries = self.position or 0, [], 0
@@ -119,7 +113,7 @@ class SteppedDispatcher(Dispatcher):
             try:
                 for batch in some:
                     if batch.columns is not None:
-                        entries += self._put(batch.columns, batch.source, batch.position)
+                        entries += self._index.put_batch(batch.columns, batch.source, batch.position)
                     batches.append(batch)
             except TieredIndexError:
                 if not any(batch.columns is not None for batch in batches[:-1]):

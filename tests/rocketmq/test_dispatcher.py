@@ -13,14 +13,12 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, check, rounds, scan
-from tests.rocketmq.messages import blank
 from tests.support.disk_faults import FaultDisk
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.follow.fingerprints import Scrubber
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, tag_key
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.memory import MemoryStorage
@@ -71,23 +69,12 @@ def test_an_empty_store_is_followed_from_its_first_message_and_its_files_stay_as
 
 
 def test_only_what_is_selected_is_put(followed):
-    """This also applies to the last messages of a live log, which the dispatcher reads twice."""
-    selection = Selection(exclude=("pay*",), tags=True, prepared=True)
-    reader = CommitLogReader(followed.path / "commitlog", selection=selection, chunk_bytes=1_500)
-    chosen = followed.dispatcher(reader=reader)
-    followed.writer.put("SCHEDULE_TOPIC_XXXX", 0, keys="k1")
-    followed.writer.put("orders", 0, keys="half", tags="paid", sys_flag=TRANSACTION_PREPARED)
-    followed.writer.put("orders", 0, keys="never", tags="paid", sys_flag=TRANSACTION_ROLLBACK)
-    offsets = followed.write(30, tags="paid")
-    done = list(rounds(chosen))
-    assert (sum(progress.messages for progress in done), sum(progress.hidden for progress in done)) == (33, 1)
-    assert sum(progress.left_out for progress in done) == 11
-    orders = [offset for number, offset in enumerate(offsets) if number % 3]
-    entries = followed.index.query("orders", tag_key("paid"), max_count=100)
-    assert sorted(item.offset for item in entries)[1:] == orders
-    assert [item.offset for item in followed.index.query("orders", "half")] == [min(item.offset for item in entries)]
-    for topic, key in (("orders", "never"), ("payments", "k0"), ("SCHEDULE_TOPIC_XXXX", "k1")):
-        assert not followed.index.query(topic, key)
+    """Also of the last messages of a live log, which the dispatcher reads twice."""
+    reader = CommitLogReader(followed.path / "commitlog", selection=Selection(exclude=("pay*",)), chunk_bytes=1_500)
+    followed.write(30)
+    done = list(rounds(followed.dispatcher(reader=reader)))
+    assert (sum(progress.messages for progress in done), sum(progress.left_out for progress in done)) == (30, 10)
+    assert [len(followed.index.query(*name)) for name in (("orders", "own-1"), ("payments", "own-0"))] == [1, 0]
 
 
 # rounds
@@ -96,22 +83,18 @@ def test_only_what_is_selected_is_put(followed):
 @pytest.mark.parametrize("by", ["bytes", "time", "request"])
 def test_a_round_is_bounded_and_the_next_one_continues(followed, by):
     """By its bytes; by its time, as each call of the clock advances it by a fifth of a second; or because the follower
-    is to end.
+    is to end after its first batch.
     """
     followed.write(400)
-    times, stopping = iter(range(1_000)), []
-    options = {"bytes": {"round_bytes": 1}, "time": {"now_s": lambda: next(times) / 5}, "request": {}}[by]
-    if by == "request":
-
-        def put(*batch):
-            stopping.append(batch)
-            return followed.index.put_batch(*batch)
-
-        options = {"put": put, "stopping": lambda: len(stopping) == 1}
-    dispatcher = followed.dispatcher(**options)
+    times, asked = iter(range(1_000)), iter([True])
+    options = {
+        "bytes": {"round_bytes": 1},
+        "time": {"now_s": lambda: next(times) / 5},
+        "request": {"stopping": lambda: next(asked, False)},
+    }
+    dispatcher = followed.dispatcher(**options[by])
     first = dispatcher.run_once()
     assert (first.caught_up, 0 < first.messages < 400, first.end) == (False, True, dispatcher.position)
-    stopping.append(())
     done = [first, *rounds(dispatcher)]
     assert [d.begin for d in done[1:]] == [d.end for d in done[:-1]]
     assert sum(d.messages for d in done) == 400
@@ -187,10 +170,12 @@ def test_a_restart_continues_at_the_durable_position_and_doubles_no_answer(follo
     followed.check()
     followed.index.close()
     followed.index = followed.open_index()
+    for path in sorted((followed.path / "commitlog").iterdir())[:-1]:
+        path.unlink()  # what was read before it was deleted is no loss
     last = followed.dispatcher()
     assert last.resumed_from == followed.writer.next_offset
-    assert last.run_once().messages == 0
-    followed.check()
+    done = last.run_once()
+    assert (done.messages, done.losses) == (0, ())
 
 
 def test_a_lost_root_continues_at_the_storages_position_and_a_new_one_begins_with_the_log(followed):
@@ -218,8 +203,6 @@ def test_one_index_is_of_one_store_and_of_one_kind_of_offsets(followed, tmp_path
     followed.write(3)
     followed.dispatcher().run_once()
     followed.index.flush()
-    with pytest.raises(ConfigError, match=f"{followed.path}.*'elsewhere'.*--restart"):
-        followed.dispatcher(store_name="elsewhere")
     assert followed.dispatcher(store_name="elsewhere", restart=True).run_once().messages == 3
     followed.index.flush()
     assert followed.dispatcher(store_name="elsewhere").resumed_from == followed.writer.next_offset
@@ -230,16 +213,6 @@ def test_one_index_is_of_one_store_and_of_one_kind_of_offsets(followed, tmp_path
     made.settings["offset_space"] = "commitlog"
     with pytest.raises(ConfigError, match="'custom', not in 'commitlog'"):
         made.open_index()
-
-
-def test_a_log_of_only_a_blank(followed):
-    followed.segment(0).write_bytes(blank(SEGMENT))
-    dispatcher = followed.dispatcher()
-    done = dispatcher.run_once()
-    assert (done.messages, done.end, done.caught_up) == (0, SEGMENT, True)
-    followed.index.flush()
-    assert followed.index.durable_position(dispatcher.store.source) == SEGMENT
-    assert dispatcher.run_once().end == SEGMENT
 
 
 # segments that the broker deleted
@@ -277,28 +250,13 @@ def test_a_segment_deleted_before_it_was_read_is_reported_with_its_messages(foll
     assert followed.dispatcher(restart=True, skip_missing=True).run_once().losses[0].messages is None
 
 
-def test_segments_deleted_after_they_were_read_are_no_loss(followed):
-    followed.write(300)
-    dispatcher = followed.dispatcher()
-    list(rounds(dispatcher))
-    model = scan(followed.path)
-    for path in sorted((followed.path / "commitlog").iterdir())[:-1]:
-        path.unlink()
-    offsets = followed.write(5)
-    assert [done.losses for done in rounds(dispatcher)] == [()]
-    model.entries += [entry for entry in scan(followed.path).entries if entry.offset in offsets]
-    check(followed.index, model)
-
-
 # a folder without a segment, although segments were read before: its disk is not mounted
 
 
 def unmount(followed: Followed, how: str) -> None:
     (followed.path / "commitlog").rename(followed.folder / "elsewhere")
     if how != "gone":
-        (followed.path / "commitlog").mkdir()
-    if how == "other names":
-        (followed.path / "commitlog" / "lost+found").mkdir()
+        (followed.path / "commitlog" / "lost+found").mkdir(parents=True)
 
 
 def mount(followed: Followed) -> None:
@@ -306,7 +264,7 @@ def mount(followed: Followed) -> None:
     (followed.folder / "elsewhere").rename(followed.path / "commitlog")
 
 
-@pytest.mark.parametrize("how", ["gone", "empty", "other names"])
+@pytest.mark.parametrize("how", ["gone", "other names"])
 def test_a_commit_log_without_segments_is_unavailable_and_the_position_stays(followed, how):
     followed.write(30)
     dispatcher = followed.dispatcher(skip_missing=True, skip_corrupt=True)
@@ -354,14 +312,13 @@ def test_a_log_that_is_unmounted_while_it_is_looked_at(followed, monkeypatch):
 
     def unmounting(*arguments):
         changed = real(*arguments)
-        unmount(followed, "empty")
+        unmount(followed, "other names")
         return changed
 
-    monkeypatch.setattr(Scrubber, "is_changed", unmounting)
-    with pytest.raises(StorageUnavailable, match="has no segment"):
-        dispatcher.run_once()
+    with monkeypatch.context() as looking:
+        looking.setattr(Scrubber, "is_changed", unmounting)
+        with pytest.raises(StorageUnavailable, match="has no segment"):
+            dispatcher.run_once()
     assert dispatcher.position == done.end
-    monkeypatch.undo()
     mount(followed)
     assert [round.losses for round in rounds(dispatcher)] == [()]
-    followed.check()
