@@ -56,7 +56,7 @@ from tiered_index.rocketmq.remoting.frames import (
 )
 from tiered_index.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.rocketmq.remoting.server import RemotingServer
-from tiered_index.storage.context import active_context, remaining_s
+from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
@@ -173,46 +173,24 @@ async def test_recorded_requests_get_the_recorded_responses(index, store, messag
     }
 
 
-def test_every_key_of_a_deleted_store_comes_from_the_archive(storage, messages):
-    """A reader of only the storage answers as a scan does, and says what is not archived yet."""
-    newest = max(m.store_ms for m in messages if m.is_visible and m.index_keys) // 1000 * 1000
-    remarks = set()
-    with IndexReader.open(storage_backend=storage) as reader:
-        broker = ReadOnlyBroker(reader)
-        for topic, key in lookups(messages):
-            entries = scan(messages, topic, key)[:32]
-            wanted = [m for m in entries if m.physical_offset < BEGIN_OF_LAST]
-            answer = response_to(broker, QUERY, **by_key(topic, key, 32))
-            assert [m.encode() for m in records(answer.body)] == [m.encode() for m in wanted]
-            assert answer.fields == {"indexLastUpdateTimestamp": f"{newest}", "indexLastUpdatePhyoffset": "0"}
-            lacking = len(entries) - len(wanted)
-            remark = f"{lacking} of {len(entries)} messages are not available: {lacking} missing" if lacking else None
-            assert (answer.code, answer.remark) == (0 if wanted else 22, remark)
-            remarks.add(remark is None)
-    assert remarks == {True, False}
-
-
 # keys, times and bounds
 
 
 def test_times_and_counts_are_as_tools_give_them(index, store, messages):
     (topic, key), matches = most_found(messages)
-    inner = [m for m in matches if m.store_ms // 1000 == matches[0].store_ms // 1000]
-    least, greatest = str(-(2**63)), str(2**63 - 1)
-    second = matches[0].store_ms // 1000 * 1000
+    greatest, second = str(2**63 - 1), matches[0].store_ms // 1000 * 1000
+    inner = [m for m in matches if m.store_ms >= second]
     broker = ReadOnlyBroker(index, store=store)
     for begin, end, wanted in (
-        (least, greatest, matches),
+        (str(-(2**63)), greatest, matches),
         (str(second), str(second + 999), inner),
-        (str(second), greatest, inner),
         (greatest, greatest, []),
         ("0", "-1", []),
-        (str(second + 1000), str(second), []),
     ):
         answer = response_to(broker, QUERY, **by_key(topic, key, 1000, beginTimestamp=begin, endTimestamp=end))
         assert (answer.code, records(answer.body)) == (0 if wanted else 22, wanted), (begin, end)
         assert answer.remark == (None if wanted else "can not find message, maybe time range not correct")
-    for most, number in (("-1", 0), ("0", 0), ("1", 1), ("9999999", len(matches))):
+    for most, number in (("-1", 0), ("1", 1), ("9999999", len(matches))):
         assert records(response_to(broker, QUERY, **by_key(topic, key) | {"maxNum": most}).body) == matches[:number]
     assert len(matches) > 3
 
@@ -246,16 +224,6 @@ def test_unique_keys_offset_ids_and_kinds_of_keys(index, store, messages):
     assert records(response_to(broker, QUERY, **by_unique_key(wanted.topic, wanted.offset_msg_id)).body) == [wanted]
     for topic, message_id in (("TopicPay", wanted.offset_msg_id), (wanted.topic, elsewhere), (wanted.topic, "FF" * 16)):
         assert response_to(broker, QUERY, **by_unique_key(topic, message_id)).code == 22
-
-
-def test_messages_of_one_unique_key_are_answered_the_oldest_first(index, tmp_path):
-    """As by a broker: of messages that were stored in one millisecond clients take the first one."""
-    with StoreWriter(tmp_path / "s", segment_bytes=4096) as writer:
-        for body in (b"first", b"second", b"third"):
-            writer.put("TopicOrder", 0, body, keys=["k"], uniq_key="U", store_ms=BEGIN_MS)
-    index_log(index, tmp_path / "s")
-    answer = response_to(ReadOnlyBroker(index, store=tmp_path / "s"), QUERY, **by_unique_key("TopicOrder", "U"))
-    assert [record.body() for record in records(answer.body)] == [b"first", b"second", b"third"]
 
 
 def test_one_offset_in_the_logs_of_several_brokers(tmp_path, index):
@@ -304,7 +272,7 @@ def test_a_response_fits_into_a_frame(index, tmp_path):
     assert records(answer.body) and len(answer.body) < 16 << 20
 
 
-@pytest.mark.parametrize("most", [1, 3, 32])
+@pytest.mark.parametrize("most", [1, 3])
 def test_pages_continue_after_the_last_key(index, store, messages, most):
     """RocketMQ 5.5 asks for pages by the key of the last message in its index, hour by hour."""
     broker = ReadOnlyBroker(index, store=store)
@@ -333,21 +301,14 @@ def test_requests_of_tools_besides_messages(index, messages):
     topics = sorted({m.topic for m in messages if m.index_keys})
     version = {"counter": 0, "stateVersion": 0, "timestamp": 0}
     named = {"brokerAddrs": {"0": "127.0.0.1:10911"}, "brokerName": "broker-a", "cluster": "ArchiveA"}
+    brokers = {"broker-a": {**named, "enableActingMaster": False}}
     for code, fields, body in (
         (206, {}, {"topicList": topics}),
         (224, {"cluster": "ArchiveA"}, {"topicList": topics}),
         (224, {"cluster": "other"}, {"topicList": []}),
-        (305, {}, {"topicList": []}),
         (201, {}, {"dataVersion": version, "forbiddenTable": {}, "subscriptionGroupTable": {}}),
         (208, {"consumerGroup": "g"}, {"consumeTps": 0.0, "offsetTable": {}}),
-        (
-            106,
-            {},
-            {
-                "brokerAddrTable": {"broker-a": {**named, "enableActingMaster": False}},
-                "clusterAddrTable": {"ArchiveA": ["broker-a"]},
-            },
-        ),
+        (106, {}, {"brokerAddrTable": brokers, "clusterAddrTable": {"ArchiveA": ["broker-a"]}}),
     ):
         answer = response_to(broker, code, **fields)
         assert (answer.code, json.loads(answer.body)) == (0, body), code
@@ -355,9 +316,9 @@ def test_requests_of_tools_besides_messages(index, messages):
     assert config.body.decode().splitlines() == ["brokerClusterName=ArchiveA", "brokerId=0", "brokerName=broker-a"]
     assert json.loads(config.fields["version"]) == version
     configs = json.loads(response_to(broker, 21, topicSeq="0").body)["topicConfigTable"]
-    assert [(name, settings["topicName"], settings["perm"]) for name, settings in sorted(configs.items())] == [
-        (topic, topic, 4) for topic in topics
-    ]
+    assert {name: (settings["topicName"], settings["perm"]) for name, settings in configs.items()} == {
+        topic: (topic, 4) for topic in topics
+    }
     for code, fields, answer in (
         (101, {"namespace": "ORDER", "key": "t"}, (22, "No config item, Namespace: ORDER Key: t", b"")),
         (351, {"topic": "none"}, (17, "No topic in this broker. topic: none", b"")),
@@ -372,6 +333,22 @@ def test_requests_of_tools_besides_messages(index, messages):
     for pool in ("send", "pull", "ack"):
         assert table[f"{pool}ThreadPoolQueueSize"] == table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] == "0"
     assert (table["commitLogDiskRatio"], table["timerEnqueueTps"]) == ("0.0", "0.0")
+    for wrong in ("host", "host:", ":9876", "host:0", "host:65536", "http://host:1", "[::1]:1", "a b:1"):
+        with pytest.raises(InvalidArgument, match="HOST:PORT"):
+            ReadOnlyBroker(index, advertised=wrong)
+    assert ReadOnlyBroker(index, advertised="0:0:0:0:0:0:0:1:10911")
+
+
+def test_a_new_topic_appears_after_a_second_if_it_is_asked_for(index):
+    clock = ManualClock()
+    broker = ReadOnlyBroker(index, clock=clock)
+    codes = []
+    for topic, passed in (("first", 0), ("second", 0), ("second", 1)):
+        clock.advance(passed)
+        codes.append(ask(broker, 105, topic).code)
+        index.put(topic, 0, "k", 0, 100, BEGIN_MS)
+        codes.append(ask(broker, 105, topic).code)
+    assert codes == [17, 17, 17, 17, 0, 0]
 
 
 def test_writing_requests_are_refused_and_unknown_codes_are_named(index):
@@ -411,36 +388,6 @@ def without(name: str) -> dict[str, str]:
 )
 def test_the_response_to_a_bad_request_names_the_fault(index, code, fields, said):
     assert summary(response_to(ReadOnlyBroker(index), code, **fields)) == (1, said, b"")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["nonsense", "host", "host:", ":9876", "host:0", "host:65536", "host:x", "http://host:1", "[::1]:1", "a b:1"],
-)
-def test_an_address_at_which_nobody_finds_the_broker_is_refused(index, wrong):
-    with pytest.raises(InvalidArgument, match="HOST:PORT"):
-        ReadOnlyBroker(index, advertised=wrong)
-    for right in ("archive.example:9876", "10.0.0.1:1", "0:0:0:0:0:0:0:1:10911", "archive:65535"):
-        ReadOnlyBroker(index, advertised=right)
-
-
-def test_new_topics_appear_after_a_second_if_asked_for_and_else_after_half_a_minute(index):
-    clock = ManualClock()
-    broker = ReadOnlyBroker(index, clock=clock)
-
-    def seen(topic):
-        return ask(broker, 105, topic).code, json.loads(response_to(broker, 206).body)["topicList"]
-
-    index.put("first", 0, "k", 0, 100, BEGIN_MS)
-    assert seen("first") == (0, ["first"]) and seen("second")[0] == 17
-    index.put("second", 0, "k", 100, 100, BEGIN_MS)
-    assert seen("second") == (17, ["first"])
-    clock.advance(1)
-    assert seen("second") == (0, ["first", "second"])
-    index.put("third", 0, "k", 200, 100, BEGIN_MS)
-    for passed, topics in ((29, ["first", "second"]), (1, ["first", "second", "third"])):
-        clock.advance(passed)
-        assert seen("first") == (0, topics)
 
 
 def test_routes_claim_the_queues_that_the_store_has(index, store, messages):
@@ -494,18 +441,6 @@ def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, mes
         assert len(caplog.records) == 1
 
 
-def test_a_lookup_has_15_s(index, store, storage, messages):
-    """Clients wait for 18 s."""
-    delete_segments(store, BEGIN_OF_LAST)
-    wanted, left_s = next(message for message in messages if message.is_visible and message.uniq_key), []
-    storage.meanwhile("*", lambda: left_s.append(remaining_s()), times=None)
-    with IndexReader.open(storage_backend=storage) as reader:
-        left_s.clear()
-        response = response_to(ReadOnlyBroker(reader), QUERY, **by_unique_key(wanted.topic, wanted.uniq_key))
-    assert records(response.body) == [wanted]
-    assert 14 < left_s[0] <= 15 and max(left_s) <= 15
-
-
 def test_topics_of_files_that_can_not_be_read_are_not_denied(index, storage, messages):
     index.put("other", 0, "k", 10**6, 100, messages[0].store_ms)
     index.seal()
@@ -526,7 +461,7 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
     (topic, key), matches = most_found(messages)
     chosen = random.Random(8)
     whole = [m for m in matches if m.physical_offset < BEGIN_OF_LAST]
-    for _ in range(25):
+    for _ in range(15):
         wanted = chosen.choice(whole)
         name = next(s.name for s in index.archived() if s.start <= wanted.physical_offset < s.end)
         data, at = storage.get(name), wanted.physical_offset % 16_384 + chosen.randrange(wanted.size)
@@ -547,26 +482,18 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
         assert name in caplog.text
         caplog.clear()
         storage.put(name, data)
+    # offsets of no message are no damage, and no client fills the log
+    broker = ReadOnlyBroker(index)
+    lost = next(m for m in messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
+    for more in range(1, 30):
+        assert response_to(broker, VIEW, offset=str(messages[3].physical_offset + more)).code == 1
+        response_to(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
+    # debug lines do not count: a test of the command line may have turned them on
+    (record,) = [record for record in caplog.records if record.levelno > logging.DEBUG]
+    assert "no archived segment holds it" in record.getMessage()
     storage.corrupt("get_range", mode="wrong", times=None)
     with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
         assert summary(response_to(ReadOnlyBroker(reader), QUERY, **by_key(topic, key))) == NO_INDEX
-
-
-def test_wrong_offsets_look_like_no_damage_and_no_client_fills_the_log(index, messages, caplog):
-    clock = ManualClock()
-    broker = ReadOnlyBroker(index, clock=clock)
-    for offset in range(messages[3].physical_offset + 1, messages[3].physical_offset + 40):
-        assert response_to(broker, VIEW, offset=str(offset)).code == 1
-    # debug lines do not count: a test of the command line may have turned them on
-    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
-    lost = next(m for m in messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
-    for _ in range(30):
-        response_to(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
-    (record,) = caplog.records
-    assert "no archived segment holds it" in record.getMessage()
-    clock.advance(60)
-    response_to(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
-    assert "(29 lines like this one were left out)" in caplog.records[-1].getMessage()
 
 
 # access keys
