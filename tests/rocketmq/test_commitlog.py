@@ -430,6 +430,8 @@ def test_torn_and_empty_ends(tmp_path):
     path = tmp_path / "commitlog" / segment_name(END_SEGMENT)
     path.write_bytes(bytes(END_SEGMENT))
     assert store.log_end() == (END_SEGMENT, None)
+    path.write_bytes(messages.blank(END_SEGMENT))
+    assert store.log_end() == (2 * END_SEGMENT, None)
     log = messages.log(40, END_SEGMENT)
     data = messages.joined(log)
     path.write_bytes(data[:-3].ljust(END_SEGMENT, b"\0"))
