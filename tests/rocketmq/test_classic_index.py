@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from tests.support.classic_writer import ClassicIndexFile, load_classic_index
+from tests.support.classic_writer import ClassicIndexFile
 from tiered_index.errors import CorruptFile, StorageMisconfigured
-from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
+from tiered_index.rocketmq.classic import Geometry, classic_file_names, decode_header, infer_geometry, read_entries
 
 NOW_MS = 1_700_000_000_000
 SMALL = Geometry(4, 6)
@@ -35,27 +35,20 @@ def test_damaged_headers():
     assert decode_header(bytes(good[:40])).index_count == 1  # the broker reads the header in this way
 
 
+def test_only_names_of_index_files_count(tmp_path):
+    for name in ("20260102030405678", "20260101030405678", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "1").mkdir()
+    assert classic_file_names(tmp_path) == ["20260101030405678", "20260102030405678"]
+    with pytest.raises(StorageMisconfigured):
+        classic_file_names(tmp_path / "notes.txt")
+
+
 @pytest.mark.parametrize(
     "geometry", [Geometry(1, 2), Geometry(3, 9), Geometry(50, 200), Geometry(7, 400), Geometry(500, 11)]
 )
 def test_the_geometry_comes_from_the_contents(geometry):
     assert infer_geometry(filled(geometry, min(geometry.items - 1, 40)).data) == geometry
-
-
-def test_loading_a_folder(tmp_path):
-    assert load_classic_index(tmp_path / "missing").files == []
-    for name, count in (("20260102030405678", 5), ("20260101030405678", 3)):
-        (tmp_path / name).write_bytes(filled(count=count).data)
-    (tmp_path / "notes.txt").write_bytes(b"junk")
-    (tmp_path / "1").mkdir()
-    loaded = load_classic_index(tmp_path, SMALL)
-    assert [file.header.index_count for file in loaded.files] == [4, 6]
-    (tmp_path / "30260101030405678").write_bytes(b"short")
-    with pytest.raises(CorruptFile) as caught:
-        load_classic_index(tmp_path, SMALL)
-    assert caught.value.file == str(tmp_path / "30260101030405678")
-    with pytest.raises(StorageMisconfigured):
-        load_classic_index(tmp_path / "30260101030405678")
 
 
 def test_entries_that_come_while_a_file_is_read_are_left_out(tmp_path):

@@ -15,7 +15,6 @@ from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, by_key
 from tests.rocketmq.messages import NOW_MS
 from tests.support import damage
 from tests.support.disk_faults import FaultDisk
-from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile, DiskFull, NotAnIndex, StorageUnavailable
 from tiered_index.rocketmq.follow import dispatcher as dispatching
 from tiered_index.rocketmq.follow import fingerprints
@@ -232,29 +231,6 @@ def test_a_range_that_is_overwritten_in_small_steps_is_read_again(followed, same
 # far behind the position: some rounds compare older parts, small steps the whole log, a start of the broker everything
 
 
-def test_old_ranges_are_compared_in_some_rounds_and_all_after_a_start_of_the_broker(followed, monkeypatch):
-    monkeypatch.setattr(fingerprints, "NEAR_RANGES", 2)
-    monkeypatch.setattr(fingerprints, "FAR_ROUNDS", 10)
-    dispatcher = followed.dispatcher()
-    for _ in range(9):
-        followed.write(1)
-        dispatcher.run_once()
-    flip(followed, 60)
-    dispatcher.run_once()  # the ninth round with an older fingerprint
-    with pytest.raises(RewrittenOffsets):
-        dispatcher.run_once()
-    flip(followed, 60)
-    assert dispatcher.run_once().losses == ()
-    flip(followed, 60)
-    (followed.path / "lock").write_text("lock")
-    dispatcher.run_once()
-    followed.write(1)
-    dispatcher.run_once()
-    with pytest.raises(RewrittenOffsets) as caught:
-        dispatcher.run_once()
-    assert caught.value.begin == 0
-
-
 STEP = 500
 ROUNDS = 2 * SEGMENT // STEP + 90
 """Rounds for all of two segments, and one more for each fingerprint."""
@@ -311,21 +287,6 @@ def test_a_deep_cut_is_written_over_and_its_messages_are_found(followed, scrubbi
     for number, place in zip(range(1_000, 1_003), offsets, strict=True):
         entries = followed.index.query("orders" if number % 3 else "payments", f"own-{number}")
         assert [item.offset for item in entries] == [place]
-
-
-def test_a_large_batch_is_read_again_in_part(followed):
-    followed.path = followed.folder / "large"
-    with StoreWriter(followed.path, segment_bytes=1 << 20) as writer:
-        offsets = [writer.put("orders", 0, bytes(900), keys=[f"k{n}"], store_ms=n).offset for n in range(900)]
-    dispatcher = followed.dispatcher(skip_missing=True)
-    (done,) = rounds(dispatcher)
-    ranges = dispatcher.fingerprints.ranges
-    assert sum(covered.messages for covered in ranges) == done.messages == 900
-    assert [covered.begin for covered in ranges] == [0] + [covered.end for covered in ranges[:-1]]
-    damage.flip(followed.path / "commitlog" / f"{0:020d}", offsets[700] + 40)
-    (loss,) = dispatcher.run_once().losses
-    assert offsets[700] - (1 << 18) < loss.begin <= offsets[700]
-    assert loss.messages == sum(covered.messages for covered in ranges if covered.end > loss.begin)
 
 
 # ranges that were skipped

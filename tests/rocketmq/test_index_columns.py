@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.rocketmq import messages
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, decode_index_columns
 from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_MASK, TRANSACTION_PREPARED, tag_key
-from tiered_index.rocketmq.log.segments import End, candidates
+from tiered_index.rocketmq.log.segments import End
 
 NAMES = [b"KEYS\x01", b"UNIQ_KEY\x01", b"KEYS", b"UNIQ_KEY", b"TAGS\x01t\x02", b"TAGS\x01", b"KEYS\x01T#t\x02"]
 KEYS = b"a|b|order-1|order-2|0123456789abcdefghi|0123456789-bcdefghi|01234567".split(b"|")
@@ -105,16 +105,6 @@ def test_a_message_with_very_many_keys():
     assert batch.columns.column("key").to_pylist() == [*dict.fromkeys(keys), "k1"]
 
 
-def test_keys_that_differ_in_one_byte_are_two():
-    for length in (1, 7, 8, 9, 15, 16, 17, 40):
-        key = "".join(chr(97 + i % 26) for i in range(length))
-        for at in {0, length // 2, length - 1}:
-            other = key[:at] + "_" + key[at + 1 :]
-            properties = f"KEYS\x01{key} {other} {key} {other}\x02UNIQ_KEY\x01{key}\x02".encode()
-            batch = decode_index_columns(messages.message(0, properties=properties).encode(), 0)
-            assert batch.columns.column("key").to_pylist() == [key, other]
-
-
 def test_keys_with_invalid_utf8_are_counted_and_replaced_as_by_the_broker():
     made = messages.message(0, properties=b"KEYS\x01\xff ok \xfe\x02UNIQ_KEY\x01\xed\xa0\x80\x02")
     batch = decode_index_columns(made.encode(), 0)
@@ -149,12 +139,3 @@ def test_bytes_after_the_last_message(tail, segment_bytes, state):
     batch = decode_index_columns(messages.joined(made) + tail, 0, segment_bytes=length + segment_bytes)
     assert (batch.messages, batch.end, batch.state) == (2, length, state)
     assert (batch.damage is not None) is (state is End.DAMAGED)
-
-
-def test_candidates_are_messages_in_their_own_place_only():
-    embedded = messages.message(5000).encode()
-    made = [messages.message(0, body=embedded), messages.message(0)]
-    made[1] = messages.message(made[0].size)
-    raw = b"junk" * 10 + messages.joined(made) + messages.blank(64)
-    places = list(candidates(raw, -40))
-    assert places == [40, 40 + made[0].size, len(raw) - 64]

@@ -10,7 +10,6 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.rocketmq.followed import SEGMENT, Followed, cut_log
 from tests.rocketmq.messages import NOW_MS
-from tests.rocketmq.remoting_client import HERE, by_key
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter, checkpoint_bytes
@@ -18,11 +17,8 @@ from tiered_index import IndexReader
 from tiered_index.cli.explaining import lost_text
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.follow import Follower
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.follow.dispatcher import MissingMessages, RewrittenOffsets
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import Command, RequestCode
 
 SKIPPING = {"skip_corrupt": True, "skip_missing": True}
 
@@ -44,30 +40,6 @@ def cut_and_write_on(followed: Followed) -> list[int]:
     followed.come_again(cut=offsets[1])
     # the third message's offset is now within a longer one
     return [*offsets, *followed.write(1, body=b"L" * 2_000, keys="same", only_topic="orders")]
-
-
-def test_messages_that_the_broker_cut_off_are_missing_in_the_archive_and_hide_no_others(followed):
-    """The place of an entry is within another message: that was called damage, and a query was an error."""
-    offsets = cut_and_write_on(followed)
-    followed.clock.advance(60_000)
-    follow(followed)
-    followed.index.seal()
-    followed.index.run_lifecycle()
-    followed.write(100)
-    follow(followed)
-    SegmentArchiver(followed.index, str(followed.path), followed.path / "commitlog").run_once()
-    with IndexReader.open(storage_backend=followed.storage) as reader:
-        answer = reader.messages("orders", "same", source=RocketmqMessages(None, reader.segment_archive))
-        assert offsets[1] == offsets[3] and len(answer) == 4
-        intact = [fetched.message for fetched in answer.messages if fetched.message is not None]
-        assert {fetched.physical_offset for fetched in intact} == {offsets[0], offsets[3]}
-        (gone,) = [fetched for fetched in answer.messages if fetched.item.offset == offsets[2]]
-        assert (gone.state, gone.damaged, answer.status, answer.lost) == ("missing", False, "complete", ())
-        assert "were cut off or rewritten" in gone.problem
-        request = Command(code=RequestCode.QUERY_MESSAGE, fields=by_key("orders", "same"))
-        response = ReadOnlyBroker(reader).look_up(request, HERE)
-        assert (response.code, response.body) == (0, b"".join(message.encode() for message in intact))
-        assert "not available" in response.remark and "missing" in response.remark and "damaged" not in response.remark
 
 
 def test_a_cut_is_recorded_once_by_a_run_that_does_not_skip_it(followed):

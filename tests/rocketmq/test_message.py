@@ -18,17 +18,6 @@ from tiered_index.rocketmq.log.message import decode_message, show_body
 from tiered_index.rocketmq.log.segments import End
 
 
-@pytest.mark.parametrize("hosts", [0, BORN_V6, STORE_V6, BORN_V6 | STORE_V6])
-@pytest.mark.parametrize("topic", ["T", "t" * 127, "t" * 128, "主题"])
-@pytest.mark.parametrize("body", [b"", b"body" * 50])
-def test_every_kind_decodes_to_the_same_message(hosts, topic, body):
-    made = messages.message(4096, topic=topic, body=body, sys_flag=hosts, properties=b"KEYS\x01a b\x02")
-    data = b"before" + made.encode() + b"behind"
-    assert decode_message(data, 6, physical_offset=4096) == made
-    assert decode_message(memoryview(data), 6) == made
-    assert len(made.encode()) == made.size
-
-
 @pytest.mark.parametrize("name", ["zlib", "lz4", "zstd"])
 def test_compressed_bodies(name):
     stored, flag = compress(b"plain text " * 1000, name)

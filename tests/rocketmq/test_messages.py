@@ -2,7 +2,6 @@
 place, within a budget, or with a reason for their absence.
 """
 
-import os
 import shutil
 import threading
 from collections import Counter
@@ -16,8 +15,6 @@ from tests.rocketmq.archived_store import (
     fetched_of,
     index_log,
     lay,
-    lay_archived,
-    log_of,
     lookups,
     one_message,
     open_index,
@@ -28,7 +25,7 @@ from tests.rocketmq.archived_store import (
     source_of,
 )
 from tests.rocketmq.archived_store import stored_bytes as encoded
-from tests.rocketmq.messages import NOW_MS, V6, joined, keyed, log, message, write_log
+from tests.rocketmq.messages import NOW_MS, V6, joined, log, message, write_log
 from tiered_index import Fetched, IndexReader
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured
 from tiered_index.format.archived import PIECE_BYTES
@@ -38,7 +35,6 @@ from tiered_index.rocketmq.log import commitlog
 from tiered_index.rocketmq.log.layout import STORE_V6
 from tiered_index.rocketmq.log.message import show_body
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.service.jobs.catalogs import merge_catalogs
 from tiered_index.service.read.messages import MessagesResult
 from tiered_index.storage.context import remaining_s
 
@@ -93,22 +89,6 @@ def test_deleted_messages_are_expired_and_lost_ones_are_missing(index, store):
         (whole / "commitlog" / gone).rename(whole / f"gone {gone}")
         fetched = fetched_of(index, lost, source_of(index, whole))
         assert fetched.state == "missing" and said in fetched.problem
-
-
-def test_a_message_is_expired_whose_segment_is_deleted_after_the_folder_was_listed(index, store, monkeypatch):
-    messages = index_log(index, store)
-    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
-    listing = commitlog.list_segments
-
-    def then_deleted(folder):
-        listed = listing(folder)
-        (folder / segment_name(0)).unlink(missing_ok=True)
-        return listed
-
-    monkeypatch.setattr(commitlog, "list_segments", then_deleted)
-    assert wanted.physical_offset < 16_384
-    fetched = fetched_of(index, wanted, RocketmqMessages(store))
-    assert (fetched.state, fetched.message) == ("expired", None)
 
 
 # keys of equal hash, several stores
@@ -207,19 +187,6 @@ def test_ids_of_other_brokers_and_of_no_message(tmp_path, index, store):
     assert fetched.message.to_dict()["store_host"] == f"[{V6.ip}]:{V6.port}"
 
 
-def test_a_large_archived_message_of_unknown_size_takes_two_requests(tmp_path, index, storage):
-    big = message(0, body=os.urandom(100_000))
-    source = lay_archived(index, tmp_path / "big", big, keyed(big.size, 1), segment_bytes=200_000)
-    source.at(0)  # from here on, the source has the table of its segment
-    before = storage.calls("get_range")
-    fetched = source.at(0)
-    assert (fetched.state, fetched.message) == ("archived", big)
-    assert storage.calls("get_range") - before == fetched.requests == 2
-    # reads whole pieces, and the first one twice
-    assert fetched.bytes == (1 << 14) + -(-big.size // PIECE_BYTES) * PIECE_BYTES
-    assert source.at(big.size).requests == 1
-
-
 @pytest.mark.parametrize(
     ("body", "wanted", "shown"),
     [
@@ -253,11 +220,15 @@ def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(inde
 
     def then_deleted(folder):
         listed = listing(folder)
-        (folder / segment_name(0)).unlink(missing_ok=True)
+        first.unlink(missing_ok=True)
         return listed
 
+    first = store / "commitlog" / segment_name(0)
+    whole = first.read_bytes()
     with monkeypatch.context() as deleting:
         deleting.setattr(commitlog, "list_segments", then_deleted)
+        assert fetched_of(index, wanted, RocketmqMessages(store)).state == "expired"
+        first.write_bytes(whole)
         fetched = fetched_of(index, wanted, source)
         assert fetched.state == "archived" and same(fetched, wanted)
     shutil.rmtree(store / "commitlog")
@@ -350,17 +321,6 @@ def test_every_limit_holds_for_index_and_messages_together(spread, storage, stor
     short, _ = look_up(storage, store, lookup, max_bytes=whole.explain.bytes - 1)
     assert isinstance(short, BudgetExceeded) and "max_bytes" in str(short)
     assert short.result.explain.bytes < whole.explain.bytes
-
-
-def test_the_read_of_a_catalog_is_a_request_for_messages(spread, storage, store):
-    lookup, _ = spread
-    before, _ = look_up(storage, store, lookup)
-    assert merge_catalogs(log_of(storage)) == 1
-    after, _ = look_up(storage, store, lookup)
-    check_sums(after)
-    assert after.message_requests == before.message_requests + 1
-    assert {file.place for file in after.explain.files} == {file.place for file in before.explain.files}
-    assert [file for file in after.explain.files if file.outcome == "refreshed"] == []
 
 
 class Slow:
