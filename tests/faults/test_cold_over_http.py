@@ -6,8 +6,6 @@ Repeats count, too. `tests/unit/service/cold` has damaged responses and outages.
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,26 +17,22 @@ from tests.support.hanging import until
 from tests.support.model import Answer
 from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, Lookup, QueryResult
-from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import Explain
 
-MANY = 40
-SIZES = (10, MANY)
+FILES = 10
 
 
 class Wire:
-    """The proxy, and an index of each size behind it."""
+    """The proxy, and the index behind it."""
 
-    def __init__(self, proxy: CountingProxy, bucket: str, made: dict[int, ColdIndex]) -> None:
+    def __init__(self, proxy: CountingProxy, bucket: str, made: ColdIndex) -> None:
         self.proxy, self.bucket, self.made = proxy, bucket, made
+        self.uri = f"s3://{bucket}/i?endpoint_url={proxy.endpoint_url}&addressing_style=path"
 
-    def uri(self, files: int) -> str:
-        return f"s3://{self.bucket}/i{files}?endpoint_url={self.proxy.endpoint_url}&addressing_style=path"
-
-    def reader(self, files: int, **settings: Any) -> IndexReader:
+    def reader(self, **settings: Any) -> IndexReader:
         """Open a reader, and forget the requests of that."""
-        reader = IndexReader.open(self.uri(files), **{"refresh_interval_s": 10**6, **settings})
+        reader = IndexReader.open(self.uri, **{"refresh_interval_s": 10**6, **settings})
         self.proxy.reset()
         return reader
 
@@ -49,102 +43,61 @@ class Wire:
         listings = [e for e in exchanges if e.key == self.bucket]
         return len(exchanges), sum(e.bytes for e in exchanges if e.status in (200, 206) and e not in listings)
 
+    def check(self, explain: Explain) -> int:
+        """Compare the report of one lookup with the counts on the wire; return the requests."""
+        assert self.billed() == (explain.requests, explain.bytes)
+        assert explain.requests == sum(report.requests for report in explain.files)
+        assert explain.bytes == sum(report.bytes for report in explain.files)
+        return explain.requests
 
-def copy(source: Storage, target: Storage) -> None:
-    """Copy all objects; checkpoints last, as a writer does, since a reader reads records again that are younger."""
-    infos = list(source.list())
-    with ThreadPoolExecutor(8) as pool:
-        for last in (False, True):
-            chosen = [info for info in infos if info.name.startswith("checkpoint/") is last]
-            list(pool.map(lambda info: target.put(info.name, source.get(info.name)), chosen))
+    def right(self, answer: QueryResult, key: str = "all") -> None:
+        assert ([Answer.of(item) for item in answer], answer.status) == (self.made.expected("t", key), "complete")
 
 
-@pytest.fixture(scope="module")
-def wire(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    with counting_proxy(server.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patch:
-        server.let_in(patch)
+@pytest.fixture
+def wire(s3_environment: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    with counting_proxy(s3_environment.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patch:
         patch.setattr("tiered_index.storage.retry.LONGEST_WAIT_S", 0.0)
-        bucket = server.new_bucket()
-        made = {}
-        for files in SIZES:
-            made[files] = cold_index(tmp_path_factory.mktemp("cold") / "root", files=files, entries=12, slots=16)
-            uri = f"s3://{bucket}/i{files}?endpoint_url={server.endpoint_url}&addressing_style=path"
-            with open_storage(uri) as target:
-                copy(made[files].inner, target)
-        yield Wire(proxy, bucket, made)
+        made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=12, slots=16)
+        wire = Wire(proxy, s3_environment.new_bucket(), made)
+        with open_storage(wire.uri) as target:
+            for info in sorted(made.inner.list(), key=lambda info: info.name.startswith("checkpoint/")):
+                target.put(info.name, made.inner.get(info.name))
+            made.storage.inner = target
+            yield wire
 
 
-@pytest.fixture(autouse=True)
-def _no_fault(wire: Wire) -> Iterator[None]:
-    wire.proxy.reset()
-    yield
-    wire.proxy.reset()
-
-
-def check(wire: Wire, explain: Explain) -> int:
-    """Compare the report of one lookup with the counts on the wire; return the requests."""
-    assert wire.billed() == (explain.requests, explain.bytes)
-    assert explain.requests == sum(report.requests for report in explain.files)
-    assert explain.bytes == sum(report.bytes for report in explain.files)
-    return explain.requests
-
-
-def right(made: ColdIndex, answer: QueryResult, key: str = "all") -> None:
-    assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
-
-
-@pytest.mark.parametrize("files", SIZES)
-def test_explain_has_the_requests_on_the_wire(wire: Wire, files: int) -> None:
-    made = wire.made[files]
-    with IndexReader.open(wire.uri(files)):
-        assert wire.billed()[0] <= 3  # whatever the number of files
-    with wire.reader(files, block_cache_bytes=0) as reader:
-        for requests in (2 * files, files):  # at first also each directory, by one exact GET
+def test_explain_has_the_requests_on_the_wire(wire: Wire) -> None:
+    with wire.reader(block_cache_bytes=0) as reader:
+        for requests in (2 * FILES, FILES):  # at first also each directory, by one exact GET
             answer = reader.query("t", "all", max_count=1000)
-            right(made, answer)
-            assert check(wire, answer.explain) == requests
-        key = f"k{files // 2}-3"
-        answer = reader.query("t", key)
-        right(made, answer, key)
-        assert check(wire, answer.explain) <= files
+            wire.right(answer)
+            assert wire.check(answer.explain) == requests
         absent = reader.query("t", "absent", max_count=1000)
         assert len(absent) == 0
-        assert check(wire, absent.explain) <= files
-        keys = ["all", "absent", *(f"k{n}-{m}" for n in range(0, files, 7) for m in (1, 5))]
-        many = reader.query_many([Lookup(topic="t", key=key, max_count=1000) for key in keys])
+        assert wire.check(absent.explain) <= FILES
+        keys = ["all", "absent", *(f"k{n}-{m}" for n in range(0, FILES, 7) for m in (1, 5))]
+        lookups = [Lookup(topic="t", key=key, max_count=1000) for key in keys]
+        many = reader.query_many(lookups)
         for key, each in zip(keys, many, strict=True):
-            right(made, each, key)
-        assert 0 < check(wire, many.explain) <= files
-    if files == MANY:
-        return
-    with wire.reader(files) as reader:
-        many = reader.query_many([Lookup(topic="t", key=key, max_count=1000) for key in keys])
-        assert check(wire, many.explain) == 2 * files
-        again = reader.query_many([Lookup(topic="t", key=key, max_count=1000) for key in keys])
-        assert check(wire, again.explain) == 0
-        assert again.counts.tolist() == many.counts.tolist()
-
-
-def test_a_refresh_is_part_of_the_lookup_that_made_it(wire: Wire, tmp_path: Path) -> None:
-    source = cold_index(tmp_path / "root", files=2, entries=12, slots=16)
-    uri = wire.uri(10).replace("/i10?", "/refreshed?")
-    with open_storage(uri) as target:
-        copy(source.inner, target)
-        source.storage.inner = target
-        with IndexReader.open(uri, refresh_interval_s=0.000_001) as reader:
+            wire.right(each, key)
+        assert 0 < wire.check(many.explain) <= FILES
+    with wire.reader() as reader:
+        for requests in (2 * FILES, 0):
+            assert wire.check(reader.query_many(lookups).explain) == requests
+    # a refresh is part of the lookup that made it
+    with IndexReader.open(wire.uri, refresh_interval_s=0.000_001) as reader:
+        wire.proxy.reset()
+        assert wire.check(reader.query("t", "all").explain) == 2 * FILES + 1  # no record after the last one
+        with wire.made.writer() as writer:
+            put(wire.made, writer, columns(FILES, 12))
+            publish(wire.made, writer)
             wire.proxy.reset()
             answer = reader.query("t", "all")
-            right(source, answer)
-            assert check(wire, answer.explain) == 4 + 1  # no record after the last one
-            with source.writer() as writer:
-                put(source, writer, columns(2, 12))
-                publish(source, writer)
-                wire.proxy.reset()
-                answer = reader.query("t", "all")
-                right(source, answer)
-                requests = check(wire, answer.explain)
-                (log,) = [report for report in answer.explain.files if report.outcome == "refreshed"]
-                assert requests == 2 + log.requests and log.requests >= 2  # of the stored files, only the new one
+            wire.right(answer)
+            (log,) = [report for report in answer.explain.files if report.outcome == "refreshed"]
+            # of the stored files, only the new one
+            assert wire.check(answer.explain) == 2 + log.requests and log.requests >= 2
 
 
 SPOILED: dict[str, Action] = {
@@ -156,7 +109,6 @@ SPOILED: dict[str, Action] = {
 @pytest.mark.parametrize("spoiled", [None, *SPOILED])
 def test_limits_hold_on_the_wire(wire: Wire, spoiled: str | None) -> None:
     """The service bills repeats, after an error and after a broken body. Searches that are given up ask for no more."""
-    made = wire.made[10]
     for limits in ({"max_requests": 0}, {"max_requests": 7}, {"max_requests": 20}, {"max_bytes": 2_000}):
         seen: Counter[str] = Counter()
 
@@ -164,7 +116,7 @@ def test_limits_hold_on_the_wire(wire: Wire, spoiled: str | None) -> None:
             seen[request.key] += 1
             return SPOILED[spoiled] if spoiled and seen[request.key] == 1 else None
 
-        with wire.reader(10, block_cache_bytes=0) as reader:
+        with wire.reader(block_cache_bytes=0) as reader:
             wire.proxy.fault = fault
             partly = reader.query("t", "all", allow_partial=True, **limits)
         until(lambda: not any(thread.name.startswith("tiered-index-query") for thread in threading.enumerate()))
@@ -172,5 +124,5 @@ def test_limits_hold_on_the_wire(wire: Wire, spoiled: str | None) -> None:
         assert requests == partly.explain.requests <= limits.get("max_requests", 10**6)
         assert delivered <= limits.get("max_bytes", 10**6)
         answers = {Answer.of(item) for item in partly}
-        assert len(answers) == 10 - len(partly.failed) and answers <= set(made.expected("t", "all"))
-        assert len(answers) < 10 or limits == {"max_requests": 20}
+        assert len(answers) == FILES - len(partly.failed) and answers <= set(wire.made.expected("t", "all"))
+        assert len(answers) < FILES or limits == {"max_requests": 20}
