@@ -142,21 +142,6 @@ def test_a_damaged_record_behind_a_checkpoint_is_named_by_readers_and_writers(pu
     world.do("open check")
 
 
-def test_a_damaged_record_is_named_by_a_reader_that_is_open(published):
-    world = published
-    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
-        before = reader.log_state
-        world.publish()
-        name = log_name(before.number + 1)
-        good = world.storage.get(name)
-        for bad in (good[:-1], good[: len(good) // 2], b"", flipped(good, 0), good.replace(b"0", b"1", 1)):
-            world.storage.put(name, bad)
-            is_damage_of(name, reader.refresh)
-            assert reader.log_state is before
-        world.storage.put(name, good)
-        assert reader.refresh() == world.service.log_state
-
-
 def test_records_that_contradict_the_state_are_damage(published):
     world = published
     state = world.service.log_state

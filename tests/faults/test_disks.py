@@ -10,7 +10,7 @@ import random
 import pytest
 
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
-from tiered_index.errors import DiskFull, StorageUnavailable, TieredIndexError
+from tiered_index.errors import StorageUnavailable, TieredIndexError
 
 NOW_MS = 1_700_000_000_000
 
@@ -56,50 +56,6 @@ def test_a_flush_that_failed_half_way_continues_where_it_stopped(make_world):
         world.check()
         world.service.close()
     assert failed > 3
-
-
-def test_as_long_as_no_sync_succeeds_nothing_is_called_durable(make_world):
-    world, disk = make_world(), FaultDisk()
-    world.open(disk)
-    world.do("3 flush")
-    before = world.service.durable_position("log")
-    disk.fail("sync", times=None)
-    for _ in range(5):
-        world.put(2)
-        with pytest.raises(StorageUnavailable):
-            world.flush()
-        assert any(problem.startswith("flush: ") for problem in world.service.health()["problems"])
-        assert world.service.durable_position("log") == before
-        assert world.service.health()["buffered_entries"] > 0
-        world.check()
-    assert len(list((world.root / "unsealed").glob("*.journal"))) <= 2  # empty files don't accumulate
-    disk.clear()
-    world.heal()
-
-
-@pytest.mark.parametrize("error", [None, errno.ENOSPC, errno.EDQUOT])
-def test_a_kill_before_the_unsealed_form_is_deleted_does_not_refuse_the_root(make_world, error):
-    """The journal had the record of a failed append, so it had more entries than the published file."""
-    world, disk = make_world(), FaultDisk()
-    world.open(disk)
-    world.do("2 flush")
-    # the journal's: its record is in the page cache; a full disk has no room for another journal
-    disk.fail("sync", nth=2, error=error or errno.EIO, times=None if error else 1)
-    if error is None:
-        world.do("1 flush seal")
-    else:
-        with pytest.raises(DiskFull):
-            world.do("1 flush")
-        disk.clear()
-        world.do("flush seal")
-    assert len(list((world.root / "unsealed").glob("*.journal"))) == 2
-    disk.crash("unlink")
-    with pytest.raises(SimulatedCrash):
-        world.run_lifecycle()
-    (uploaded, *_) = (world.root / "uploaded").glob("*.index")
-    assert (world.root / "unsealed" / f"{uploaded.stem}.journal").exists()
-    world.come_back()
-    world.heal()
 
 
 # Bursts: some calls in a row, and what recovery makes of them
@@ -230,19 +186,6 @@ def test_files_that_could_not_be_deleted_are_named_and_deleted_later(open_index,
     service.run_lifecycle()
     assert service.health()["problems"] == []
     assert not [path for path in left if path.exists()]
-
-
-def test_space_that_could_not_be_taken_ahead_is_no_trouble_once_the_disk_has_healed(open_index):
-    disk = FaultDisk()
-    service = open_index(disk=disk)
-    disk.fail("allocate", nth=2, times=None, error=errno.ENOSPC)
-    service.put("t", 0, "k", 1, 1, NOW_MS)
-    service.seal()
-    (problem,) = [problem for problem in service.health()["problems"] if "reserving" in problem]
-    assert problem.startswith("main files: ") and "No space left" in problem
-    disk.clear()
-    service.flush()
-    assert service.health()["problems"] == []
 
 
 def test_a_file_whose_making_fails_in_any_way_leaves_nothing_behind(open_index, offsets, tmp_path):

@@ -135,27 +135,6 @@ def test_recover_keeps_unreadable_files(life: Life) -> None:
     assert life.reopened() == set(range(1, 21))
 
 
-def test_recover_sends_topics_that_arrow_cannot_store(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that an earlier version stored may have half a surrogate pair."""
-    monkeypatch.setattr("tiered_index.service.read.rows.check_text", lambda name, text: text)
-    monkeypatch.setattr("tiered_index.service.write.validation.check_text", lambda name, text: text)
-    with life.open() as index:
-        index.put("\ud800", 0, "k", 1, 1, NOW_MS)
-        life.ingest(index, 9, upload=True)
-    life.keep("storage")
-    with life.open() as index:
-        index.put("\ud800", 0, "k", 2, 1, NOW_MS)
-        life.ingest(index, 5, upload=True)
-        index.put("\ud800", 0, "k", 3, 1, NOW_MS)
-        life.ingest(index, 5, upload=False)
-    life.restore("storage")
-    done = life.begin_anew()
-    assert (done.sent, done.entries, done.stored, done.kept) == (2, 12, 1, {})
-    with life.open() as index:
-        assert life.offsets_found(index) == set(range(1, 20))
-        assert {topic.topic for topic in index.topics()} >= {"\ud800"}
-
-
 def test_recover_keeps_a_file_that_the_index_refuses(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     life.write(10, upload=True)
     life.keep("storage")

@@ -3,7 +3,6 @@
 import contextlib
 import re
 import shutil
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,16 +24,13 @@ from tests.support.restores import (
 )
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.errors import LockHeld, RootBehind, StorageBehind, StorageUnavailable, TieredIndexError
+from tiered_index.errors import RootBehind, StorageBehind, StorageUnavailable, TieredIndexError
 from tiered_index.format.names import SEGMENT_SUFFIX, data_name, segment_name
 from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.root import Root
-from tiered_index.service.root.seen import SeenFile
-from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
@@ -316,18 +312,6 @@ def test_a_record_whose_folder_sync_failed_is_published_when_durable(life: Life,
     assert len(life.reopened(storage_backend=LocalStorage(life.folder / "storage"), local_keep_s=0)) == 20
 
 
-def test_each_record_names_its_predecessor_and_its_root(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 3, upload=True)
-        state = StorageLog(index.storage, life.clock).open()
-        records = [StorageLog(index.storage, life.clock).record(n) for n in range(1, state.number + 1)]
-    assert [record.previous for record in records[1:]] == [record.digest for record in records[:-1]]
-    assert state.roots == {records[-1].root: (state.number, records[-1].attempt)}
-    seen = SeenFile(Root(life.root, Disk())).read()
-    assert seen is not None
-    assert (seen.number, seen.digest) == (state.number, records[-1].digest)
-
-
 def test_a_reader_that_was_open_notices_an_older_root(life: Life) -> None:
     life.write(100, upload=False)
     life.keep("root")
@@ -338,18 +322,6 @@ def test_a_reader_that_was_open_notices_an_older_root(life: Life) -> None:
         life.clock.advance(100)
         with pytest.raises(RootBehind, match="tiered-index recover"):
             life.offsets_found(reader)
-
-
-def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> None:
-    faulty = FaultStorage(MemoryStorage(clock=life.clock))
-    index = life.open(storage_backend=faulty)
-    life.ingest(index, 10, upload=False)
-    index.seal()
-    faulty.fail("put_if_absent", name_prefix="log/", when="after")
-    with pytest.raises(StorageUnavailable):
-        index.run_lifecycle()
-    index.abandon()
-    assert life.reopened(storage_backend=faulty) == set(range(1, 11))
 
 
 def test_a_reader_reports_another_history_and_opens_it_again(life: Life) -> None:
@@ -368,18 +340,6 @@ def test_a_reader_reports_another_history_and_opens_it_again(life: Life) -> None
             life.offsets_found(reader)
         life.clock.advance(5)
         assert life.offsets_found(reader) == {*range(1, 11), *range(101, 111)}
-
-
-def test_a_running_writer_and_a_copy_are_no_findings(life: Life) -> None:
-    life.write(10, upload=True)
-    with life.open() as index:
-        life.ingest(index, 20, upload=True)
-        assert run_here("verify", "--root", life.root).code == 0
-        assert run_here("orphans", "--root", life.root).code == 0
-    copied = f"file://{life.folder}/copied"
-    assert run_here("copy", "--storage", life.uri, "--to", copied).code == 0
-    # a copy has its own log
-    assert not run_here("verify", "--root", life.root, "--storage", copied, "--json").document["findings"]
 
 
 def test_a_copy_stops_if_its_source_has_another_history(life: Life) -> None:
@@ -407,16 +367,6 @@ def test_a_copy_stops_if_its_source_has_another_history(life: Life) -> None:
     copier.run_once()
 
 
-@pytest.mark.parametrize("host", [socket.gethostname(), "another"])
-def test_a_clone_waits_for_the_lease(life: Life, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    with life.open(lease_ttl_s=30) as first:
-        life.ingest(first, 10, upload=False)
-        shutil.copytree(life.root, life.folder / "clone")
-        monkeypatch.setattr("socket.gethostname", lambda: host)
-        with pytest.raises(LockHeld):
-            life.open(life.folder / "clone")
-
-
 @pytest.mark.parametrize("is_same", [True, False], ids=["same", "others"])
 def test_a_file_that_another_publishes_meanwhile_is_compared(life: Life, is_same: bool) -> None:
     stored, copy, storage = as_many_in_a_copy(life, is_same=is_same)
@@ -434,17 +384,6 @@ def test_a_file_that_another_publishes_meanwhile_is_compared(life: Life, is_same
             copy.run_lifecycle()
         assert life.offsets_found(copy) >= entries((21, 25))
     copy.abandon()
-
-
-def test_a_reader_of_all_records_refuses_two_merged_histories(life: Life) -> None:
-    sites = Sites(life, "memory")
-    for name, rounds in (("a", 2), ("b", 1)):
-        sites.write(name, rounds, 100)
-    sites.merge("b", "a", "with new times")
-    storage = sites.storage("a")
-    storage.delete_many([info.name for info in storage.list("checkpoint/")])
-    with pytest.raises(StorageBehind, match="two histories"):
-        read(storage, life)
 
 
 @pytest.mark.parametrize("rounds", [(2, 1), (1, 2)], ids=["a broken log", "a whole log"])

@@ -4,7 +4,6 @@ Nothing is confirmed that is not durable, and no other folder changes.
 """
 
 import errno
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -75,20 +74,6 @@ class Moved(Trouble):
         root.with_name("elsewhere").rename(root)
 
 
-class Replaced(Moved):
-    """Another file system object has the root's name."""
-
-    says = "Not a directory|is not the folder"
-
-    def begin(self, root):
-        super().begin(root)
-        root.write_text("a file")
-
-    def end(self, root):
-        root.unlink()
-        super().end(root)
-
-
 class Covered(Moved):
     """An empty file system covers it, as if a disk was not mounted."""
 
@@ -103,7 +88,7 @@ class Covered(Moved):
             super().end(root)
 
 
-@pytest.fixture(params=[ReadOnly, Moved, Replaced, Covered], ids=lambda kind: kind.__name__.lower())
+@pytest.fixture(params=[ReadOnly, Moved, Covered], ids=lambda kind: kind.__name__.lower())
 def trouble(request, mounts):
     return request.param(mounts)
 
@@ -270,16 +255,6 @@ def test_somebody_elses_folder_or_file_is_refused_and_nothing_is_touched(make_wo
         world.open()
     assert sorted(world.root.rglob("*")) == before and path.read_text() == "mine"
     assert not list(world.storage.list())
-
-
-def test_a_marker_of_a_later_version_is_refused(make_world):
-    world = make_world()
-    world.open()
-    world.service.close()
-    path = world.root / "tiered_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tiered_index": 2}))
-    with pytest.raises(NotAnIndex, match="version 2"):
-        world.open()
 
 
 @dataclass(frozen=True, kw_only=True)

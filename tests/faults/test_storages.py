@@ -3,20 +3,18 @@
 The state machine and the simulation let each call of a storage fail, before and after it acts.
 """
 
-import errno
-import os
 import shutil
 
 import pytest
 
-from tests.support.disk_faults import FaultDisk
 from tests.support.hanging import until
-from tests.support.merging import DAY_S, Merging
+from tests.support.merging import DAY_S, Merging, small_shards
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
-from tiered_index.errors import DiskFull, LockHeld, StorageUnavailable, WriterFenced
+from tiered_index.errors import DiskFull, LockHeld, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
 
 WRITING = ("put", "put_if_absent", "write", "delete_many")
 DOWN = {"everything": ("*",), "writing": WRITING, "reading": ("get", "get_range", "get_suffix", "head", "list")}
@@ -92,21 +90,6 @@ def test_a_storage_that_does_not_answer_holds_up_nobody_but_the_life_cycle(world
     hang.release.set()
     until(lambda: set(world.service.health()["files"]) == {"uploaded"})
     world.check()
-
-
-def test_a_lease_that_ended_meanwhile_is_renewed_where_nobody_claimed(world, make_world):
-    world.open(storage=world.reach)
-    take_down(world)
-    let_minutes_pass(world, 5)
-    world.reach.clear()
-    world.put(3)
-    settle(world)
-    assert [info.name for info in world.storage.list("epoch/")] == ["epoch/" + "1".zfill(20)]
-    other = make_world(world.storage)
-    other.clock = world.clock
-    with pytest.raises(LockHeld) as held:
-        other.open()
-    assert held.value.pid == os.getpid()
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["goes on", "restarts"])
@@ -304,50 +287,31 @@ def test_an_export_without_the_storage_has_the_files_that_were_uploaded_last(mak
         assert sum(map(len, export)) == whole > 0
 
 
-# A storage whose own disk is full
+MERGES = {
+    "an object is gone before its record": ("head", {"error": ObjectNotFound}),
+    "a read fails between two parts": ("get_range", {"nth": 20}),
+    "the first error counts": ("write", {"times": None}),
+    "no room after a record's name": ("put_if_absent", {"when": "after", "error": DiskFull}),
+}
 
 
-def test_files_wait_for_room_and_neither_close_nor_start_needs_any(make_world, tmp_path):
-    disk = FaultDisk()
-    world = make_world(LocalStorage(tmp_path / "store", disk=disk))
-    world.do("open 5 seal")
-    disk.fail("pwrite", times=None, error=errno.ENOSPC)
-    for _ in range(3):
-        with pytest.raises(DiskFull):
-            world.service.run_lifecycle()
-        assert any("No space left" in problem for problem in world.service.health()["problems"])
-        world.do("5 flush check")
-    world.service.close()  # its lease can't be released
-    world.do("open 2 flush")
-    disk.clear()
-    world.heal()
-
-
-class FullAfterName(FaultDisk):
-    """Once `armed`, it is full at the next sync of the log's folder after a record got its name there."""
-
-    armed, named = False, None
-
-    def link(self, source, target):
-        super().link(source, target)
-        self.named = target.parent
-
-    def sync_folder(self, folder):
-        if self.armed and folder.name == "log%" and folder == self.named:
-            self.armed = False
-            raise OSError(errno.ENOSPC, "No space left on device")
-        super().sync_folder(folder)
-
-
-def test_a_merge_keeps_the_objects_of_a_record_that_has_no_room_after_its_name(tmp_path):
-    disk = FullAfterName()
-    life = Merging(tmp_path, LocalStorage(tmp_path / "store", disk=disk))
-    life.fill()
-    disk.armed, disk.named = True, None
-    with pytest.raises(DiskFull):
+@pytest.mark.parametrize("what", MERGES)
+def test_a_merge_that_fails_deletes_its_uploads_and_no_object_of_the_log(tmp_path, what):
+    """The state machine and the simulation fail each call of merges."""
+    operation, how = MERGES[what]
+    storage = FaultStorage(MemoryStorage())
+    life = Merging(tmp_path, storage)
+    life.fill(files=6)
+    storage.fail(operation, **how)
+    if what == "the first error counts":
+        storage.fail("delete_many", times=None)
+    with small_shards(), pytest.raises(how.get("error", StorageUnavailable), match=f"scripted fault .* {operation} "):
         life.merge(DAY_S)
-    assert not disk.armed and life.state.tables
-    for name in life.state.objects:
-        assert life.storage.head(name)
+    storage.clear()
+    assert bool(life.state.tables) is (operation == "put_if_absent")
+    stored = {info.name for info in storage.list("data/")}
+    assert stored >= set(life.state.objects)
+    assert stored == set(life.state.objects) or operation in ("head", "put_if_absent")
+    life.sweep()
     life.check()
     life.close()
