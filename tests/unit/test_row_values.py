@@ -6,6 +6,7 @@ import json
 import uuid
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -45,7 +46,9 @@ TIMES = {
 BYTES = {
     "text": ('Käse \x7f "x" \\ 1', pa.string()),
     "view": ("seen", pa.string_view()),
+    # some writers of Parquet don't say that a column of bytes is text: sixteen bytes of text are no UUID
     "bytes of text": (b"order-47", pa.binary()),
+    "sixteen bytes": (b"order-0000000047", pa.binary(16)),
     "bytes": (b"\xff\x00\x01", pa.binary()),
     "control": (b"\0\1\2\3", pa.binary(4)),
     "named": (uuid.UUID(int=7).bytes, pa.binary(16)),
@@ -67,6 +70,7 @@ def columns():
     for name, (value, kind) in {**NUMBERS, **TIMES, **BYTES, **NESTED}.items():
         is_number = isinstance(value, int | float) and pa.types.is_temporal(kind)
         arrays[name] = pa.array([int(value)], pa.int64()).cast(kind) if is_number else pa.array([value], kind)
+    arrays["runs"] = pc.run_end_encode(pa.array(["open"]))
     arrays["coded"] = pa.array([MOMENT.replace(year=2019)], pa.timestamp("us")).dictionary_encode()
     if hasattr(pa, "uuid"):
         stored = pa.array([uuid.UUID(int=8 << 120).bytes], pa.binary(16))
@@ -86,12 +90,14 @@ def leaves(value):
 def test_a_value_that_is_copied_from_a_row_finds_the_row(tmp_path, form, is_archived):
     arrays = columns()
     if form == "parquet":
-        arrays = {name: column for name, column in arrays.items() if name not in ("half", "coded")}
+        arrays = {name: column for name, column in arrays.items() if name not in ("half", "coded", "runs")}
     keys = [*(name for name in arrays if name not in ("inner", "items")), "inner.at", "inner.id", "items[].cost"]
     table, path = pa.table({**arrays, "time": pa.array([MOMENT])}), tmp_path / f"a.{form}"
     if form == "parquet":
         pq.write_table(table, path)
     elif form == "arrow":
+        # an interval is shown, and is no key
+        table = table.append_column("every", pa.array([pa.MonthDayNano([1, 2, 3])]))
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
     elif form == "ndjson":
@@ -120,16 +126,35 @@ def test_a_value_that_is_copied_from_a_row_finds_the_row(tmp_path, form, is_arch
         if printed is None:
             row = json.loads(shown)
             del row["time"]
+            assert row.pop("every", [1, 2, 3]) == [1, 2, 3]
             printed = leaves(row)
             assert len(set(printed)) == len(printed) == len(arrays) + 3, "the values of a row must differ"
         assert {key: texts(key) for key in printed} == {key: [shown] for key in printed}
 
 
-def test_members_of_a_struct_with_one_name_are_shown_each():
+SHOWN = {
+    "us": (1_700_000_000_000_001, pa.timestamp("us", "UTC"), "2023-11-14 22:13:20.000001+00:00"),
+    "ns": (1_700_000_000_000_000_001, pa.timestamp("ns"), "2023-11-14 22:13:20.000000001"),
+    "far": (2**62, pa.timestamp("us"), "<value out of range: 4611686018427387904>"),
+    "day": (19_675, pa.date32(), "2023-11-14"),
+    "noon": (43_200 * 10**9 + 1, pa.time64("ns"), "12:00:00.000000001"),
+    "took": (1500, pa.duration("ms"), 1500),
+    "cost": (decimal.Decimal("12.50"), pa.decimal128(6, 2), "12.50"),
+    "named": (uuid.UUID(int=7).bytes, pa.binary(16), str(uuid.UUID(int=7))),
+    "text": (b"order-0000000047", pa.binary(16), "order-0000000047"),
+    "inner": ([{"at": 2}], pa.list_(pa.struct({"at": pa.timestamp("ns")})), [{"at": "1970-01-01 00:00:00.000000002"}]),
+}
+
+
+def test_values_without_a_form_in_json_are_texts_and_names_are_distinct():
+    """Also values that Python has no form for."""
     pair = pa.StructArray.from_arrays(
         [[1, 2], ["x", "y"]], fields=[pa.field("a", pa.int64()), pa.field("a", pa.string())]
     )
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pair)
-    table = pa.table({"pair": pair, "chunks": pa.chunked_array([lists.slice(0, 1), lists.slice(1, 1)])})
-    rows = [json.loads(row) for row in rows_as_json(table)]
-    assert rows[1] == {"pair": {"a": 2, "a_1": "y"}, "chunks": [{"a": 2, "a_1": "y"}]}
+    columns = {name: pa.array([value] * 2, kind) for name, (value, kind, _) in SHOWN.items()}
+    columns |= {"pair": pair, "chunks": pa.chunked_array([lists.slice(0, 1), lists.slice(1, 1)])}
+    table = pa.table([*columns.values(), *([n, n] for n in range(4))], [*columns, "n", "n", "n_1", "n"])
+    shown = {name: text for name, (_, _, text) in SHOWN.items()} | {"n": 0, "n_2": 1, "n_1": 2, "n_3": 3}
+    shown |= {"pair": {"a": 2, "a_1": "y"}, "chunks": [{"a": 2, "a_1": "y"}]}
+    assert json.loads(rows_as_json(table)[1]) == shown
