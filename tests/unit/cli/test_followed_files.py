@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +25,17 @@ from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
 
 KEYS = 3
+
+
+@pytest.fixture
+def config(tmp_path):
+    return IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (folder := tmp_path / "logs").mkdir()
+    return folder
 
 
 class Folder:
@@ -82,14 +92,11 @@ class Folder:
 
 
 @pytest.mark.parametrize("seed", [0, 11, 15, 36, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
-def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(tmp_path, monkeypatch, seed):
+def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(folder, monkeypatch, config, seed):
     moments = random.Random(seed)
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
     monkeypatch.setattr(linked, "_AT_ONCE", 2)
-    path = tmp_path / "logs"
-    path.mkdir()
-    folder, kills, times_s = Folder(path, moments), 0, itertools.count(0.0, 5.0)
-    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+    written, kills, times_s = Folder(folder, moments), 0, itertools.count(0.0, 5.0)
     index = linker = None
     later = None
     for step in range(40):
@@ -97,7 +104,7 @@ def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(tmp_pa
             later()
             later = None
         else:
-            later = folder.act() if step < 36 else folder.append()
+            later = written.act() if step < 36 else written.append()
         if moments.random() < 0.2:
             continue
         if linker is None:
@@ -110,7 +117,7 @@ def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(tmp_pa
             )
             linker.patient = until_killed(linker.patient)
         try:
-            with listed_files([str(path)], config, may_lack=True) as files:
+            with listed_files([str(folder)], config, may_lack=True) as files:
                 linker.run(files)
         except Crash:
             kills += 1
@@ -119,19 +126,12 @@ def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(tmp_pa
     assert kills
     if linker is not None:
         index.close()
-    sources = (path, "--topic", "t", "--key", "k", "--time", "at", "--root", config.root, "--storage", config.storage)
+    sources = (folder, "--topic", "t", "--key", "k", "--time", "at", "--root", config.root, "--storage", config.storage)
     done = run_here("ingest", *sources, "--slots", 32, "--items", 300, "--json")
     assert done.code == 0, done.err
-    counts, problems = Counter(), []
-    with IndexReader.open(config=config) as reader, FileRows(reader) as of_files:
-        for key in range(KEYS):
-            for answer in reader.messages("t", str(key), source=of_files, max_count=100_000):
-                if answer.message is None:
-                    problems.append(answer.problem)
-                else:
-                    counts[json.loads(answer.message.text)["n"]] += 1
-    assert problems == []
-    assert counts == Counter(range(folder.written))
+    answers = [answer for key in range(KEYS) for answer in answers_of(config, str(key))]
+    assert [answer.problem for answer in answers if answer.message is None] == []
+    assert Counter(json.loads(answer.message.text)["n"] for answer in answers) == Counter(range(written.written))
 
 
 def test_the_command_follows_files_until_a_signal(tmp_path):
@@ -156,30 +156,6 @@ def test_the_command_follows_files_until_a_signal(tmp_path):
     assert sorted(json.loads(record["message"]["body"])["n"] for record in answer) == [0, 1, 2]
 
 
-def test_a_follower_counts_entries_since_its_files_grow(tmp_path, monkeypatch):
-    # each look at the clock is five seconds later
-    monkeypatch.setattr("tiered_index.cli.output.time", SimpleNamespace(monotonic=itertools.count(0, 5).__next__))
-    log, where = tmp_path / "app.log", ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects")
-    row = '{"k": "a", "at": 1700000000}\n'
-    log.write_text(row)
-
-    class Growing(FileLinker):
-        """After its first round the file grows, and after its second one there is a signal."""
-
-        def run(self, files):
-            counts = super().run(files)
-            if counts.rows == 10:
-                os.kill(os.getpid(), signal.SIGTERM)
-            else:
-                log.write_text(row * 10)
-            return counts
-
-    monkeypatch.setattr(linked, "FileLinker", Growing)
-    options = ("--topic", "t", "--key", "k", "--time", "at", "--follow", "--poll", "0.05")
-    done = run_here("ingest", log, *options, *where)
-    assert done.code == 0 and "entries: 10, 290 B read\n" in done.err and "%" not in done.err
-
-
 def wait_for(where, count):
     def is_met():
         done = run_here("query", "t", "a", *where, "--json")
@@ -188,14 +164,10 @@ def wait_for(where, count):
     until(is_met, every_s=0.1)
 
 
-def test_a_file_of_an_earlier_run_that_moves_while_it_is_opened_is_tried_again(tmp_path, monkeypatch):
+def test_a_file_of_an_earlier_run_that_moves_while_it_is_opened_is_tried_again(folder, monkeypatch, config):
     """A follower begins again: the error is that of any file that moved."""
-    log, there = tmp_path / "logs" / "app.log", linked.reopened
-    log.parent.mkdir()
+    log, there, looks = folder / "app.log", linked.reopened, itertools.count()
     log.write_text('{"k": "a", "at": 1700000000}\n{"k": "b"}\n')
-    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
-
-    looks = itertools.count()
 
     @contextlib.contextmanager
     def moving(uri, settings):
@@ -208,7 +180,7 @@ def test_a_file_of_an_earlier_run_that_moves_while_it_is_opened_is_tried_again(t
     def linker_of(index):
         return FileLinker(index, "t", RowMapping(("k",), "at", "s"), PatientPut(index, 10.0))
 
-    with IndexService(config) as index, listed_files([str(log.parent)], config) as files:
+    with IndexService(config) as index, listed_files([str(folder)], config) as files:
         with pytest.raises(InvalidArgument, match="no time at at"):
             linker_of(index).run(files)
         linker = linker_of(index)
@@ -254,21 +226,22 @@ def rows_of(numbers):
     return "".join(f"{json.dumps({'k': 'a', 'at': BEGIN_S + n, 'n': n})}\n" for n in numbers)
 
 
-def indexed_rows(config):
+def answers_of(config, key="a"):
     with IndexReader.open(config=config) as reader, FileRows(reader) as of_files:
-        answers = list(reader.messages("t", "a", source=of_files, max_count=1000))
-    return sorted(json.loads(answer.message.text)["n"] for answer in answers)
+        return list(reader.messages("t", key, source=of_files, max_count=100_000))
+
+
+def indexed_rows(config):
+    return sorted(json.loads(answer.message.text)["n"] for answer in answers_of(config))
 
 
 def crash(number):
     raise Crash
 
 
-def test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back(tmp_path):
-    folder, away = tmp_path / "logs", tmp_path / "away.log"
-    folder.mkdir()
+def test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back(tmp_path, folder, config):
+    away = tmp_path / "away.log"
     (folder / "a.log").write_text(rows_of(range(5)))
-    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
     live = lives_of(folder, config)
     (folder / "b.log").write_text(rows_of(range(5, 8)))
     # killed with both files begun, and again with the rows of the second one put
@@ -283,12 +256,9 @@ def test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back(tmp_pat
     assert indexed_rows(config) == list(range(8))
 
 
-def test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed(tmp_path, monkeypatch):
-    folder = tmp_path / "logs"
-    folder.mkdir()
+def test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed(folder, monkeypatch, config):
     log = folder / "a.log"
     log.write_text(rows_of(range(30)))
-    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
     live = lives_of(folder, config)
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
 
@@ -305,19 +275,15 @@ def test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed(tmp_
     assert indexed_rows(config) == list(range(60))
 
 
-def test_rows_without_checksums_are_never_those_of_another_text(tmp_path, monkeypatch):
-    folder = tmp_path / "logs"
-    folder.mkdir()
+def test_rows_without_checksums_are_never_those_of_another_text(folder, monkeypatch, config):
     (folder / "a.log").write_text(rows_of(range(10, 50)))
-    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
     live = lives_of(folder, config)
     # killed with some rows put, and its file replaced by one with the same key in each line
     live(at_put=lambda number: number >= 3 and crash(number))
     (folder / "a.log").write_text(rows_of(range(20, 40)))
     live()
-    with IndexReader.open(config=config) as reader, FileRows(reader) as of_files:
-        answers = list(reader.messages("t", "a", source=of_files, max_count=1000))
+    answers = answers_of(config)
     for answer in answers:
         at = answer.item.timestamp_ms // 1000 - BEGIN_S
         assert answer.message is None or json.loads(answer.message.text)["n"] == at
