@@ -109,13 +109,11 @@ def test_archiving_continues_in_rounds_and_reports_its_problems_and_skipped_segm
             archiving.finish()
         assert archiving.archived == 10
     assert archiver.stopped
-
-
-def test_finishing_tries_again_what_the_last_round_could_not_archive():
     archiver = Archiver(StorageUnavailable("away for a moment"), 2)
     archiver.go.set()
     with contextlib.closing(Archiving(archiver)) as archiving:
         archiving.poll()
+        # what the last round could not archive is tried again
         archiving.finish()
         assert (archiving.archived, archiving.problem) == (2, None)
 
@@ -151,22 +149,30 @@ def follower_of(followed, *, follow=True, quiet=True, disk=None, **options):
     return follower
 
 
-def test_a_status_line_has_each_news_once(followed, capsys, monkeypatch, fast):
-    follower = follower_of(followed)
-    looks = []
+def run_rounds(follower, monkeypatch, most, act=lambda number: None):
+    """Run a follower until its wait number `most`. Call `act` with the number of each wait."""
+    numbers = itertools.count(1)
 
     def wait(_):
-        looks.append(len(follower.details))
-        if len(looks) == 3:
-            followed.write(200)
-            followed.segment(0).unlink()
-        if len(looks) == 6:
+        act(number := next(numbers))
+        if number == most:
             follower.stop.set()
         return False
 
     monkeypatch.setattr(follower.stop, "wait", wait)
-    followed.write(2)
     follower.run()
+
+
+def test_a_status_line_has_each_news_once(followed, capsys, monkeypatch, fast):
+    follower = follower_of(followed)
+
+    def act(number):
+        if number == 3:
+            followed.write(200)
+            followed.segment(0).unlink()
+
+    followed.write(2)
+    run_rounds(follower, monkeypatch, 6, act)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["messages"] == 2
     assert lines[-1]["messages"] == follower.messages > 100
@@ -179,18 +185,10 @@ def test_a_status_line_has_each_news_once(followed, capsys, monkeypatch, fast):
 def test_a_full_disk_also_delays_the_log_fingerprints(followed, monkeypatch):
     followed.write(5)
     disk = FaultDisk()
-    follower = follower_of(followed, disk=disk)
-    waits = []
-
-    def wait(_):
-        waits.append(follower.messages)
-        if follower.messages or len(waits) > 20:
-            follower.stop.set()
-
-    monkeypatch.setattr(follower.stop, "wait", wait)
+    follower, counts = follower_of(followed, disk=disk), []
     disk.fail("sync", times=3, error=errno.ENOSPC)
-    follower.run()
-    assert (follower.messages, waits[:3]) == (5, [0, 0, 0])
+    run_rounds(follower, monkeypatch, 4, lambda number: counts.append(follower.messages))
+    assert counts == [0, 0, 0, 5]
     disk.fail("sync", times=None, error=errno.ENOSPC)
     followed.write(1)
     impatient = follower_of(followed, patience_s=0, disk=disk)
@@ -228,7 +226,6 @@ def row(timestamp_ms, **more):
     }
 
 
-@pytest.mark.parametrize("days", [0, 3], ids=["now", "quarantine"])
 @pytest.mark.parametrize(
     "batch_of",
     [
@@ -240,14 +237,15 @@ def row(timestamp_ms, **more):
     ],
     ids=["list", "numpy", "arrow", "pandas", "stream"],
 )
-def test_a_follower_takes_the_batches_that_an_index_takes(batch_of, days, tmp_path):
-    time_ms = time.time_ns() // 10**9 * 1000 + days * 86_400_000
+def test_a_follower_takes_the_batches_that_an_index_takes(batch_of, tmp_path):
+    """It also looks at their times, for those in the quarantine."""
+    time_ms = time.time_ns() // 10**9 * 1000 + 3 * 86_400_000
     with IndexService.open(root=tmp_path, storage="memory://kinds", background=False) as index:
         follower = Follower(index, Rows(batch_of(np.array([time_ms]))), follow=False)
         follower.run()
         assert [item.timestamp_ms for item in index.query("orders", "k1")] == [time_ms]
     late = {"topic": "orders", "queue_id": 0, "offset": 1, "timestamp_ms": time_ms}
-    assert json.loads(json.dumps(follower.put.quarantined)) == [late] * (days > 0)
+    assert json.loads(json.dumps(follower.put.quarantined)) == [late]
 
 
 def test_a_stream_that_is_refused_at_first_is_put_whole(tmp_path):
@@ -278,15 +276,7 @@ def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, cap
     data = followed.segment(0).read_bytes()
     followed.segment(0).write_bytes(data[: start + 90] + bytes(len(data) - start - 60))
     follower = follower_of(followed, quiet=False)
-    looks = []
-
-    def wait(_):
-        looks.append(1)
-        if len(looks) == 5:
-            follower.stop.set()
-
-    monkeypatch.setattr(follower.stop, "wait", wait)
-    follower.run()
+    run_rounds(follower, monkeypatch, 5)
     out, err = capsys.readouterr()
     records = [json.loads(line) for line in out.splitlines()]
     assert [line["torn"] is None for line in records] == [True, False]
