@@ -1,4 +1,4 @@
-"""Filters equal Parquet's own byte for byte. They never exclude a key that is present, and admit few absent keys."""
+"""Filters equal Parquet's own byte for byte, and never exclude a key that is present."""
 
 import hashlib
 import json
@@ -54,25 +54,18 @@ def scalar_found_in(data, hash64):
 def test_whole_filters_are_parquets(vector):
     hashes = np.array([int(text, 16) for text in vector["hashes"]], np.uint64)
     data = built_filter(hashes)
-    assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
     assert data.hex() == vector["bitset"]
     assert built_filter(np.repeat(hashes, 3)[::-1]) == data
 
 
-@pytest.mark.parametrize("vector", PARQUET["large"], ids=lambda vector: str(vector["count"]))
-def test_large_filters_are_parquets(vector):
-    hashes = seeded(vector["seed"], vector["count"])
-    assert [f"{int(h):016x}" for h in hashes[[0, -1]]] == [vector["first"], vector["last"]]
-    data = built_filter(hashes)
-    assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
-    assert hashlib.sha256(data).hexdigest() == vector["sha256"]
-
-
-def test_parquet_finds_the_same():
+def test_large_filters_are_parquets_and_find_the_same():
+    for vector in PARQUET["large"]:
+        hashes = seeded(vector["seed"], vector["count"])
+        assert [f"{int(h):016x}" for h in hashes[[0, -1]]] == [vector["first"], vector["last"]]
+        assert hashlib.sha256(built_filter(hashes)).hexdigest() == vector["sha256"]
     vector = PARQUET["found"]
     data = built_filter(seeded(vector["seed"], vector["count"]))
     probes = seeded(vector["probe_seed"], vector["probes"])
-    assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
     assert np.flatnonzero(found_in(data, probes)).tolist() == vector["found"]
     assert [index for index, probe in enumerate(probes.tolist()) if scalar_found_in(data, probe)] == vector["found"]
 
@@ -127,20 +120,6 @@ def test_mix_of_columns_and_of_scalars(rows):
     assert filter_hashes(hashes, fingerprints).tolist() == [filter_hash(h, f) for h, f in rows]
     assert filter_hashes(hashes.astype("<i4"), None).tolist() == [filter_hash(h, 0) for h, _ in rows]
     assert len({filter_hash(h, f) for h, f in rows}) == len({(0 if h < 0 else h, f) for h, f in rows})
-
-
-@pytest.mark.parametrize("keyed", [True, False])
-def test_false_positives(keyed):
-    """Of 200,000 absent keys fewer than 2% pass a filter of 50,000 keys, even if the keys are similar."""
-    hashes = np.arange(250_000, dtype=np.int32) * np.int32(8)
-    fingerprints = np.arange(250_000, dtype=np.uint32) if keyed else None
-    mixed = filter_hashes(hashes, fingerprints)
-    held, absent = mixed[:50_000], mixed[50_000:]
-    data = built_filter(held)
-    assert found_in(data, held).all()
-    assert 0.005 < found_in(data, absent).mean() < 0.02
-    again = built_filter(seeded(20, 50_000))
-    assert 0.005 < found_in(again, seeded(21, 200_000)).mean() < 0.02
 
 
 WEIGHED = Schema("WeightItem", (Column("weight", ">f8", False),))

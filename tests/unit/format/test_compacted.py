@@ -4,7 +4,6 @@ A writer makes a shard in one pass. In every geometry the directory finds the sh
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format import compacted as module
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction
-from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Layout
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA, Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
@@ -94,12 +93,6 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     assert verify(data) == []
 
 
-def test_no_entries():
-    layout = Layout(NATIVE, NATIVE.schema, 7, 10)
-    with pytest.raises(InvalidArgument, match="without entries"):
-        Compaction(np.zeros(0, NATIVE.schema.entry), layout, 0, 0)
-
-
 def giant_file(make, kind):
     """Return layout, file and entries, one per second. Only one slot, with two hashes, is long enough for blocks."""
     preset, schema = LAYOUTS["native" if kind == "packed" else kind]
@@ -126,39 +119,38 @@ def matches(items, wanted, low, high):
     return int((np.isin(items["key_hash"], wanted) & (seconds >= low) & (seconds <= high)).sum())
 
 
-def test_giant_group_is_cut_into_blocks(giant):
+def directory_of(data):
+    return parse_trailer(data, "f", len(data)).directory
+
+
+def test_groups_close_at_multiples_of_16_kib_and_a_giant_slot_is_cut_into_blocks(giant, make):
     layout, data, _ = giant
-    trailer = parse_trailer(data, "f", len(data))
-    groups, blocks = trailer.directory.groups, trailer.directory.blocks
-    size = layout.schema.item.itemsize
-    cut = groups[groups["blocks"] > 0]
+    assert verify(data) == []
+    directory, size = directory_of(data), layout.schema.item.itemsize
+    cut = directory.groups[directory.groups["blocks"] > 0]
     assert cut["first_slot"].tolist() == [5]  # hashes 5 and 45
     unpacked = int(cut[0]["count"]) * size
     assert unpacked > 3 * BLOCK_BYTES
-    assert len(blocks) == int(cut[0]["blocks"]) == -(-unpacked // (BLOCK_BYTES // size * size))
-    assert blocks["length"].max() <= BLOCK_BYTES
-    for block, run in zip(
-        blocks, trailer.directory.blocks_of(int(np.flatnonzero(groups["blocks"])[0]))[1], strict=True
-    ):
-        items = items_of(data, trailer, run)
-        seconds = items["time_diff_s"].astype(np.int64) + trailer.metadata.begin_ms // 1000
-        assert (block["hash_min"], block["hash_max"]) == (items["key_hash"].min(), items["key_hash"].max())
-        assert (block["second_min"], block["second_max"]) == (seconds.min(), seconds.max())
-    assert groups[groups["blocks"] == 0]["length"].max() < 2 * GROUP_BYTES
-
-
-def test_runs_cover_every_item_exactly_once(giant):
-    layout, data, entries = giant
-    trailer = parse_trailer(data, "f", len(data))
-    is_packed = trailer.metadata.packing is not None
-    position = HEADER_SIZE if is_packed else layout.items_position
-    for run in trailer.directory.all_runs():
-        assert run.offset == position
-        assert is_packed or run.length == run.count * layout.schema.item.itemsize
-        assert zlib.crc32(data[run.offset : run.offset + run.length]) == run.crc32
-        position += run.length
-    assert position == trailer.tail.position
-    assert is_packed or position == layout.compacted_size(len(entries))
+    assert len(directory.blocks) == int(cut[0]["blocks"]) == -(-unpacked // (BLOCK_BYTES // size * size))
+    assert directory.blocks["length"].max() <= BLOCK_BYTES
+    assert directory.groups[directory.groups["blocks"] == 0]["length"].max() < 2 * GROUP_BYTES
+    layout = Layout(NATIVE, NATIVE.schema, 5_000, 20_001)
+    groups = directory_of(make.file(layout, 20_000)[0]).groups
+    assert len(groups) == -(-20_000 * 32 // GROUP_BYTES)
+    assert groups["length"].sum() == 20_000 * 32 and groups["length"].max() < GROUP_BYTES + 1024
+    # slot 0 is small and shares its 16 KiB with the beginning of giant slot 1; they and slot 2 are three groups
+    layout = Layout(NATIVE, NATIVE.schema, 10, 30_001)
+    hashes = np.repeat(np.array([0, 1, 2], np.int32), [10, 20_000, 10])
+    columns = make.columns(np.random.default_rng(0), layout.schema, len(hashes))
+    directory = directory_of(make.compacted(*make.entries(layout, hashes, np.full(20_020, make.begin_ms), columns)))
+    assert directory.groups[["first_slot", "count"]].tolist() == [(0, 10), (1, 20_000), (2, 10)]
+    assert directory.groups["blocks"].tolist() == [0, 3, 0]
+    # a slot of an empty group costs no read
+    entries = make.entries(
+        layout, hashes[10:2_010] + 2, np.full(2_000, make.begin_ms), {n: c[:2_000] for n, c in columns.items()}
+    )
+    directory = directory_of(make.compacted(*entries))
+    assert [len(directory.runs_of(np.array([slot]), 0, 2**40)) for slot in (9, 3)] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -179,42 +171,6 @@ def test_runs_skip_right_blocks(giant, make, low, high):
         if wanted == 5 and high - low <= 100:
             # of each of the slot's two hashes
             assert len(runs) <= 4
-
-
-def test_groups_close_at_multiples_of_16_kib(make):
-    layout = Layout(NATIVE, NATIVE.schema, 5_000, 20_001)
-    data, _ = make.file(layout, 20_000)
-    trailer = parse_trailer(data, "f", len(data))
-    groups = trailer.directory.groups
-    assert len(groups) == -(-20_000 * 32 // GROUP_BYTES)
-    assert groups["length"].sum() == 20_000 * 32
-    assert groups["length"].max() < GROUP_BYTES + 1024
-    assert not len(trailer.directory.blocks)
-    for slot in (0, 17, 4_999):
-        (run,) = trailer.directory.runs_of(np.array([slot]), 0, 2**40)
-        position, length = struct.unpack_from(">ii", data, 28 + 8 * slot)
-        assert run.offset <= position
-        assert position + length <= run.offset + run.length
-
-
-def test_giant_slot_never_drags_neighbours_along(make):
-    """Slot 0 is small and shares its 16 KiB with the beginning of giant slot 1. They and slot 2 are three groups."""
-    layout = Layout(NATIVE, NATIVE.schema, 3, 30_001)
-    hashes = np.repeat(np.array([0, 1, 2], np.int32), [10, 20_000, 10])
-    columns = make.columns(np.random.default_rng(0), layout.schema, len(hashes))
-    data = make.compacted(*make.entries(layout, hashes, np.full(len(hashes), make.begin_ms), columns))
-    groups = parse_trailer(data, "f", len(data)).directory.groups
-    assert groups[["first_slot", "count"]].tolist() == [(0, 10), (1, 20_000), (2, 10)]
-    assert groups["blocks"].tolist() == [0, 3, 0]
-
-
-def test_slot_of_an_empty_group_costs_no_read(make):
-    layout = Layout(NATIVE, NATIVE.schema, 10, 3_000)
-    columns = {name: np.zeros(2_000, int) for name in ("topic_id", "queue_id", "offset", "size", "fingerprint")}
-    data = make.compacted(*make.entries(layout, np.full(2_000, 3, np.int32), np.full(2_000, make.begin_ms), columns))
-    directory = parse_trailer(data, "f", len(data)).directory
-    assert directory.runs_of(np.array([9]), 0, 2**40) == []
-    assert len(directory.runs_of(np.array([3]), 0, 2**40)) == 1
 
 
 SHARD_BEGIN_MS = 1_700_000_000_000
@@ -333,28 +289,31 @@ def test_checksums_tell_multisets_apart():
     assert entry_checksum(items, seconds + 1) != whole
 
 
-def test_items_out_of_order_are_refused():
-    items = shard_items(100)
-    seconds = items["time_diff_s"].astype(np.int64)
-    slots = SlotMap(1000)
-    items = items[answer_sorted(items, seconds, slots, KEYED_SCHEMA)]
-    layout = Layout(NATIVE, KEYED_SCHEMA, 1000, 100)
-    writer = ShardWriter(layout, slots, (0, 1000), SHARD_BEGIN_MS, SHARD_BEGIN_MS, 100)
+def test_no_entries_and_items_out_of_order_are_refused():
     with pytest.raises(InvalidArgument, match="without entries"):
-        writer.finish("f", "w", "custom", {}, {})
-    writer.add(items[50:])
-    with pytest.raises(InvalidArgument, match="follow"):
-        writer.add(items[:50])
-    part = SlotMap(1)
-    writer = ShardWriter(Layout(NATIVE, KEYED_SCHEMA, 1, 100), part, (0, 1), SHARD_BEGIN_MS, SHARD_BEGIN_MS, 100)
-    ordered = items[answer_sorted(items, items["time_diff_s"].astype(np.int64), part, KEYED_SCHEMA)]
-    writer.add(ordered[:50])
-    with pytest.raises(InvalidArgument, match="continues"):
-        writer.add(ordered[50:])
-    with pytest.raises(InvalidArgument, match="follow"):
-        ShardWriter(layout, slots, (0, 10), SHARD_BEGIN_MS, SHARD_BEGIN_MS, 100).add(items)
-    with pytest.raises(InvalidArgument, match="follow"):
-        ShardWriter(layout, slots, (500, 1000), SHARD_BEGIN_MS, SHARD_BEGIN_MS, 100).add(items)
+        Compaction(np.zeros(0, NATIVE.schema.entry), Layout(NATIVE, NATIVE.schema, 7, 10), 0, 0)
+
+    def sorted_by(slots):
+        items = shard_items(100)
+        return items[answer_sorted(items, items["time_diff_s"].astype(np.int64), slots, KEYED_SCHEMA)]
+
+    def writer(slots, *of_shard):
+        layout = Layout(NATIVE, KEYED_SCHEMA, slots.base, 100)
+        return ShardWriter(layout, slots, of_shard or (0, slots.slots), SHARD_BEGIN_MS, SHARD_BEGIN_MS, 100)
+
+    with pytest.raises(InvalidArgument, match="without entries"):
+        writer(SlotMap(1)).finish("f", "w", "custom", {}, {})
+    many, one = sorted_by(SlotMap(1000)), sorted_by(SlotMap(1))
+    for of_shard, first, second, problem in (
+        (writer(SlotMap(1000)), many[50:], many[:50], "follow"),
+        (writer(SlotMap(1000), 0, 10), many[:0], many, "follow"),
+        (writer(SlotMap(1000), 500, 1000), many[:0], many, "follow"),
+        (writer(SlotMap(1)), one[:50], one[50:], "continues"),
+    ):
+        if len(first):
+            of_shard.add(first)
+        with pytest.raises(InvalidArgument, match=problem):
+            of_shard.add(second)
 
 
 @pytest.mark.parametrize("oldest", [0, -(2**33)], ids=["of days", "of centuries"])

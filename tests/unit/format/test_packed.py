@@ -2,7 +2,6 @@
 
 import json
 import struct
-import zlib
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import SMALL, verify
-from tests.unit.format.test_compacted import LAYOUTS, giant_file, naive_slots
+from tests.unit.format.test_compacted import LAYOUTS, naive_slots
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format import compacted as module
-from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, SealedFile
+from tiered_index.format.compacted import GROUP_BYTES, SealedFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
 from tiered_index.format.packed import Packing, PackingOptions, packed_bytes, read_options
@@ -172,14 +171,6 @@ def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
     assert sum(map(len, runs)) < packed_bytes(KEYED_SCHEMA, len(items))
 
 
-def test_the_bytes_do_not_change() -> None:
-    """Stored files stay readable for years, so a change of these bytes needs a new format version."""
-    items = log_like(2_000, 3)
-    options = PackingOptions(TimeLine(10**12, 13, tuple(range(0, 86_000, 300))))
-    data = pack(Packing(KEYED_SCHEMA, 1_000_000, options), items)
-    assert (len(data), zlib.crc32(data)) == (17_555, 1_193_096_913)
-
-
 @pytest.mark.parametrize(
     ("ids", "most", "are_numbered"),
     [
@@ -257,20 +248,6 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", 4)
 
 
-def test_groups_and_blocks_are_those_of_the_plain_file(make):
-    data, plain = (giant_file(make, kind)[1] for kind in ("packed", "native"))
-    assert verify(data) == [] and len(data) < 0.5 * len(plain)
-    ours, theirs = (parse_trailer(each, "file", len(each)).directory for each in (data, plain))
-    for name in ("first_slot", "count", "first_block", "blocks"):
-        assert ours.groups[name].tolist() == theirs.groups[name].tolist()
-    for name in ("count", "hash_min", "hash_max", "second_min", "second_max"):
-        assert ours.blocks[name].tolist() == theirs.blocks[name].tolist()
-    assert ours.blocks["length"].max() < BLOCK_BYTES // 2
-    for group in ours.groups:
-        offset, length = int(group["offset"]), int(group["length"])
-        assert zlib.crc32(data[offset : offset + length]) == int(group["crc32"])
-
-
 def test_values_at_their_bounds(make):
     """Columns have their greatest width. The negative hash counts as 0 and is stored unchanged."""
     layout = Layout(NATIVE, NATIVE.schema, 3, 10)
@@ -287,13 +264,9 @@ def test_values_at_their_bounds(make):
     assert items_of_file(files[0]).tobytes() == items.tobytes()
 
 
-def test_rocketmqs_files_are_not_packed(make):
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
+def test_a_sealed_file_says_how_it_is_compacted(make):
     with pytest.raises(InvalidArgument, match="cannot pack"):
-        make.file(layout, 12, packed=True)
-
-
-def test_a_sealed_file_says_how_it_is_compacted():
+        make.file(Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20), 12, packed=True)
     stored = {
         "file_id": "f", "layout": SMALL.to_json(), "begin_ms": 0, "end_ms": 0, "count": 1, "lane": "main",
         "sequence": 1, "predecessor": None, "created_ms": 0, "offset_space": "custom", "topics": [], "positions": {},
