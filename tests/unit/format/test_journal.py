@@ -63,9 +63,7 @@ def test_torn_at_every_byte_is_a_prefix_of_records():
         whole_records = sum(border <= length for border in BORDERS[1:])
         journal = parse_journal(WHOLE[:length], "j")
         assert (journal and state(journal)) == PREFIXES[whole_records]
-
-
-def test_zeros_behind_the_last_record_are_a_torn_write():
+    # zeros behind the last record are a torn write, too
     for count in (1, 8, 4096):
         assert state(parse_journal(WHOLE + bytes(count), "j")) == PREFIXES[-1]
         assert parse_journal(bytes(count), "j") is None
@@ -122,18 +120,20 @@ def test_entries_behind_the_seal():
         parse_journal(OPEN + encode_seal() + batch, "j")
 
 
-def test_the_future_is_refused_by_name():
-    with pytest.raises(UnsupportedVersion, match="version 3"):
-        parse_journal(OPEN[:8] + struct.pack(">I", 3) + OPEN[12:], "j")
-    with pytest.raises(UnsupportedVersion, match="record 'merge'"):
-        parse_journal(OPEN + record({"kind": "merge"}), "j")
+IMPOSSIBLE = json.loads(OPEN[20:])
+IMPOSSIBLE["layout"]["slots"] = 0
 
 
-def test_not_a_journal():
-    with pytest.raises(CorruptFile, match="not a journal"):
-        parse_journal(b"something else entirely", "j")
-    impossible = json.loads(OPEN[20:])
-    impossible["layout"]["slots"] = 0
-    with pytest.raises(CorruptFile, match=r"at `\$\.layout\.slots`") as caught:
-        parse_journal(OPEN[:12] + record(impossible), "j")
+@pytest.mark.parametrize(
+    ("data", "error", "problem"),
+    [
+        (OPEN[:8] + struct.pack(">I", 3) + OPEN[12:], UnsupportedVersion, "version 3"),
+        (OPEN + record({"kind": "merge"}), UnsupportedVersion, "record 'merge'"),
+        (b"something else entirely", CorruptFile, "not a journal"),
+        (OPEN[:12] + record(IMPOSSIBLE), CorruptFile, r"at `\$\.layout\.slots`"),
+    ],
+)
+def test_the_future_and_what_is_no_journal_are_refused_by_name(data, error, problem):
+    with pytest.raises(error, match=problem) as caught:
+        parse_journal(data, "j")
     assert caught.value.file == "j"
