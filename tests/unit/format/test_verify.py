@@ -209,14 +209,11 @@ def test_each_contradiction_is_named_by_its_part(files, number):
 def test_files_without_a_defect_are_sound(files):
     for kind, data in files.items():
         assert rebuilt(data) == data and verify(data, kind) == []
-
-
-@pytest.mark.parametrize("slots", [SlotMap(1), SlotMap(1000), SlotMap(1000, join=64)], ids=str)
-@pytest.mark.parametrize(("preset", "packed"), [("native", True), ("rocketmq", False)])
-def test_sound_shards_pass_and_have_answer_order(slots, preset, packed):
-    for count, hot in ((1, 0), (500, 20_000)):
-        data = shard(count, slots, hot, preset, packed=packed)
-        assert verify(data, "shard") == [] and b'"order":"answer"' in data
+    for slots in (SlotMap(1), SlotMap(1000), SlotMap(1000, join=64)):
+        for preset, packed in (("native", True), ("rocketmq", False)):
+            for count, hot in ((1, 0), (500, 20_000)):
+                data = shard(count, slots, hot, preset, packed=packed)
+                assert verify(data, "shard") == [] and b'"order":"answer"' in data
 
 
 @pytest.mark.parametrize("kind", ["giant file", "giant shard"])
@@ -237,29 +234,29 @@ def test_order_across_blocks(files, kind):
         assert parts(findings) == ({"order", "checksum"} if "shard" in kind else {"order"})
 
 
-@pytest.mark.parametrize("field", Header._fields)
-def test_a_header_that_contradicts_the_trailer(files, field):
-    header = Header(*struct.unpack_from(">IqqiI", files["file"]))
-    value = NATIVE.begin_magic if field == "magic" else getattr(header, field) + 1
-    end = trailer_of(files["file"]).tail.position
-    body = header._replace(**{field: value}).pack() + files["file"][HEADER_SIZE:end]
-    (finding,) = verify(rebuilt(files["file"], body=body), "file")
-    assert finding.part == "header" and field in finding.problem
-    (finding,) = verify(rebuilt(files["file"], body=bytes(4) + files["file"][4:end]), "file")
+def test_a_header_or_slot_table_that_contradicts_the_trailer(files):
+    data, end = files["file"], trailer_of(files["file"]).tail.position
+
+    def with_body(body):
+        return verify(rebuilt(data, body=body), "file")
+
+    header = Header(*struct.unpack_from(">IqqiI", data))
+    for field in Header._fields:
+        value = NATIVE.begin_magic if field == "magic" else getattr(header, field) + 1
+        (finding,) = with_body(header._replace(**{field: value}).pack() + data[HEADER_SIZE:end])
+        assert finding.part == "header" and field in finding.problem
+    (finding,) = with_body(bytes(4) + data[4:end])
     assert (finding.part, finding.offset) == ("header", 0) and "wrong magic" in finding.problem
-    items = files["shard"][HEADER_SIZE : trailer_of(files["shard"]).tail.position]
+    for slot, position, length in ((0, 4, 0), (4, 0, 32), (2, 0, -64), (1, 32, -32)):
+        body, at = bytearray(data[:end]), HEADER_SIZE + 8 * slot
+        old = struct.unpack_from(">ii", body, at)
+        struct.pack_into(">ii", body, at, old[0] + position, old[1] + length)
+        assert parts(with_body(body)) == {"slots"}
+    shard = files["shard"]
+    items = shard[HEADER_SIZE : trailer_of(shard).tail.position]
     for at, value in ((0, b"TIXC"), (20, b"\0\0\0\1"), (11, b"\1")):
-        header = files["shard"][:at] + value + files["shard"][at + len(value) : HEADER_SIZE]
-        assert parts(verify(rebuilt(files["shard"], body=header + items), "shard")) == {"header"}
-
-
-@pytest.mark.parametrize(("slot", "position", "length"), [(0, 4, 0), (4, 0, 32), (2, 0, -64), (1, 32, -32)])
-def test_a_slot_table_that_does_not_join(files, slot, position, length):
-    body = bytearray(files["file"][: trailer_of(files["file"]).tail.position])
-    at = HEADER_SIZE + 8 * slot
-    old = struct.unpack_from(">ii", body, at)
-    struct.pack_into(">ii", body, at, old[0] + position, old[1] + length)
-    assert parts(verify(rebuilt(files["file"], body=body), "file")) == {"slots"}
+        changed = shard[:at] + value + shard[at + len(value) : HEADER_SIZE]
+        assert parts(verify(rebuilt(shard, body=changed + items), "shard")) == {"header"}
 
 
 @pytest.mark.parametrize("kind", ["giant file", "giant shard"])
@@ -271,13 +268,12 @@ def test_a_damaged_run_is_named_by_its_place_and_the_rest_is_still_checked(files
     assert (finding.part, finding.offset) == ("run", offset)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_every_flipped_byte_and_every_cut_of_a_shard_is_found(packed):
-    small = shard(50, packed=packed)
-    for position in range(len(small)):
-        spoiled = bytearray(small)
-        spoiled[position] ^= 16
-        assert verify(bytes(spoiled), "shard") and verify(small[:position], "shard"), position
+def test_every_flipped_byte_and_every_cut_of_a_shard_is_found():
+    for small in (shard(50), shard(50, packed=True)):
+        for position in range(len(small)):
+            spoiled = bytearray(small)
+            spoiled[position] ^= 16
+            assert verify(bytes(spoiled), "shard") and verify(small[:position], "shard"), position
 
 
 def test_blocks_of_other_counts_than_their_packed_runs(files):
