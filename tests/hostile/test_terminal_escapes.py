@@ -18,6 +18,8 @@ from tests.storage.scripted_server import error, scripted_server
 from tiered_index import IndexService
 from tiered_index.cli import session
 from tiered_index.cli.output import Output, PrintableFormatter, ProgressDisplay, printable
+from tiered_index.format.names import lease_name
+from tiered_index.storage.opening import open_storage
 
 # colour, title, link, clipboard; the same as C1; direction marks, Unicode line ends, delete, bells, returns
 CONTROLS = "\x1b[31m\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;aGk=\x07\x9b2J\x9d0;t\x9c\x90\u202e\u2066\u200f\u2028\u2029\x7f\b\r\v\f\x85"
@@ -73,6 +75,18 @@ def test_every_command_on_an_index(folder: Path) -> None:
         refused_or_done(*line, *place)
     for form in ((), ("--entries",)):
         assert SAFE in refused_or_done("files", folder / TEXT, *form, *place)
+
+
+def test_the_holder_of_the_lock_or_the_lease_is_printed_safely(tmp_path: Path) -> None:
+    uri = (tmp_path / "storage").as_uri()
+    settings = {"storage": uri, "slots": 7, "items": 20, "background": False}
+    with IndexService.open(root=tmp_path / "root", **settings):
+        (tmp_path / "root" / "lock").write_text(json.dumps({"pid": 1, "host": TEXT}))
+        assert SAFE in refused_or_done("recover", "--root", tmp_path / "root")
+        with open_storage(uri) as storage:
+            lease = {"root_id": "f" * 16, "host": TEXT, "pid": 1, "released": False, "expires_ms": 2**42}
+            storage.put(lease_name(1, 99), json.dumps(lease).encode())
+        assert SAFE in refused_or_done("recover", "--root", tmp_path / "other", "--storage", uri)
 
 
 def test_the_text_of_a_server_is_printed_safely() -> None:
