@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiered_index.clock import ManualClock
-from tiered_index.errors import ObjectNotFound, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -55,27 +55,6 @@ def test_only_old_half_made_work_is_swept(tmp_path: Path) -> None:
     assert storage.purge(now_ms) == (".%work/.tmp-young",)
     assert [path.name for path in (tmp_path / ".%work").iterdir()] == [".tmp-young"]
     assert [info.name for info in storage.list()] == ["a"]
-
-
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path / "root")
-    storage.put("a/b", b"1")
-    shutil.rmtree(tmp_path / "root")
-    assert list(storage.list()) == []
-    with pytest.raises(ObjectNotFound):
-        storage.get("a/b")
-    storage.put_if_absent("a/b", b"2")
-    storage.put("a/c", b"3")
-    assert [storage.get(info.name) for info in storage.list()] == [b"2", b"3"]
-
-
-def test_reading_makes_nothing(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path / "absent")
-    assert list(storage.list()) == []
-    storage.delete_many(["a"])
-    with pytest.raises(ObjectNotFound):
-        storage.head("a")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_the_folders_place_is_a_set_up_error(tmp_path: Path) -> None:
