@@ -61,16 +61,8 @@ class Cluster:
     def endpoint_url(self) -> str:
         return f"http://127.0.0.1:{self._ports().gateway}"
 
-    @property
-    def initialised(self) -> bool:
-        return (self.state / "ready").exists()
-
     def init(self) -> None:
-        """Make an empty cluster with one S3 user, and leave it stopped.
-
-        If the folder has an earlier cluster, stop and delete it.
-        """
-        self.remove()
+        """Make an empty cluster with one S3 user, and leave it stopped."""
         for name in ("monitor", "osd", "run", "log", "gateway"):
             (self.state / name).mkdir(parents=True)
         (self.state / "keyring").touch()
@@ -91,7 +83,6 @@ class Cluster:
             self._make_user()
         finally:
             self.stop()
-        (self.state / "ready").touch()
 
     def start(self) -> None:
         """Start the processes that do not run; return when the gateway responds."""

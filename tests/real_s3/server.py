@@ -1,8 +1,6 @@
 """A real S3 server (Ceph's gateway) on one machine, for the tests marked `real_s3`. It needs no root.
 
-- `python -m tests.real_s3.server run -- COMMAND...` runs COMMAND beside a new server.
-- `python -m tests.real_s3.server install | init | start | stop` does one step by hand: download and unpack the server,
-  make an empty one, run it, stop it.
+`python -m tests.real_s3.server run -- COMMAND...` runs COMMAND, for example a shell, beside a new server.
 
 Environment:
 
@@ -33,12 +31,6 @@ STATE_VARIABLE = "TIERED_INDEX_TEST_S3_STATE"
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
-def environment(endpoint_url: str) -> dict[str, str]:
-    """Return the environment of clients: credentials and endpoint, and no settings of the user."""
-    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-    return {**CREDENTIALS, **keys, ENDPOINT_VARIABLE: endpoint_url}
-
-
 def run(command: Sequence[str]) -> int:
     """Run `command` beside a new server, which is stopped and deleted in every case; return its exit status."""
     if os.environ.get(ENDPOINT_VARIABLE):
@@ -55,7 +47,10 @@ def run(command: Sequence[str]) -> int:
         took_s = time.monotonic() - began_s
         print(f"S3 server at {cluster.endpoint_url}, ready after {took_s:.1f} s", file=sys.stderr, flush=True)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        settings = {**inherited, **environment(cluster.endpoint_url), STATE_VARIABLE: str(state)}
+        keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+        places = {ENDPOINT_VARIABLE: cluster.endpoint_url, STATE_VARIABLE: str(state)}
+        # no settings of the user
+        settings = inherited | CREDENTIALS | keys | places
         return subprocess.run(command, env=settings, check=False).returncode
     finally:
         cluster.remove()
@@ -63,26 +58,14 @@ def run(command: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line."""
-    word, *rest = arguments or ("",)
+    if arguments[:2] != ["run", "--"] or not arguments[2:]:
+        print(__doc__, file=sys.stderr)
+        return 2
     try:
-        if word == "run" and rest[:1] == ["--"] and rest[1:]:
-            return run(rest[1:])
-        if word not in {"install", "init", "start", "stop"} or rest:
-            print(__doc__, file=sys.stderr)
-            return 2
-        cluster = Cluster(install(), cache_folder() / "state")
-        if word == "init" or (word == "start" and not cluster.initialised):
-            cluster.init()
-        if word == "start":
-            cluster.start()
-            for name, value in environment(cluster.endpoint_url).items():
-                print(f"export {name}={value}")
-        elif word == "stop":
-            cluster.stop()
+        return run(arguments[2:])
     except (MissingPrerequisite, ClusterError) as error:
         print(f"the S3 server can't run: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":
