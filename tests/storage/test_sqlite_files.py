@@ -1,11 +1,14 @@
-"""Wrong files, full disks, missing permissions: refused with the file's name, and left unchanged; rows of objects."""
+"""Wrong files, full disks, missing permissions: refused with the file's name, and left unchanged; rows; URIs."""
 
 import errno
+import itertools
 import os
 import random
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.storage import sqlite
+from tiered_index.storage.opening import open_storage
 from tiered_index.storage.sqlite import APPLICATION_ID, SqliteStorage
 
 
@@ -246,3 +250,48 @@ def test_an_object_that_exists_is_refused_with_all_its_rows(storage, path, small
         storage.put_if_absent("object", bytes(40 * small_rows))
     assert storage.get("object") == b"winner"
     assert count(path, "chunks") == 1
+
+
+PREFIXES = ["sqlite://", "sqlite:///", "sqlite:////", "sqlite://localhost", "sqlite://localhost/"]
+
+
+@pytest.mark.parametrize(("written", "read"), list(itertools.pairwise([*PREFIXES, PREFIXES[0]])))
+def test_all_of_them_open_one_database(tmp_path, written, read):
+    path = tmp_path / "x.db"
+    storage = open_storage(f"{written}{path}")
+    storage.put("log/1", b"one")
+    storage.close()
+    storage = open_storage(f"{read}{path}")
+    assert storage.get("log/1") == b"one"
+    assert storage.uri == open_storage(f"sqlite://{path}").uri
+    storage.close()
+    assert path.is_file()
+
+
+def test_a_uri_that_other_tools_take_for_a_relative_path_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    for uri in ("sqlite:///index.db", "sqlite:////index.db", f"sqlite://{tmp_path}/index.db", "sqlite:///none/x.db"):
+        open_storage(uri).close()
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"sqlite:///index.db is the file /index.db. Other tools take it for {tmp_path}/index.db")
+
+
+RACERS = 8
+
+
+def test_the_first_puts_of_many_find_one_database(tmp_path: Path) -> None:
+    for attempt in range(20):
+        uri = f"sqlite://{tmp_path}/{attempt}.db"
+        barrier = threading.Barrier(RACERS)
+
+        def race(racer: int, uri: str = uri, barrier: threading.Barrier = barrier) -> bool:
+            with open_storage(uri) as storage:
+                barrier.wait(30)
+                try:
+                    storage.put_if_absent("log/1", b"%d" % racer)
+                except ObjectExists:
+                    return False
+                return True
+
+        with ThreadPoolExecutor(RACERS) as pool:
+            assert sum(pool.map(race, range(RACERS))) == 1

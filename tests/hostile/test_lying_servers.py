@@ -1,4 +1,8 @@
-"""A server that redirects its clients: no request reaches another host, and so no signature and no token."""
+"""Servers that redirect their clients, or list names outside the requested prefix.
+
+No request reaches another host, and so no signature and no token. Names that were not asked for are refused, since the
+caller could delete objects of another kind.
+"""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -10,7 +14,8 @@ from botocore.awsrequest import AWSResponse
 
 from tests.storage.scripted_server import Answer, ScriptedServer, part, scripted_server
 from tests.storage.test_s3_writer import BEGUN
-from tiered_index.errors import StorageError
+from tiered_index.errors import StorageError, StorageMisconfigured
+from tiered_index.format.names import DATA_PREFIX, log_name
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
@@ -113,3 +118,34 @@ def test_another_region_of_amazons_is_a_host_of_amazons(region: str) -> None:
                 act(storage)
     assert hosts
     assert {host for host in hosts if not host.endswith(".amazonaws.com")} == set()
+
+
+def answers(storage: S3Storage, *keys: str) -> Iterator[tuple[Answer, Callable[[str], Iterator[object]]]]:
+    """Yield listings of objects and of uploads with each key, and what reads them."""
+    for key in keys:
+        about = f"<Key>{key}</Key><Size>1</Size><LastModified>{OLD}</LastModified>"
+        yield Answer(200, f"<ListBucketResult><Contents>{about}</Contents></ListBucketResult>".encode()), storage.list
+        # uploads are asked for below the whole prefix
+        if not key.startswith("own/index/log"):
+            about = f"<Upload><Key>{key}</Key><UploadId>u</UploadId><Initiated>{OLD}</Initiated></Upload>"
+            body = f"<ListMultipartUploadsResult>{about}</ListMultipartUploadsResult>".encode()
+            yield Answer(200, body), lambda _: iter(storage.purge(0))
+
+
+OLD = "2001-01-01T00:00:00.000Z"
+
+
+@pytest.mark.parametrize("client", [None, "boto3"])
+def test_names_that_were_not_asked_for(servers: tuple[ScriptedServer, ScriptedServer], client: str | None) -> None:
+    settings = S3Options(endpoint_url=servers[0].endpoint_url, region="us-east-1", max_attempts=1, client=client)
+    wrong = ("other/index/data/x/0.index", "data/x/0.index", f"own/index/{log_name(1)}", "own/data/x", "../data/x")
+    # obstore lists no keys of the second kind, and its error names boto3
+    invalid = ("x%0a", "x y", *(("../../x", "/x", "./x") if client else ()))
+    with S3Storage("bucket", "own/index", settings) as storage:
+        for answer, act in answers(storage, *wrong):
+            servers[0].answers(answer)
+            with pytest.raises(StorageMisconfigured, match=r"does not begin with|invalid path"):
+                list(act(DATA_PREFIX))
+        for answer, act in answers(storage, *(f"own/index/data/{name}" for name in invalid)):
+            servers[0].answers(answer)
+            assert list(act(DATA_PREFIX)) == []
