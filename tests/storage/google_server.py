@@ -5,12 +5,11 @@ It follows the protocol's documentation. It proves nothing about Google's own se
 
 import contextlib
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from tests.support.http_server import Handler, served
+from tests.storage.scripted_server import Answer, Request, answer_of, scripted_server
 from tests.support.object_store import Reply, Store, error
 
 
@@ -23,7 +22,12 @@ class GoogleServer(Store):
         self.buckets: set[str] = set()
         self.requests: list[str] = []
         self.failures: list[int] = []
-        self.lock = threading.Lock()
+
+    def script(self, request: Request) -> Answer:
+        self.requests.append(f"{request.method} {request.path}")
+        if self.failures:
+            return answer_of(error(self.failures.pop(), "ServiceUnavailable"))
+        return answer_of(self.answer(request.method, request.path, request.lowered, request.body))
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Reply:
         """Answer as the store does, in an existing bucket. An absent object has generation 0."""
@@ -40,24 +44,7 @@ class GoogleServer(Store):
 @contextlib.contextmanager
 def google_server() -> Iterator[GoogleServer]:
     """Serve on a loopback port until the block ends."""
-
-    class Answering(Handler):
-        def answer(self) -> None:
-            body = self.body()
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            with google.lock:
-                google.requests.append(f"{self.command} {self.path}")
-                if google.failures:
-                    reply = error(google.failures.pop(), "ServiceUnavailable")
-                else:
-                    reply = google.answer(self.command, self.path, headers, body)
-            self.send_response(reply.status)
-            for name, value in ({"Content-Length": f"{len(reply.body)}"} | dict(reply.headers)).items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(reply.body)
-
-    with tempfile.TemporaryDirectory() as folder, served(Answering) as url:
-        google = GoogleServer(Path(folder), url)
+    with tempfile.TemporaryDirectory() as folder, scripted_server() as server:
+        google = GoogleServer(Path(folder), server.endpoint_url)
+        server.script = google.script
         yield google

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tests.support.http_server import Handler, served
+from tests.support.object_store import Reply
 
 _LONGEST_WAIT_S = 60
 
@@ -53,6 +54,12 @@ def part(data: bytes, start: int, end: int, *, total: int | None = None) -> Answ
     return Answer(206, data[start:end], {"Content-Range": f"bytes {start}-{end - 1}/{total}"})
 
 
+def answer_of(reply: Reply) -> Answer:
+    """Return the answer of a store, whose HEAD has the length of a body that it does not send."""
+    headers = dict(reply.headers)
+    return Answer(reply.status, reply.body, headers, announced=int(headers.pop("Content-Length", len(reply.body))))
+
+
 class ScriptedServer:
     """Answers with the queued `answers` in turn, and repeats the last one. `requests` has the received requests."""
 
@@ -97,7 +104,7 @@ def scripted_server(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) 
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
-            if chunked := "Transfer-Encoding" in answer.headers:
+            if "Transfer-Encoding" in answer.headers:
                 self.close_connection = True
                 self.send_header("Connection", "close")  # else the client may send its next request here
             else:
@@ -108,10 +115,9 @@ def scripted_server(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) 
             if self.command != "HEAD":
                 self.wfile.write(answer.body)
                 self.wfile.flush()
+                self.close_connection |= answer.announced not in {None, len(answer.body)}
             if answer.stalled is not None:
                 answer.stalled.wait(_LONGEST_WAIT_S)
-            if chunked or answer.announced not in {None, len(answer.body)}:
-                self.close_connection = True
 
     with served(Answering, host, tls) as url:
         scripted = ScriptedServer(url)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.conftest import WAYS
-from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, answer_of, error, part
 from tests.storage.test_s3_answers import DATA, listing
 from tests.storage.test_s3_writer import BEGUN
 from tests.support.object_store import Store, unchunked
@@ -75,9 +75,7 @@ def test_a_server_without_ranges_is_refused_with_the_name_of_the_client_that_rea
         headers = {name: value for name, value in request.lowered.items() if name != "range"}
         is_framed = "aws-chunked" in headers.get("content-encoding", "")
         body = unchunked(request.body) if is_framed else request.body
-        reply = store.answer(request.method, request.path, headers, body)
-        told = dict(reply.headers)
-        return Answer(reply.status, reply.body, told, announced=int(told.pop("Content-Length", len(reply.body))))
+        return answer_of(store.answer(request.method, request.path, headers, body))
 
     scripted.script = script
     with opened(scripted) as storage, pytest.raises(StorageMisconfigured, match=r"bytes 1000-.*add client=boto3"):
