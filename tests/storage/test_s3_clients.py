@@ -1,16 +1,26 @@
 """The two clients of an S3 storage: which one sends a request, to which address, and with which credentials."""
 
 import gc
+import hashlib
 import itertools
 import json
+import multiprocessing
 import os
+import re
+import runpy
+import select
 import signal
+import socket
+import socketserver
 import ssl
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +28,7 @@ from urllib.parse import parse_qs
 
 import boto3
 import pytest
+from botocore.credentials import SSOProvider
 from moto import mock_aws
 
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
@@ -119,20 +130,57 @@ def test_the_uri_can_choose_boto3(scripted: ScriptedServer) -> None:
         open_storage("s3://bucket?client=curl")
 
 
-def test_motos_mock_has_all_requests_while_it_is_active(s3: S3Storage, scripted: ScriptedServer) -> None:
-    """Also those of a storage that was opened before; obstore reads again afterwards."""
+def write_and_read(older: S3Storage | None = None) -> None:
+    where = {"LocationConstraint": "eu-central-1"}
+    boto3.client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration=where)
+    with S3Storage("bucket", "p", S3Options()) as newer:
+        (older or newer).put(NAME, DATA)
+        for storage in (older or newer, newer):
+            assert storage.get_range(NAME, 3, 10) == DATA[3:13]
+            assert [info.name for info in storage.list()] == [NAME]
+            with pytest.raises(ObjectNotFound):
+                storage.get("data/gone")
+
+
+@mock_aws
+def in_a_function() -> None:
+    write_and_read()
+
+
+@mock_aws
+class InAClass:
+    def setup_method(self) -> None:
+        write_and_read()
+
+    def test(self) -> None:
+        with S3Storage("bucket", "p", S3Options()) as storage:
+            assert storage.get(NAME) == DATA
+
+
+AT_MODULE_LEVEL = """
+from moto import mock_aws
+from tests.storage.test_s3_clients import write_and_read
+mock = mock_aws()
+mock.start()
+write_and_read()
+mock.stop()
+"""
+
+
+def test_motos_mock_has_all_requests_while_it_is_active(
+    tmp_path: Path, s3: S3Storage, scripted: ScriptedServer
+) -> None:
+    """Around functions, classes, and code at module level, also those of an older storage; obstore reads afterwards."""
     scripted.answers(part(DATA, 0, 10))
     s3.get_range(NAME, 0, 10)
     with S3Storage("bucket", "p", S3Options()) as older, mock_aws():
-        where = {"LocationConstraint": "eu-central-1"}
-        boto3.client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration=where)
-        with S3Storage("bucket", "p", S3Options()) as newer:
-            older.put(NAME, DATA)
-            for storage in (older, newer):
-                assert storage.get_range(NAME, 3, 10) == DATA[3:13]
-                assert [info.name for info in storage.list()] == [NAME]
-                with pytest.raises(ObjectNotFound):
-                    storage.get("data/gone")
+        write_and_read(older)
+    in_a_function()
+    in_class = InAClass()
+    in_class.setup_method()
+    in_class.test()
+    (tmp_path / "module.py").write_text(AT_MODULE_LEVEL)
+    runpy.run_path(str(tmp_path / "module.py"))
     s3.get_range(NAME, 0, 10)
     assert [is_botos(request) for request in scripted.requests] == [False, False]
 
@@ -172,6 +220,65 @@ def test_a_forked_child_reads_and_collects_no_garbage_of_its_parent(s3: S3Storag
     assert scripted.connections >= connections + 2
     assert s3.get_range(NAME, 0, 10) == DATA[:10]
     assert [is_botos(request) for request in scripted.requests] == [False, *[True] * 4, False]
+
+
+def read_twice(uri: str) -> None:
+    # also if the read never returns to the interpreter
+    signal.alarm(HANGS_S)
+    for _ in range(2):
+        with open_storage(uri) as storage:
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forked_workers_of_multiprocessing_read(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 0, 10))
+    s3.get_range(NAME, 0, 10)
+    workers = [multiprocessing.get_context("fork").Process(target=read_twice, args=[s3.uri]) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert [is_botos(request) for request in scripted.requests] == [False, *[True] * 4]
+
+
+APPLICATION = """
+import os
+from tiered_index.storage.opening import open_storage
+def read():
+    with open_storage(os.environ["STORED"]) as storage:
+        return storage.get_range("data/a-1", 0, 10)
+read()
+def application(environ, start_response):
+    start_response("200 OK", [])
+    return [read()]
+"""
+
+
+def test_a_worker_of_gunicorn_reads_although_its_master_has_read(tmp_path: Path, scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 0, 10))
+    (tmp_path / "app.py").write_text(APPLICATION)
+    options = ["--workers", "1", "--bind", "127.0.0.1:0", "--preload", "--no-control-socket"]
+    stored = f"s3://bucket?endpoint_url={scripted.endpoint_url}"
+    variables = {"STORED": stored, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", *options, "app:application"],
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as served:
+        assert served.stderr is not None
+        addresses = (re.search(r"Listening at: (http://\S+)", line) for line in served.stderr)
+        try:
+            address = next(address[1] for address in addresses if address)
+            with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
+                assert answer.read() == DATA[:10]
+        finally:
+            served.terminate()
+            served.stderr.read()
+    assert [is_botos(request) for request in scripted.requests] == [False, True]
 
 
 def test_reads_go_on_while_another_thread_closes_the_clients(s3: S3Storage, scripted: ScriptedServer) -> None:
@@ -396,6 +503,44 @@ def test_a_redirect_through_a_proxy_reaches_no_other_host(
     assert {request.lowered["host"] for request in scripted.requests} == {"s3.internal"}
 
 
+class Tunnel(socketserver.StreamRequestHandler):
+    """A proxy that connects its clients to the hosts that they name."""
+
+    def handle(self) -> None:
+        request = self.rfile.readline().decode()
+        while self.rfile.readline().strip():
+            pass
+        self.server.requests.append(request.partition(" HTTP")[0])  # type: ignore[attr-defined]
+        host, _, port = request.split()[1].rpartition(":")
+        with socket.create_connection((host, int(port))) as other:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            ends = {self.connection: other, other: self.connection}
+            while data := (end := select.select([*ends], [], [])[0][0]).recv(1 << 16):
+                ends[end].sendall(data)
+
+
+def test_a_proxy_carries_the_encrypted_requests_of_both_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, tls = Authority(tmp_path / "tls"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(authority.server_file)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.certificate_file))
+    with scripted_server(tls=tls) as server, socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as proxy:
+        proxy.daemon_threads = True
+        proxy.requests = []  # type: ignore[attr-defined]
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.server_address[1]}")
+        server.answers(part(DATA, 0, 10), Answer(200))
+        with opened(server, client="boto3") as storage:
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
+            storage.put("a", b"x")
+        proxy.shutdown()
+        connect = f"CONNECT {server.endpoint_url.removeprefix('https://')}"
+        # boto3 sends both, through one connection
+        assert set(proxy.requests) == {connect}  # type: ignore[attr-defined]
+        assert [request.method for request in server.requests] == ["GET", "PUT"]
+
+
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_CONFIG_FILE"])
 def test_a_certificate_authority_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     authority, tls = Authority(tmp_path / "tls"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -536,6 +681,55 @@ def test_credentials_of_a_session_are_asked_for_again(
         for act in (lambda: storage.get_range(NAME, 0, 10), lambda: storage.put("a", b"x")):
             scripted.requests.clear()
             until_renewed(scripted, act)
+
+
+@pytest.mark.parametrize("profile", ["assumed", "sso"])
+def test_an_assumed_role_and_sso_give_both_clients_credentials(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str
+) -> None:
+    """They are renewed before they expire."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    # due at once, as above
+    monkeypatch.setattr(reads, "CREDENTIALS_HOLD", timedelta(minutes=5))
+    start = "https://x.awsapps.com/start"
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text(
+        "[profile keys]\naws_access_key_id = AKIAKEYS\naws_secret_access_key = s\n"
+        "[profile assumed]\nrole_arn = arn:aws:iam::123456789012:role/r\nsource_profile = keys\n"
+        f"[profile sso]\nsso_start_url = {start}\nsso_region = eu-central-1\n"
+        "sso_account_id = 123456789012\nsso_role_name = r\n"
+    )
+    login = {"startUrl": start, "region": "eu-central-1", "accessToken": "t", "expiresAt": "2099-01-01T00:00:00Z"}
+    # botocore looks up the home folder when it is imported
+    cache = tmp_path / "sso"
+    cache.mkdir()
+    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))
+    cached = cache / f"{hashlib.sha1(start.encode()).hexdigest()}.json"
+    cached.write_text(json.dumps(login))
+    numbers = itertools.count()
+
+    def script(request: Request) -> Answer:
+        keys = role(next(numbers), 540)
+        if request.method == "POST":
+            body = metadata_answer(replace(request, path="/"), keys).body.replace(b"WithWebIdentity", b"")
+            return Answer(200, body, {"Content-Type": "text/xml"})
+        expires_ms = 1000 * round(time.time() + 540)
+        named = {"accessKeyId": keys["AccessKeyId"], "secretAccessKey": "s", "sessionToken": keys["Token"]}
+        answer = {"roleCredentials": named | {"expiration": expires_ms}}
+        return Answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    with scripted_server() as source:
+        source.script = script
+        for service in ("STS", "SSO"):
+            monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", source.endpoint_url)
+        scripted.script = lambda request: part(DATA, 0, 10) if request.method == "GET" else Answer(200)
+        with opened(scripted, profile=profile) as storage:
+            for act in (lambda: storage.get_range(NAME, 0, 10), lambda: storage.put("a", b"x")):
+                scripted.requests.clear()
+                until_renewed(scripted, act)
+        asked_for = "GET /federation/credentials" if profile == "sso" else "POST /"
+        assert set(source.paths()) == {asked_for}
 
 
 RENEWING = """
