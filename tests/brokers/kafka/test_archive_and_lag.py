@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,23 @@ def test_records_behind_an_open_transaction_are_lag_and_are_named(
     assert len(places(index, topic, "held7")) == 1
 
 
+def test_a_run_to_the_end_names_what_an_open_transaction_holds(
+    run, servers, topics, producing, topic, open_transaction, storage
+):
+    topics.create(topic, 1)
+    producing.send(topic, packet(10))
+    producer = open_transaction()
+    producing.send(topic, packet(20, name="held"))
+    done = run("ingest", f"kafka://{servers}/{topic}", "--storage", storage, "--wait", "--json")
+    assert (done.code, done.document["messages"], done.document["lag"]["bytes"]) == (0, 10, 21)
+    (held,) = done.document["open_transactions"]
+    assert (held["partition"], held["last_stable_offset"], held["offsets"]) == (f"{topic}/0", 10, 21)
+    assert "21 offsets can't be read" in done.err
+    shown = run("ingest", f"kafka://{servers}/{topic}")
+    assert re.search("behind +21 records\n", shown.out)
+    producer.abort_transaction(120)
+
+
 def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
     run, servers, topics, producing, topic, open_transaction, storage
 ):
@@ -107,11 +125,7 @@ def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
     producer = open_transaction()
     producing.send(topic, packet(20, name="held"))
     producing.send(topic, packet(5, partition=1, name="other"))
-    done = run("ingest", *options)
-    assert (done.code, done.document["messages"], done.document["lag"]["bytes"]) == (0, 5, 21)
-    (held,) = done.document["open_transactions"]
-    assert (held["partition"], held["last_stable_offset"], held["offsets"]) == (f"{topic}/0", 10, 21)
-    assert "21 offsets can't be read" in done.err
+    assert run("ingest", *options).document["messages"] == 5
     assert max(as_of_ms("held7", 0)) < opened_ms
     assert "0 found, complete as of 20" in run("query", topic, "held7").out
     producer.commit_transaction(120)
@@ -119,6 +133,10 @@ def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
     assert run("ingest", *options).document["messages"] == 21
     after_ms, from_root = as_of_ms("held7", 1)
     assert from_root is None and after_ms >= opened_ms // 1000 * 1000
+
+
+def archived_offsets(index):
+    return sorted(record.offset for record in archived(index))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +158,21 @@ def test_records_are_archived_before_the_retention_of_their_topic_deletes_them(
         producing.send(topic, packet(3))
         until(lambda: follower.messages == 103)
     assert (follower.losses, notes) == ([], [])
-    assert sorted(record.offset for record in archived(index)) == [*range(100)]
+    assert archived_offsets(index) == [*range(100)]
+
+
+def test_records_that_retention_deleted_before_they_were_archived_are_told_at_once_and_end_with_a_finding(
+    run, servers, topics, producing, topic, storage
+):
+    topics.create(topic, 1)
+    producing.send(topic, packet(40))
+    assert run("ingest", f"kafka://{servers}/{topic}", "--storage", storage).code == 0
+    topics.delete_records(topic, {0: 40})
+    done = run("ingest", f"kafka://{servers}/{topic}", "--storage", storage, "--archive", "--json")
+    assert (done.code, done.document["loss_count"]) == (1, 1), done.err
+    assert f"missing: offsets 0 to 39: not archived: {topic}/0: offset 0 is next, and the log begins at 40" in done.err
+    again = run("ingest", f"kafka://{servers}/{topic}", "--storage", storage, "--archive", "--json")
+    assert (again.code, again.document["loss_count"]) == (0, 0)
 
 
 def test_records_that_are_indexed_are_archived_when_the_command_is_ended(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.brokers.kafka.checked import assert_found, assert_indexed, by_place
+from tests.brokers.kafka.checked import assert_found, assert_indexed, assert_read, by_place
 from tests.brokers.kafka.topics import packet, transactional
 from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import until
@@ -24,15 +24,32 @@ def lost(follower):
     return [(loss.kind, loss.begin, loss.end) for loss in follower.losses]
 
 
-@pytest.mark.parametrize("restart_at", ["begin", "end"])
+def test_archived_records_outlive_delete_records(producing, topics, index, topic):
+    topics.create(topic, 2)
+    producing.send(topic, packet(40) + packet(40, "m", 1))
+    _, logged = assert_indexed(index, topics, topic)
+    topics.delete_records(topic, {0: 25, 1: 40})
+    assert [topics.range(topic, number) for number in (0, 1)] == [(25, 40), (40, 40)]
+    producing.send(topic, packet(5, "n"))
+    follower = archive(index, topics.servers, topic)
+    assert (follower.messages, follower.loss_count) == (5, 0)
+    everything = by_place([*logged, *topics.records(topic)[-5:]])
+    assert by_place(list(archived(index))) == everything
+    assert_found(index, topic, everything)
+    assert_read(index, topics.servers, everything[::10], "archived")
+
+
+@pytest.mark.parametrize("restart_at", [None, "begin", "end"])
 def test_retention_that_overtakes_is_named_with_its_range(producing, topics, index, topic, restart_at):
     topics.create(topic)
     producing.send(topic, packet(20))
     assert ingest(index, topics.servers, topic).messages == 20
     producing.send(topic, packet(30, "m"))
     topics.delete_records(topic, {0: 45})
-    with pytest.raises(OffsetOutOfRange, match=r"the next offset is 20, and the log has 45 to 49.*--restart-at"):
-        ingest(index, topics.servers, topic)
+    if restart_at is None:
+        with pytest.raises(OffsetOutOfRange, match=r"the next offset is 20, and the log has 45 to 49.*--restart-at"):
+            ingest(index, topics.servers, topic)
+        return
     follower = ingest(index, topics.servers, topic, restart_at=restart_at)
     at = {"begin": 45, "end": 50}[restart_at]
     assert (follower.messages, lost(follower)) == (50 - at, [("missing", 20, at)])
@@ -118,6 +135,18 @@ def test_aborted_records_are_indexed_if_asked_for(servers, topics, index, topic)
     assert list(archived(index)) == topics.records(topic, "read_uncommitted")
 
 
+def test_records_of_an_open_transaction_are_indexed_after_its_commit(servers, producing, topics, index, topic):
+    topics.create(topic)
+    producing.send(topic, packet(2, "before"))
+    writing = _Transactions(topics, topic)
+    writing.send(packet(3, "open"))
+    producing.send(topic, packet(2, "behind"))
+    assert ingest(index, servers, topic).messages == 2
+    writing.commit()
+    follower, logged = assert_indexed(index, topics, topic)
+    assert (follower.messages, len(logged)) == (5, 7)
+
+
 @contextlib.contextmanager
 def following(index, servers, *names, **options):
     """Follow topics in a thread, with an archiver."""
@@ -143,6 +172,19 @@ def test_a_topic_that_is_deleted_and_created_again_while_it_is_followed(servers,
     index.flush()
     assert [loss.kind for loss in follower.losses] == ["rewritten"]
     assert all(places(index, topic, f"new{n}") == {(0, n)} for n in range(30))
+
+
+def test_a_topic_that_is_created_again_while_nothing_runs(servers, producing, topics, index, topic):
+    topics.create(topic)
+    producing.send(topic, packet(20, "old"))
+    archive(index, servers, topic)
+    topics.delete(topic)
+    topics.create(topic)
+    producing.send(topic, packet(30, "new"))
+    follower = archive(index, servers, topic)
+    assert (follower.messages, lost(follower)) == (30, [("rewritten", 0, 20)])
+    keys = sorted(record.key for record in archived(index))
+    assert keys == sorted(f"{name}{n}".encode() for name, count in (("old", 20), ("new", 30)) for n in range(count))
 
 
 def test_new_partitions_and_new_topics_of_a_pattern(servers, producing, topics, index, topic):

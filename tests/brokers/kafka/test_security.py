@@ -56,6 +56,18 @@ def test_a_login_with_read_on_the_topic_is_enough(
     assert [(fetched["state"], fetched["message"]["body"]) for fetched in answer["messages"]] == [("local", "v7")]
 
 
+def test_settings_of_a_file(broker, authority, topics, producing, run, topic, storage, tmp_path):
+    topics.create(topic)
+    producing.send(topic, [{"key": "k", "value": "v"}])
+    topics.allow("indexer", topic, AclOperation.READ)
+    settings = login("SASL_SSL", "PLAIN", "indexer", LOGINS["indexer"], authority)
+    file = tmp_path / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    place = f"kafka://127.0.0.1:{broker.ports['SASL_SSL']}/{topic}"
+    done = run("ingest", place, "--kafka-config", file, "--storage", storage, "--json")
+    assert (done.code, done.document["messages"]) == (0, 1), done.err
+
+
 def test_tls_without_a_login(broker, authority, topics, producing, index, topic):
     topics.create(topic)
     producing.send(topic, [{"key": "k", "value": "v"}])
@@ -95,25 +107,29 @@ SETUPS = {
 
 
 @pytest.mark.parametrize("kind", SETUPS)
-@pytest.mark.parametrize("command", ["ingest", "ingest --follow", "message"])
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
 def test_an_error_of_the_setup_is_one_line_that_names_it(
-    broker, topics, run, topic, storage, kind, command, monkeypatch
+    broker, topics, run, topic, storage, kind, follow, monkeypatch
 ):
     # this bounds the wait for a cluster: the error is known long before
-    module = "client" if command == "message" else "source"
-    monkeypatch.setattr(f"tiered_index.kafka.{module}.TIMEOUT_S", 1_000.0)
+    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 1_000.0)
     topics.create(topic)
     listener, settings, said = SETUPS[kind]
-    address = f"127.0.0.1:{broker.ports[listener]}"
-    if command == "message":
-        server = ("--kafka", f"bootstrap.servers={address}")
-        done = run_here(command, f"kafka:{topic}/0/0", *server, *options(settings), timeout=30)
-        assert (done.code, said in done.err) == (3, True), done.err
-        return
-    where = (f"kafka://{address}/{topic}", "--storage", storage, *options(settings), *command.split()[1:])
-    done = run("ingest", *where, "-q", timeout=30)
+    place = f"kafka://127.0.0.1:{broker.ports[listener]}/{topic}"
+    done = run("ingest", place, "--storage", storage, *options(settings), *follow, "-q", timeout=30)
     assert (done.code, done.err.count("\n")) == (3, 1), done.err
-    assert said in done.err and address in done.err
+    assert said in done.err and f"127.0.0.1:{broker.ports[listener]}" in done.err
     if kind == "advertised address":
         assert f"127.0.0.1:{broker.unused_port}" in done.err
     assert "Pa55word" not in done.err
+
+
+@pytest.mark.parametrize("kind", SETUPS)
+def test_a_record_of_a_broker_with_a_wrong_setup(broker, topics, topic, kind, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 1_000.0)
+    topics.create(topic)
+    listener, settings, said = SETUPS[kind]
+    address = ("--kafka", f"bootstrap.servers=127.0.0.1:{broker.ports[listener]}")
+    done = run_here("message", f"kafka:{topic}/0/0", *address, *options(settings), timeout=30)
+    assert done.code == 3
+    assert said in done.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -123,6 +123,15 @@ class Topics:
         """Return the brokers that have all of a partition's log."""
         return list(self.admin.list_topics(topic, timeout=_WAIT_S).topics[topic].partitions[partition].isrs)
 
+    def range(self, topic: str, partition: int = 0) -> tuple[int, int]:
+        """Return the first offset of a partition, and its high watermark."""
+        reader = self._reader()
+        try:
+            low, high = reader.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=_WAIT_S)
+        finally:
+            reader.close()
+        return low, high
+
     def _reader(self, **settings: object) -> Any:
         fixed = {"group.id": "oracle", "enable.partition.eof": True, "enable.auto.commit": False, "log_level": 0}
         chosen = {"auto.offset.reset": "earliest", "fetch.message.max.bytes": 30_000_000}
@@ -166,3 +175,8 @@ def _record(message: Any) -> KafkaRecord:
         None if clock == confluent_kafka.TIMESTAMP_NOT_AVAILABLE else time_ms,
         TimestampType(clock),
     )
+
+
+def places_of(records: Iterable[KafkaRecord], key: bytes) -> set[tuple[int, int]]:
+    """Return partition and offset of each record with a key."""
+    return {(record.partition, record.offset) for record in records if record.key == key}
