@@ -11,7 +11,6 @@ from tests.support.batches import batch
 from tiered_index import IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.write.buffer import ROWS as BLOCK_ROWS
-from tiered_index.storage.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000
 ROWS = 10
@@ -159,27 +158,6 @@ def test_a_wrong_lookup_of_a_batch_is_named(index, field, value, said):
     lookups = [Lookup("t", "k"), Lookup(**{"topic": "t", "key": "k", field: value})]
     with pytest.raises(InvalidArgument, match=said):
         index.query_many(lookups)
-
-
-FOR_EVER_S, CENTURY_S = 10**12, 100 * 365 * 86400.0
-
-
-def test_ages_for_ever_outlast_any_clock(open_index, clock):
-    service = open_index(local_keep_s=FOR_EVER_S, seal_after_s=FOR_EVER_S)
-    service.put("t", 0, "k", 1, 1, NOW_MS)
-    service.flush()
-    clock.advance(CENTURY_S)
-    assert not service.run_lifecycle().any()
-    service.seal()
-    for _ in range(3):
-        service.run_lifecycle()
-        assert [handle.place for handle in service.files()] == ["uploaded"]
-        clock.advance(CENTURY_S)
-    bounded = open_index(local_keep_s=FOR_EVER_S, local_keep_bytes=1, storage_backend=MemoryStorage())
-    bounded.put("t", 0, "k", 1, 1, clock.now_ms())
-    bounded.seal()
-    bounded.run_lifecycle()
-    assert [handle.place for handle in bounded.files()] == ["storage"]
 
 
 def test_an_argument_that_a_lookup_lacks_is_named_with_the_nearest_one(open_index):

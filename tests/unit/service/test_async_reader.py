@@ -70,10 +70,10 @@ def test_an_export_is_the_one_of_the_reader_beneath(uri):
     assert sorted(str(row) for batch in batches for row in batch.to_pylist()) == expected
 
 
-async def cancel_a_batch(export, storage):
-    """Cancel a task that reads a batch. Return the request that hangs."""
-    hang = storage.hang("get_range")
-    task = asyncio.create_task(anext(export))
+async def cancel(storage, operation, call):
+    """Cancel a task whose request hangs. Return the hang."""
+    hang = storage.hang(operation)
+    task = asyncio.create_task(call)
     assert await asyncio.to_thread(hang.entered.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -88,12 +88,12 @@ def test_an_export_that_lost_a_batch_to_a_cancelled_task_is_refused_and_closed(u
     async def cancelled():
         async with await AsyncIndexReader.open(storage_backend=storage, query_threads=1) as reader:
             async with await reader.export() as export:
-                (await cancel_a_batch(export, storage)).release.set()
+                (await cancel(storage, "get_range", anext(export))).release.set()
                 for _ in range(2):
                     with pytest.raises(IndexClosed, match="a cancelled task lost a batch"):
                         await anext(export)
             export = await reader.export()
-            hang = await cancel_a_batch(export, storage)
+            hang = await cancel(storage, "get_range", anext(export))
             # it waits for the batch
             closing = asyncio.create_task(export.close())
             hang.release.set()
@@ -111,13 +111,7 @@ def test_a_cancelled_task_sends_no_further_request(uri):
     async def cancelled():
         async with await AsyncIndexReader.open(storage_backend=storage, query_threads=1) as reader:
             before = storage.requests()
-            hang = storage.hang("get_range")
-            task = asyncio.create_task(reader.query("t", "k"))
-            assert await asyncio.to_thread(hang.entered.wait, 60)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            hang.release.set()
+            (await cancel(storage, "get_range", reader.query("t", "k"))).release.set()
             while reader._threads._work.count(0):
                 await asyncio.sleep(0.01)
             sent = storage.requests() - before
@@ -131,15 +125,9 @@ def test_a_cancelled_task_sends_no_further_request(uri):
 
 def test_a_storage_that_opens_too_late_is_closed(uri):
     storage = Watched(open_storage(uri))
-    hang = storage.hang("list")
 
     async def cancelled():
-        task = asyncio.create_task(AsyncIndexReader.open(storage_backend=storage))
-        assert await asyncio.to_thread(hang.entered.wait, 60)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        hang.release.set()
+        (await cancel(storage, "list", AsyncIndexReader.open(storage_backend=storage))).release.set()
         while not storage.closed:
             await asyncio.sleep(0.01)
 

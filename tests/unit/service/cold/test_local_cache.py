@@ -213,36 +213,6 @@ def test_temporary_files_of_a_crash_are_swept_and_foreign_files_are_not(folder):
     assert not old.exists() and young.exists() and stranger.exists()
 
 
-def listing(folder):
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(index):
-    cache = index.root / "cache"
-    before = listing(cache)
-    assert len(before) == 4
-    path = entry(cache, index, "trailer")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    gone = entry(cache, index, "filter", 1)
-    filter_bytes = gone.read_bytes()
-    gone.unlink()
-    try:
-        spoiled = listing(cache)
-        with index.reader(root=index.root, filter_after_probes=1) as reader:
-            ask_all(index, reader)
-        assert listing(cache) == spoiled
-        assert index.stored[0].name in fetched(index)["trailer"]
-    finally:
-        path.write_bytes(whole)
-        gone.write_bytes(filter_bytes)
-    index.storage.reset()
-    with index.reader(root=index.root) as reader:
-        index.storage.reset()
-        ask_all(index, reader)
-        assert fetched(index) == {"trailer": set(), "filter": set()}
-
-
 def test_an_entry_of_an_object_that_goes_while_it_is_written_is_deleted(tmp_path, monkeypatch):
     """Erased entries must disappear from the cache, too."""
     folder = CacheFolder(DiskCache(tmp_path / "cache", 1 << 30), "index")

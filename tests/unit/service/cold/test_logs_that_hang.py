@@ -16,6 +16,7 @@ from tests.support.cold_index import cold_index
 from tests.support.hanging import beside, until
 from tests.support.model import Answer
 from tests.support.pages import asking
+from tests.support.several_indexes import Watched
 from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader, QueryResult
@@ -353,22 +354,6 @@ def limit(monkeypatch):
     return ThreadLimit(monkeypatch)
 
 
-@pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, limit, clock, timeout_s):
-    index = cold_index(tmp_path / "root", files=3)
-    limit.refuse("tiered-index-log", MANY)
-    with index.reader(clock=clock, refresh_interval_s=10) as reader:
-        before = [Answer.of(item) for item in reader.query("t", "all")]
-        index.add(3)
-        clock.advance(11)
-        # The log is overdue by a second. The answer is as of the reader's log position.
-        result = reader.query("t", "all", timeout_s=LONG_S)
-        assert ([Answer.of(item) for item in result], result.status) == (before, "complete")
-        limit.refuse("tiered-index-log", 0)
-        result = reader.query("t", "all", timeout_s=timeout_s)
-        assert [Answer.of(item) for item in result] == index.expected("t", "all") != before
-
-
 def test_opening_and_refreshes_without_threads(tmp_path, limit, clock):
     storage = FaultStorage(MemoryStorage())  # one namespace, as in an object store
     for name in ("a", "b"):
@@ -380,3 +365,48 @@ def test_opening_and_refreshes_without_threads(tmp_path, limit, clock):
         assert len(reader.query("t", "all")) == 4 and reader.refresh() is not None
         # the reader also reads each index's log in its own thread
         assert limit.refused > 4
+
+
+# openings with a timeout
+
+
+@pytest.mark.parametrize(
+    ("operation", "prefix", "beside_the_root"),
+    [("list", "checkpoint/", False), ("get", "checkpoint/", True), ("list", "log/", False)],
+)
+def test_an_opening_ends_in_time_and_leaves_nothing_open(index, operation, prefix, beside_the_root):
+    storage = Watched(index.inner)
+    hang = storage.hang(operation, name_prefix=prefix)
+    root = index.root if beside_the_root else None
+    error = beside(lambda: index.reader(storage, timeout_s=SOME_S, root=root))()
+    opened = str(index.root) if beside_the_root else index.inner.uri
+    assert isinstance(error, BudgetExceeded) and error.exit_code == 6
+    assert str(error) == f"timeout_s was reached while opening {opened}: its log was not read by then"
+    assert not hang.release.is_set()
+    storage.clear()
+    hang.release.set()
+    until(lambda: storage.closed)
+    with index.reader(storage, timeout_s=LONG_S) as reader:
+        # the time is of the opening alone
+        assert [Answer.of(item) for item in reader.query("t", "all")] == index.expected("t", "all")
+
+
+def test_an_error_of_an_opening_within_its_time_is_raised_itself(index, storage):
+    storage.fail("list", name_prefix="checkpoint/")
+    with pytest.raises(StorageUnavailable):
+        index.reader(storage, timeout_s=LONG_S)
+    for wrong in (0, -1, float("nan"), "1"):
+        with pytest.raises(InvalidArgument, match="timeout_s"):
+            index.reader(storage, timeout_s=wrong)
+    assert storage.calls("list") == 1
+
+
+def test_an_opening_of_a_prefix_whose_listing_hangs(tmp_path):
+    shared = MemoryStorage()
+    for name in ("a", "b"):
+        cold_index(tmp_path / name, files=1, storage=PrefixedStorage(shared, name))
+    below = Watched(shared)
+    hang = below.hang("list", nth=3)  # after the listings that find no log at the prefix
+    error = beside(lambda: IndexReader.open(storage_backend=below, timeout_s=SOME_S))()
+    assert str(error) == f"timeout_s was reached while listing the objects below {below.uri}"
+    hang.release.set()

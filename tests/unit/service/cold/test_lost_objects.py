@@ -152,31 +152,6 @@ def test_every_answer_that_may_lack_entries_names_the_lost_object(index, writer,
         assert later.topics().lost == later.messages("t", "all", source=Gone()).lost == (lost_file,)
 
 
-def test_messages_name_an_object_that_was_given_up_before_a_later_page(index, reader):
-    """The newest entry is of another key, so the call reads a second page, and the first one names the object."""
-    gone, newest = index.stored[0], index.expected("t", "all")[0].offset
-
-    class Collision:
-        """A source whose newest message has another key."""
-
-        def fetch(self, items, topic, key):
-            return [Fetched(item=item, state="expired", carries_key=item.offset != newest) for item in items]
-
-    class Giving(Collision):
-        """Gives the oldest object up between both pages."""
-
-        def fetch(self, items, topic, key):
-            if items[0].offset == newest:
-                lose(index, [gone])
-                give_up(index.inner, open_log(index.inner), [gone.file_id])
-            return super().fetch(items, topic, key)
-
-    for source in (Giving(), Collision()):
-        answer = reader.messages("t", "all", max_count=FILES - 2, source=source)
-        assert (len(answer), answer.collisions, answer.status) == (FILES - 2, 1, "complete")
-        assert [lost.file for lost in answer.lost] == [gone.file_id]
-
-
 def test_only_missing_objects_are_declared_lost_and_all_of_a_call_by_one_record(index):
     gone, log = index.stored[2:5], open_log(index.inner)
     before = log.state

@@ -5,7 +5,6 @@ memory, and batches fetch each byte once.
 """
 
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -55,34 +54,6 @@ def expected(index, key):
     few = ReferenceModel()
     few.entries = _BY_KEY.get(key, [])
     return few.query("t", key, max_count=None)
-
-
-def test_a_search_that_is_given_up_asks_for_nothing_more(index):
-    """The newest files have no entry of the key, so several searches run when the answer is found.
-
-    One of them hangs.
-    """
-    hanging, file_number = index.stored[FILES - 5], FILES - 4
-    arrived, release = threading.Event(), threading.Event()
-
-    def gate(read):
-        if read.name == hanging.name:
-            arrived.set()
-            assert release.wait(30)
-        elif read.name == index.stored[file_number].name:
-            assert arrived.wait(30)
-
-    with index.reader(query_threads=8) as reader:
-        index.storage.gate = gate
-        answer = reader.query("t", f"k{file_number}-3", max_count=1, begin_ms=index.stored[FILES - 5].second_min * 1000)
-        assert [Answer.of(item) for item in answer] == expected(index, f"k{file_number}-3")
-        assert [r.name for r in index.storage.reads].count(hanging.name) == 1
-        outcomes = {report.file: (report.outcome, report.requests) for report in answer.explain.files}
-        assert outcomes[hanging.file_id] == ("skipped_budget", 1)
-        requests = len(index.storage.reads)
-        release.set()
-    # the reader is closed, so every search has ended
-    assert len(index.storage.reads) == requests == answer.explain.requests
 
 
 def test_a_group_that_failed_its_check_is_not_cached(index):

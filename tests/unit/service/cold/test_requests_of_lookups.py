@@ -6,15 +6,11 @@ parts of a range with many gaps.
 
 import random
 
-import numpy as np
 import pytest
 
-from tests.support.batches import batch
-from tests.support.cold_index import BASE_MS, Read, cold_index
+from tests.support.cold_index import Read, cold_index
 from tests.support.model import Answer
-from tests.support.pages import pages_of
-from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.storage.memory import MemoryStorage
+from tiered_index import Lookup
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
@@ -118,62 +114,13 @@ def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(index):
         assert {report.outcome for report in answer.explain.files} == {"skipped_topic"}
 
 
-HOURS, HOUR_MS = 40, 3_600_000
-
-
-@pytest.fixture(scope="module")
-def hourly(tmp_path_factory):
-    """An index of 40 files of an hour each. The key "all" is once in every file, and each has 200 keys of its own."""
-    hourly = MemoryStorage()
-    root = tmp_path_factory.mktemp("root")
-    settings = {"slots": 50, "items": 202, "local_keep_s": 0, "background": False}
-    with IndexService.open(root=root, storage_backend=hourly, **settings) as service:
-        for number in range(HOURS):
-            keys, numbers = ["all", *(f"k{number}-{i}" for i in range(200))], np.arange(201)
-            times = BASE_MS + number * HOUR_MS + numbers * 1000
-            service.put_batch(batch(201, key=keys, offset=numbers + number * 1000, timestamp_ms=times))
-            service.seal()
-            service.run_lifecycle()
-    return hourly
-
-
-def hour_of(number, key):
-    """Return the lookup of a file's key in that file's hour."""
-    begin_ms = BASE_MS + number * HOUR_MS
-    return Lookup(topic="t", key=f"k{number}-{key}", begin_ms=begin_ms, end_ms=begin_ms + HOUR_MS - 1)
-
-
-def test_pages_together_cost_one_request_a_file(hourly):
-    settings = {"block_cache_bytes": 0, "filter_after_probes": 3, "query_threads": 1}
-    with IndexReader.open(storage_backend=hourly, **settings) as reader:
-        # read every directory
-        reader.query_many([Lookup(topic="t", key=f"k{number}-0") for number in range(HOURS)])
-        pages = list(pages_of(reader.query, "t", "all", max_count=5))
-        assert [item.offset for page in pages for item in page] == [n * 1000 for n in reversed(range(HOURS))]
-        # the file of the last answer is read again, for entries of the same second
-        assert sum(page.explain.requests for page in pages) <= HOURS + HOURS // 5 + 5
-
-
-def test_a_batch_leaves_out_files_that_no_range_meets(hourly):
-    ends = [hour_of(number, 5) for number in (0, HOURS - 1)]
-    with IndexReader.open(storage_backend=hourly, filter_after_probes=1) as reader:
-        answers = reader.query_many(ends)
-        assert answers.counts.tolist() == [1, 1]
-        assert answers.explain.requests == 4
-        assert {report.outcome for report in answers.explain.files} == {"read", "skipped_time"}
-        assert reader.query_many(ends).explain.requests == 0
-
-
-def test_keys_that_are_there_make_no_filter_due(hourly):
-    ranges = [hour_of(number, 7) for number in range(HOURS)]
-    with IndexReader.open(storage_backend=hourly, block_cache_bytes=0, filter_after_probes=1) as reader:
-        assert reader.query_many(ranges).explain.requests == 2 * HOURS
-        assert reader.query_many(ranges).explain.requests == HOURS
-        for lookup in ranges[:10]:
-            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1
-            # no entry in another second does not mean that the file lacks the key
-            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.begin_ms).explain.requests == 1
-            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1
+def test_a_batch_leaves_out_files_that_no_range_meets(index):
+    within = [(stored.second_min * 1000, stored.second_max * 1000) for stored in (index.stored[0], index.stored[-1])]
+    with index.reader() as reader:
+        for requests in (4, 0):
+            answers = reader.query_many([Lookup("t", "all", *span) for span in within])
+            assert (answers.counts.tolist(), answers.explain.requests) == ([1, 1], requests)
+            assert {report.outcome for report in answers.explain.files} == {"read", "skipped_time"}
 
 
 ENTRIES = 120_000
@@ -209,11 +156,3 @@ def test_a_batch_of_few_of_a_files_keys_skips_its_largest_gaps(gappy):
     assert (measured[0], measured[1] - measured[2]) == (1 + cuts, needed)
     # each of these gaps is larger than the mean
     assert measured[1] < size - cuts * gaps / len(ASKED)
-
-
-def test_only_idle_threads_and_few_requests_of_a_bound_are_used(gappy):
-    whole = cost(gappy, coalesce_gap_bytes="price")
-    assert cost(gappy, query_threads=1) == whole
-    assert cost(gappy, query_threads=3)[0] == 3
-    assert cost(gappy, limits={"max_requests": 31}) == whole
-    assert cost(gappy, limits={"max_requests": 64})[0] == 3

@@ -155,18 +155,6 @@ def test_cuts(windows, size, spread, runs, most):
     assert [number for group in groups for number in group] == list(range(windows))
 
 
-def test_a_file_of_many_windows_is_cut_by_slots_and_not_read_for_each():
-    """Files of 640 MiB each span a year. They are read a few times, not 73 times, and shards stay large enough."""
-    size = 100 * (640 << 20) // 365
-    spans = [(0, 364, 640 << 20)] * 100
-    runs, groups = cut_windows(dict.fromkeys(range(365), size), spans, GIB, 10**6)
-    assert size // runs >= plan._LEAST_BYTES and len(groups) <= 10
-    # if there are fewer slots, there are more groups
-    few, many = cut_windows(dict.fromkeys(range(365), size), spans, GIB, 2)
-    assert few <= 2 and len(many) > len(groups)
-    assert all(first[-1] < second[0] for first, second in pairwise(many))
-
-
 @pytest.mark.parametrize("size", [1, 8 << 20, (8 << 20) + 1, 40 << 20])
 def test_requests_of_an_upload(size):
     """A backend without parts sends one; one with parts begins and completes an upload, as costs assume."""

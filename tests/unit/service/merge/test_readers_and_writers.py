@@ -7,20 +7,16 @@ import tracemalloc
 import pytest
 
 from tests.support.changes import replace
-from tests.support.cold_index import Recorder
 from tests.support.log_records import GENESIS, an_object
 from tests.support.log_records import publish as put_record
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S
 from tests.support.storage_faults import FaultStorage
-from tiered_index import Lookup
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.format.names import number_of
 from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.read.compacted import CompactedFile
-from tiered_index.service.read.window_table import WindowTable
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -44,30 +40,6 @@ def test_a_lookup_after_a_merge_costs_a_request_per_window(merging):
                 costs.append((files, merged, explain.requests, in_range.requests))
     merged = [(DAY_S, 3, 1), (30 * DAY_S, 1, 1)]
     assert costs == [(files, *cost) for files in (2, 4) for cost in [(None, 3 * files, files), *merged]]
-
-
-def test_a_running_reader_whose_files_are_gone_reads_the_log_again(life):
-    life.fill(2)
-    recorder = Recorder(life.storage)
-    with life.reader(recorder, refresh_interval_s=10**9, block_cache_bytes=0) as reader:
-        page = reader.query("t", "hot", max_count=9)
-        life.merge()
-        # the sources still exist, so the reader keeps its log position
-        assert life.answers(reader.query("t", "k1", max_count=100)) == life.model.query("t", "k1", max_count=None)
-        assert all(isinstance(handle, CompactedFile) for handle in reader.files())
-        assert life.sweep(older_than_s=3600) == 6
-        rest = reader.query("t", "hot", max_count=10**6, cursor=page.cursor)
-        expected = life.model.query("t", "hot", max_count=9)
-        assert life.answers(page) == expected
-        after = life.model.order_key_of(expected[-1])
-        assert life.answers(rest) == life.model.query("t", "hot", max_count=None, after=after)
-        assert all(isinstance(handle, WindowTable) for handle in reader.files())
-        life.check(reader)
-        life.merge(30 * DAY_S)
-        assert life.sweep(older_than_s=3600) == 2
-        keys = [f"k{i}" for i in range(4)]
-        many = reader.query_many([Lookup(topic="t", key=key, max_count=10**6) for key in keys])
-        assert list(map(life.answers, many)) == [life.model.query("t", key, max_count=None) for key in keys]
 
 
 def test_of_two_merges_of_the_same_files_one_is_overtaken(life):

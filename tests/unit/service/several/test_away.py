@@ -11,9 +11,9 @@ from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import PrefixedStorage, open_storage
+from tiered_index.storage.opening import PrefixedStorage
 
 # time enough for an index in memory on a busy machine
 SHORT_S = 2.0
@@ -152,20 +152,6 @@ def test_refreshes_of_the_others_do_not_queue_behind_one_that_hangs(cluster, han
             assert isinstance(beside(reader.refresh)(), StorageUnavailable)
 
 
-def test_an_opening_that_gets_responses_is_awaited(cluster, reading, clock):
-    slow = cluster.uris[1]
-    for number in range(8):
-        cluster.add(slow, rows(100 + number, 2))
-    # without a checkpoint the whole log is read, a record after the other
-    with open_storage(slow) as storage:
-        storage.delete_many([info.name for info in storage.list("checkpoint/")])
-    reading[slow] = lambda: time.sleep(SHORT_S / 16)
-    begun = time.monotonic()
-    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=1) as reader:
-        assert time.monotonic() - begun > SHORT_S
-        assert set(reader.sources) == {*cluster.uris}
-
-
 @pytest.mark.parametrize("since", ["the opening", "later"])
 def test_an_index_that_refuses_after_retries_delays_only_one_lookup(cluster, reading, clock, since):
     away = cluster.uris[1]
@@ -289,23 +275,6 @@ def test_the_sum_of_log_numbers_waits_for_a_broker_that_is_away_at_the_opening(c
         assert NUMBER in client.get("/metrics").text
 
 
-def test_an_index_that_answers_too_late_for_its_reader_is_closed(tmp_path, monkeypatch):
-    shared = MemoryStorage()
-    cluster = Cluster(tmp_path)
-    storages = {}
-    for name in ("a", "b"):
-        below = PrefixedStorage(shared, name)
-        cluster.add(below.uri, rows(ord(name)), below)
-        storages[below.uri] = Watched(PrefixedStorage(shared, name))
-    monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri=None: storages[uri or config.storage])
-    hang = storages[cluster.uris[1]].hang("get", name_prefix="checkpoint/")
-    with IndexReader.open(cluster.uris, source_timeout_s=SHORT_S):
-        pass
-    assert [storage.closed for storage in storages.values()] == [1, 0]
-    hang.release.set()
-    until(lambda: storages[cluster.uris[1]].closed)
-
-
 def test_lookups_with_a_very_short_timeout_leave_a_hanging_index(cluster, hangs, clock):
     away = cluster.uris[1]
     with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=2) as reader:
@@ -313,19 +282,3 @@ def test_lookups_with_a_very_short_timeout_leave_a_hanging_index(cluster, hangs,
         answers = []
         until(lambda: answers.append(ask(reader, timeout_s=0.1)) or sources(answers[-1]) == {away})
         assert cluster.answers(answers[-1]) == cluster.expected([uri for uri in cluster.uris if uri != away])
-
-
-def test_an_index_that_is_adopted_during_a_close_is_closed(cluster, opened, reading, clock):
-    reading[cluster.uris[2]] = refused
-    reader = cluster.reader(clock=clock)
-    real = reader._engine.read_of
-
-    def read_of(names):
-        reader.close()  # as another thread may
-        real(names)
-
-    reader._engine.read_of = read_of
-    reading.clear()
-    with pytest.raises(IndexClosed):
-        reader.refresh()
-    assert all(storage.closed for storage in opened)
