@@ -13,19 +13,17 @@ from tests.support.batches import batch
 from tests.support.cases import each
 from tests.support.changes import replace
 from tests.support.damage import checked
-from tests.support.log_records import read_by_earlier_version
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.archives import erase_index
-from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
+from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.format import compacted
 from tiered_index.format.hashing import key_hash
-from tiered_index.retention import Expired, Horizon, Retention
-from tiered_index.service.jobs import erase_find as find
+from tiered_index.retention import Expired, Horizon
+from tiered_index.service.jobs import erase_find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
-from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.job import publish
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import QUARANTINE_S
@@ -108,7 +106,10 @@ def test_it_is_hidden_in_every_state_and_goes_with_the_next_merge(life, fields):
 
 
 @pytest.mark.parametrize("fields", ASKED.values(), ids=ASKED.keys())
-def test_now_rewrites_the_objects_and_certifies(life, fields):
+def test_now_rewrites_the_objects_and_certifies(life, fields, monkeypatch):
+    """Files are searched in windows, here of one slot group."""
+    monkeypatch.setattr(compacted, "GROUP_BYTES", 64)
+    monkeypatch.setattr(erase_find, "_WINDOW_BYTES", 1)
     fill(life)
     life.later()
     life.merge(HOUR_S * 4, end_s=BASE_MS // 1000 + 4 * HOUR_S)
@@ -127,23 +128,28 @@ def test_now_rewrites_the_objects_and_certifies(life, fields):
     assert (again.status, again.entries, again.removed) == ("erased", 0, ())
 
 
-def test_entries_that_another_job_moves_meanwhile_are_counted_once(life):
-    fill(life)
-    life.later()
+@pytest.mark.parametrize("meanwhile", ["moved", "published"])
+def test_entries_that_others_move_or_publish_meanwhile_are_counted_once_or_not_at_all(native, meanwhile):
+    fill(native)
+    native.later()
 
     def find(*arguments):
         hidden = find_hidden(*arguments)
-        life.merge(DAY_S)
+        if meanwhile == "moved":
+            native.merge(DAY_S)
+        else:
+            native.put([(BASE_MS, "k2")])
+            native.publish()
         return hidden
 
-    done = wipe(life, keys=("k",), now=True, grace_s=0, find=find)
-    assert (done.status, done.entries, done.entries_removed) == ("erased", 12, 12)
-    assert len(done.removed) > len(done.objects)
+    done = wipe(native, keys=("k",), now=True, grace_s=0, find=find)
+    assert (done.status, done.entries, done.entries_removed, done.pending) == ("erased", 12, 12, ())
+    assert (len(done.removed) > len(done.objects)) == (meanwhile == "moved")
 
 
 def test_later_entries_are_found_and_late_ones_are_not(native):
     """What was erased has not expired, also for a lookup that begins before the epoch."""
-    fill(native)
+    fill(native, range(2))
     native.later()
     wipe(native, keys=("k",))
     native.put([(BASE_MS, "k"), (native.clock.now_ms(), "k"), (native.clock.now_ms() + 1000, "k")], "orders")
@@ -264,19 +270,6 @@ def test_the_certificate_tells_what_remains(native, monkeypatch):
     assert done.status == "remains" and name in done.remaining and done.to_do
 
 
-def test_earlier_versions_refuse_the_record_and_its_checkpoint(native):
-    fill(native, range(4))
-    record_expiry(native.log(), Retention(topics={"none": HOUR_S}), native.clock)
-    native.later()
-    wipe(native, keys=("k",))
-    state = native.state
-    assert LogState.decode(state.encode(), "checkpoint").expired == state.expired
-    data = native.storage.get(f"log/{state.number:020d}")
-    assert b"order-" not in data and b'"version":4' in data
-    with read_by_earlier_version(2), pytest.raises(UnsupportedVersion, match="newer than this reader"):
-        native.reader()
-
-
 def test_an_export_and_the_topics_leave_it_out(native):
     fill(native, range(4))
     native.later()
@@ -307,15 +300,21 @@ def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
         _check_bound(stones(key, queue), stones(other))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    each(queue_id=(2**31, -(2**31) - 1, True, "1"), before_ms=(2**62, -(2**62), 1.5e12), keys=([],), threads=(0,)),
-    ids=str,
+REFUSED = each(
+    queue_id=(2**31, -(2**31) - 1, True, "1"),
+    before_ms=(2**62, -(2**62), 1.5e12),
+    keys=([], [""], 3, b"k", [3]),
+    threads=(0,),
 )
+
+
+@pytest.mark.parametrize("fields", [*REFUSED, {"topic": ""}, {"keys": ["k"], "queue_id": 1}], ids=str)
 def test_a_refused_erasure_leaves_the_index_as_it_was(stored, fields):
-    fill(stored, range(2))
+    stored.put([(BASE_MS, "k")], "orders")
+    stored.publish()
+    arguments = {"topic": "orders", "yes": True, "now": True, "clock": stored.clock}
     with pytest.raises(InvalidArgument):
-        erase_index(stored.storage.uri, "orders", yes=True, now=True, clock=stored.clock, **fields)
+        erase_index(stored.storage.uri, **arguments | fields)
     assert not stored.state.expired
     stored.check()
 
@@ -343,42 +342,6 @@ def test_a_key_of_an_equal_hash_goes_too_without_fingerprints(life):
     life.check()
     assert len(life.index.query("orders", "x")) == 1
     assert len(life.index.query("orders", "BB")) == keyed
-
-
-def test_hidden_entries_of_every_window_are_counted(life, monkeypatch):
-    """A file is read in windows of some MiB. Windows of one slot group find the same entries."""
-    monkeypatch.setattr(compacted, "GROUP_BYTES", 64)
-    fill(life)
-    request = EraseRequest("orders", before_ms=BASE_MS + 9 * HOUR_MS)
-    stones = Tombstones(tuple(request.tombstones(life.clock.now_ms(), keyed=True)))
-    schema, objects = life.state.genesis.layout.schema, list(life.state.objects.values())
-    whole = find_hidden(life.storage, objects, stones, schema)
-    assert sum(held.hidden for held in whole.values()) == 9 * len(KEYS)
-    monkeypatch.setattr(find, "_WINDOW_BYTES", 1)
-    assert find_hidden(life.storage, objects, stones, schema) == whole
-
-
-def test_requests_that_no_erasure_can_have():
-    for fields in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
-        with pytest.raises(InvalidArgument):
-            EraseRequest(**fields)
-    for keys in (3, b"k", [3]):
-        with pytest.raises(InvalidArgument, match="must be text"):
-            EraseRequest.of("t", keys, None, None)
-
-
-def test_what_is_published_while_the_certificate_is_made_is_not_pending(native):
-    fill(native, range(4))
-    native.later()
-
-    def find(*arguments):
-        scanned = find_hidden(*arguments)
-        native.put([(BASE_MS, "k2")])
-        native.publish()
-        return scanned
-
-    done = wipe(native, keys=("k",), now=True, grace_s=0, find=find)
-    assert (done.status, done.pending) == ("erased", ())
 
 
 def test_a_merge_that_began_before_the_tombstone_is_followed(native):
