@@ -3,16 +3,12 @@
 import base64
 import json
 import zlib
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tiered_index.clock import Clock, ManualClock
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.service.log import checkpoint, records
 from tiered_index.service.log.columns import columns_of
 from tiered_index.service.log.log import StorageLog, publishing
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, encode_document
@@ -87,13 +83,3 @@ def earlier_checkpoint(state: LogState, base: LogState | None = None, *, rows: b
         document["since"] = {"number": base.number, "digest": base.digest, "removed": removed}
     kind = "checkpoint" if base is None else "changes"
     return encode_document({"version": 6 if rows else 4, "kind": kind, **document})
-
-
-@contextmanager
-def read_by_earlier_version(newest: int) -> Iterator[None]:
-    """Read records and checkpoints as a version that knew only versions up to `newest`."""
-    verified = records.verified_text
-    with pytest.MonkeyPatch.context() as older:
-        for place in (records, checkpoint):
-            older.setattr(place, "verified_text", lambda data, file, _: verified(data, file, newest))
-        yield
