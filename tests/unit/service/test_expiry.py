@@ -4,7 +4,6 @@ Only whole objects are deleted, after a delay.
 """
 
 import pytest
-from typer.testing import CliRunner
 
 import tiered_index
 from tests.support.changes import replace
@@ -13,7 +12,6 @@ from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.cli.main import app
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.retention import NOTHING, Retention
@@ -127,6 +125,7 @@ def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
 
 
 def test_bytes_stay_for_the_grace(life):
+    """Objects that no record has named stay for a day, however short the grace is."""
     fill(life, range(10))
     rule = Retention(age_s=5 * HOUR_S, grace_s=7200)
     life.clock.advance(HOUR_S * 10)
@@ -136,33 +135,21 @@ def test_bytes_stay_for_the_grace(life):
     number = life.state.number
     expire(life, rule, 10)
     assert life.state.number == number
+    life.storage.put(unnamed := "data/000001700000000-0123456789ab/0123456789abcdef.index", b"of a long merge")
     names = {info.name for info in life.storage.list("data/")}
-    for advance_s, deleted in ((0, 0), (7000, 0), (300, len(plan.objects))):
+    for advance_s, deleted in ((0, 0), (7000, 0), (300, len(plan.objects)), (20 * HOUR_S, 0), (3 * HOUR_S, 1)):
         life.clock.advance(advance_s)
         assert len(sweep(life.storage, life.log(), rule.grace_s).objects) == deleted
-    assert names - {info.name for info in life.storage.list("data/")} == {stored.name for stored in plan.objects}
+    gone = names - {info.name for info in life.storage.list("data/")}
+    assert gone == {unnamed, *(stored.name for stored in plan.objects)}
     life.check()
 
 
-def test_unpublished_objects_stay_for_a_day_however_short_the_grace(life):
-    fill(life, range(10))
-    rule = Retention(age_s=365 * 24 * HOUR_S, grace_s=3600)
-    name = "data/000001700000000-0123456789ab/0123456789abcdef.index"
-    life.storage.put(name, b"of a long merge")
-    for advance_s, deleted in ((22 * HOUR_S, 0), (3 * HOUR_S, 1)):
-        life.clock.advance(advance_s)
-        assert len(sweep(life.storage, life.log(), rule.grace_s).objects) == deleted
-    life.check()
-
-
-def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
-    """All three also remove objects that expire by their topic alone.
-
-    Their bytes then do not count against `max_bytes`.
-    """
+def test_a_writer_and_a_job_remove_the_same(tmp_path):
+    """Both also remove objects that expire by their topic alone. Their bytes do not count against `max_bytes`."""
     now_ms, left = SystemClock().now_ms(), {}
     files = [{"debug-x": 30}, {"debug-x": 10}, {"debug-x": 10, "t": 10}, {"t": 10}, {"t": 40}, {"debug-x": 1}]
-    for caller in ("writer", "command", "job"):
+    for caller in ("writer", "job"):
         uri, root = f"file://{tmp_path}/{caller}", tmp_path / f"{caller}-root"
         settings = {"storage": uri, "slots": 100, "items": 1000, "background": False, "local_keep_s": 0}
         with IndexService.open(root=root, **settings) as index:
@@ -177,17 +164,12 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
         if caller == "writer":
             with IndexService.open(root=root, **settings, retention=rule) as index:
                 index.run_lifecycle()
-        elif caller == "job":
-            tiered_index.expire(uri, rule, yes=True)
         else:
-            options = [
-                f"--set=retention.{setting}" for setting in ("age_s=20h", "topics.debug-*=5h", f"max_bytes={most}")
-            ]
-            assert CliRunner().invoke(app, ["expire", "--storage", uri, *options, "--yes"]).exit_code == 0
+            tiered_index.expire(uri, rule, yes=True)
         with IndexReader.open(uri) as reader:
             names = {index_object.name for index_object in reader.log_state.objects.values()}
         left[caller] = [number for number, index_object in enumerate(stored) if index_object.name in names]
-    assert left == {caller: [2, 3, 5] for caller in ("writer", "command", "job")}
+    assert left == {"writer": [2, 3, 5], "job": [2, 3, 5]}
 
 
 def test_a_writer_renews_its_lease_while_it_reads_the_topics_of_objects(monkeypatch, merging):
