@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tiered_index import Lookup
 from tiered_index.format.hashing import fingerprint, key_hash
@@ -54,24 +52,6 @@ def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered):
     assert read(giant) == []
 
 
-@given(lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=12), window_bytes=st.integers(1, 30))
-def test_windows_fit(lengths, window_bytes):
-    runs, end = [], 28
-    for number, (gap, length) in enumerate(lengths):
-        runs.append(Run(end + gap, length, 2**32 - 1 - number, number))
-        end += gap + length
-    source = None
-    read = scan_runs(source, runs, window_bytes, read=lambda _, window: np.array(len(window)))
-    windows = [list(window) for window, _ in read]
-    assert [run for window in windows for run in window] == runs
-    for number, window in enumerate(windows):
-        following = windows[number + 1][:1] if number + 1 < len(windows) else []
-        size = sum(run.length for run in window)
-        assert len(window) == 1 or size <= window_bytes
-        if following:
-            assert size + following[0].length > window_bytes
-
-
 BEGIN_S = 1_700_000_000
 TOPICS = ((7, "t"),)
 
@@ -104,36 +84,33 @@ def test_both_ends_of_the_range_are_in_it(count):
         assert rows["offset"].tolist() == (rows["second"] - BEGIN_S).tolist()
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-def test_blocks_of_the_last_second_count_and_are_read_together_if_there_is_no_order(ordered):
-    batch = LookupBatch([Lookup(topic="t", key="k", max_count=1)])
-    giant = slot(batch, [(5, 10), (5, 10), (5, 9)], ordered=ordered)
-    assert read(giant) == ([0] if ordered else [0, 1])
-    giant.settle(matches_of([10, 10]))
-    assert read(giant) == []
-    giant = slot(batch, [(5, 10), (5, 9), (5, 9)], ordered=ordered)
-    assert read(giant) == [0]
-    giant.settle(matches_of([10, 9]))
-    assert read(giant) == ([] if ordered else [1, 2])
+# the seconds of blocks; whether they are in order; the last entry of the page before; by rounds, the blocks that are
+# read, and the seconds of the lookup's rows after that
+ROUNDS = [
+    ([(5, 10), (5, 10), (5, 9)], True, None, [([0], [10, 10]), ([], [])]),
+    # blocks of the last second count, and are read together if there is no order
+    ([(5, 10), (5, 10), (5, 9)], False, None, [([0, 1], [10, 10]), ([], [])]),
+    ([(5, 10), (5, 9), (5, 9)], True, None, [([0], [10, 9]), ([], [])]),
+    ([(5, 10), (5, 9), (5, 9)], False, None, [([0], [10, 9]), ([1, 2], [])]),
+    # the newest are read first, and each round reads twice as much as the one before
+    ([(0, 3), (8, 10), (0, 12), (5, 7)], False, None, [([2], [12, 10]), ([1, 3], [12, 10]), ([], [])]),
+    ([(9, 9)] * 9, True, None, [([0], []), ([1, 2], []), ([3, 4, 5, 6], []), ([7, 8], [])]),
+    # blocks that the page before may have used promise nothing
+    ([(10, 10), (10, 10), (8, 10), (0, 8)], True, (10, 5, 0), [([0, 1, 2], [])]),
+]
 
 
-def test_blocks_that_the_page_before_may_have_used_promise_nothing():
-    lookup = PreparedLookup("t", "k", 1, 1, 1, 0, 10, 1, after=(10, 5, 0))
-    giant = slot(LookupBatch.of_one(lookup), [(10, 10), (10, 10), (8, 10), (0, 8)], ordered=True)
-    assert read(giant) == [0, 1, 2]
+@pytest.mark.parametrize(("spans", "ordered", "after", "rounds"), ROUNDS)
+def test_each_round_reads_what_the_page_may_lack(spans, ordered, after, rounds):
+    lookup = PreparedLookup("t", "k", 1, 1, 1, 0, 10 if after else 99, 1, after=after)
+    giant = slot(LookupBatch.of_one(lookup), spans, ordered=ordered)
+    for places, seconds in rounds:
+        assert read(giant) == places
+        giant.settle(matches_of(seconds))
 
 
-def test_the_newest_are_read_first_and_each_round_reads_twice_as_much_as_the_one_before():
-    batch = LookupBatch([Lookup(topic="t", key="k", max_count=1)])
-    giant = slot(batch, [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False)
-    assert read(giant) == [2]
-    giant.settle(matches_of([12, 10]))
-    assert read(giant) == [1, 3]
-    giant.settle(matches_of([12, 10]))
-    assert giant.waiting() == [] == read(giant)
-    giant = slot(batch, [(20 - n, 20 - n) for n in range(20)], ordered=True)
-    sizes = []
-    while places := read(giant):
-        sizes.append(len(places))
-        giant.settle(matches_of([]))
-    assert sizes == [1, 2, 4, 8, 5]
+def test_windows_have_as_many_runs_as_fit():
+    runs = [Run(100 * place, length, 0, 1) for place, length in enumerate((3, 5, 2, 9, 12, 1, 1))]
+    windows = [window for window, _ in scan_runs(None, runs, 10, read=lambda _, window: np.array(len(window)))]
+    assert [[run.length for run in window] for window in windows] == [[3, 5, 2], [9], [12], [1, 1]]
+    assert [run for window in windows for run in window] == runs
