@@ -22,7 +22,22 @@ GOOD = {"topic": "t", "queue_id": 0, "keys": "k", "offset": 1, "size": 2, "times
 NO_INTEGERS = [None, True, np.True_, 1.0, float("nan"), "1", b"1", 1j, [1], np.float64(1)]
 NO_INTEGERS += [decimal.Decimal(1), fractions.Fraction(1)]
 FACE = "\N{GRINNING FACE}"
-NO_KEYS = [None, 5, b"k", "", [""], ["a", ""], ["a", None], ["a", 5], [b"a"], "x" * 32_768, [FACE * 16_384], [["a"]]]
+NO_KEYS = [
+    None,
+    5,
+    b"k",
+    bytearray(b"k"),
+    memoryview(b"k"),
+    "",
+    [""],
+    ["a", ""],
+    ["a", None],
+    ["a", 5],
+    [b"a"],
+    "x" * 32_768,
+    [FACE * 16_384],
+    [["a"]],
+]
 LIMITS = {"queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": 253_402_300_799_999}
 
 
@@ -37,10 +52,6 @@ def refusing(tmp_path_factory):
 def refused(about, call, *arguments, **more):
     with pytest.raises(InvalidArgument, match=about):
         call(*arguments, **more)
-
-
-def short(value):
-    return repr(value)[:12]
 
 
 def unchanged(index):
@@ -71,37 +82,28 @@ def test_texts_may_be_members_of_an_enumeration(index):
     assert hash_key(member, member) == hash_key("orders", "orders")
 
 
-@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-def test_a_number_is_an_integer(refusing, value):
-    for name in LIMITS:
-        refused(name, refusing.put, **(GOOD | {name: value}), source="s", source_position=1)
+WRONG = {name: [*NO_INTEGERS, -1, most + 1, 2**64, -(10**30), np.int64(-1)] for name, most in LIMITS.items()}
+WRONG["topic"] = NO_TOPICS = [None, 5, b"t", "", " ", "\t\n ", "x" * 1025, FACE * 513, ["t"]]
+WRONG |= {"keys": NO_KEYS, "topic_id": (-1, 2**31, True, 1.0, "5"), "region": [5]}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_refused(refusing, name):
+    for value in WRONG[name]:
+        refused(name.removesuffix("s"), refusing.put, **(GOOD | {name: value}), source="s", source_position=1)
     unchanged(refusing)
 
 
 @pytest.mark.parametrize("name", list(LIMITS))
-def test_a_number_is_in_range(index, name):
-    for value in (-1, LIMITS[name] + 1, 2**64, -(10**30), np.int64(-1)):
-        refused(name, index.put, **(GOOD | {name: value}))
-    unchanged(index)
+def test_numbers_at_their_bounds_and_of_any_width_are_taken(index, name):
     for value in (0, LIMITS[name], np.int8(3), np.uint64(3)):
         index.put(**(GOOD | {name: value}))
     index.flush()
     assert index.query("t", "k").items
-
-
-@pytest.mark.parametrize("topic", [None, 5, b"t", "", " ", "\t\n ", "x" * 1025, FACE * 513, ["t"]], ids=short)
-def test_a_topic_is_text_of_bounded_length(refusing, topic):
-    refused("topic", refusing.put, **(GOOD | {"topic": topic}))
-    refused("topic", refusing.query, topic, "k")
-    unchanged(refusing)
-
-
-@pytest.mark.parametrize("keys", NO_KEYS, ids=short)
-def test_keys_are_texts_of_bounded_length(refusing, keys):
-    refused("key", refusing.put, **(GOOD | {"keys": keys}))
-    if isinstance(keys, str | bytes | int | None):
-        refused("key", refusing.query, "t", keys)
-    unchanged(refusing)
+    last = LIMITS[name]
+    arrays = np.array([0, last], ">u8"), pa.array([0, 5], pa.uint8()), np.array([0, 5], object), np.arange(4)[::2]
+    for good in (*arrays, [0, last], (0, 1)):
+        index.put_batch(batch(2) | {name: good})
 
 
 def test_the_longest_topic_and_key_are_found(index):
@@ -136,11 +138,6 @@ def test_topics_keys_and_sources_are_valid_unicode(index, odd):
     assert index.put("t", 0, "k", 1, 1, 1, source="s", source_position=1) == 1
 
 
-@pytest.mark.parametrize("keys", [b"k", bytearray(b"k"), memoryview(b"k")])
-def test_bytes_are_no_list_of_keys(refusing, keys):
-    refused("keys must be text or an iterable of text, not ", refusing.put, **(GOOD | {"keys": keys}))
-
-
 def test_keys_count_once_each_and_may_be_any_iterable(index):
     assert index.put(**(GOOD | {"keys": ["a", "b", "a"]})) == 2
     assert index.put(**(GOOD | {"keys": (k for k in "cd")})) == 2
@@ -158,14 +155,6 @@ def test_source_and_position_come_together(refusing, pair):
     source, position = pair
     refused("source", refusing.put, **GOOD, source=source, source_position=position)
     refused("source", refusing.put_batch, batch(1), source, position)
-    if None in pair:
-        refused("together", refusing.put, **GOOD, source=source, source_position=position)
-    unchanged(refusing)
-
-
-def test_unknown_columns_are_refused(refusing):
-    refused("region", refusing.put, **GOOD, region=5)
-    refused("region", refusing.put_batch, batch(1) | {"region": [5]})
     unchanged(refusing)
 
 
@@ -174,8 +163,7 @@ def test_a_topic_id_means_one_topic(index):
     refused("already means", index.put, **(GOOD | {"topic": "u"}), topic_id=5)
     refused("already means", index.put_batch, batch(2) | {"topic": ["t", "u"], "topic_id": [5, 5]})
     refused("already means", index.put_batch, batch(2) | {"topic": ["v", "u"], "topic_id": [6, 6]})
-    for bad in (-1, 2**31, True, 1.0, "5"):
-        refused("topic_id", index.put, **GOOD, topic_id=bad)
+    refused("region", index.put_batch, batch(1) | {"region": [5]})
     assert index.health()["buffered_entries"] == 1
     assert index.put(**(GOOD | {"topic": "u"}), topic_id=6) == 1  # the refused call gave the id 6 no meaning
 
@@ -196,19 +184,16 @@ def test_a_call_that_is_pushed_back_gives_a_topic_id_no_meaning(open_index):
 # Batches
 
 
-@pytest.mark.parametrize("value", [None, 5, "topic", [1], b""], ids=repr)
-def test_a_batch_is_a_mapping_or_arrow(refusing, value):
-    refused("batch", refusing.put_batch, value)
-
-
 @pytest.mark.parametrize("name", ["topic", "queue_id", "key", "offset", "size", "timestamp_ms"])
 def test_every_column_is_there_and_as_long_as_the_others(refusing, name):
     refused(name, refusing.put_batch, {n: v for n, v in batch(3).items() if n != name})
     refused("ragged", refusing.put_batch, batch(3) | {name: batch(2)[name]})
     refused(name, refusing.put_batch, batch(3) | {name: pa.array([*batch(2)[name], None])})
     refused(name, refusing.put_batch, batch(3) | {name: [*batch(2)[name], None]})
-    refused(None, refusing.put_batch, batch(3) | {name: 5})
-    refused(None, refusing.put_batch, batch(3) | {name: None})
+    for value in (5, None):
+        refused(None, refusing.put_batch, batch(3) | {name: value})
+    for value in (None, 5, "topic", [1], b""):
+        refused("batch", refusing.put_batch, value)
     unchanged(refusing)
 
 
@@ -221,25 +206,6 @@ NO_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("values", NO_NUMBERS, ids=lambda v: f"{type(v).__name__} {str(v)[:20]}")
-def test_a_number_column_holds_integers(refusing, values):
-    for name in LIMITS:
-        refused(name, refusing.put_batch, batch(2) | {name: values})
-    unchanged(refusing)
-
-
-@pytest.mark.parametrize("name", list(LIMITS))
-def test_a_number_column_is_in_range(index, name):
-    over = LIMITS[name] + 1
-    arrays = np.array([0, -1]), np.array([0, over], np.uint64), pa.array([0, -1], pa.int8())
-    for bad in (*arrays, *([0, wrong] for wrong in (-1, over, 2**64, -(2**70)))):
-        refused(name, index.put_batch, batch(2) | {name: bad})
-    unchanged(index)
-    arrays = np.array([0, over - 1], ">u8"), pa.array([0, 5], pa.uint8()), np.array([0, 5], object), np.arange(4)[::2]
-    for good in (*arrays, [0, over - 1], (0, 1)):
-        index.put_batch(batch(2) | {name: good})
-
-
 NO_TEXTS = [
     *([1, 2], ["a", 2], ["ä", 2], ["a", ""], ["ä", ""], [b"a", b"b"], ["a", float("nan")]),
     *(np.array([b"a", b"b"]), np.array([["a", "b"]]), np.array(["a", None], object)),
@@ -249,13 +215,6 @@ NO_TEXTS = [
     pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array(["a", None])),
     pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array([5])),
 ]
-
-
-@pytest.mark.parametrize("values", NO_TEXTS, ids=lambda v: f"{type(v).__name__} {str(v)[:20]}")
-def test_a_text_column_holds_texts(refusing, values):
-    for name in ("topic", "key"):
-        refused(name, refusing.put_batch, batch(2) | {name: values})
-    unchanged(refusing)
 
 
 def test_text_columns_come_in_many_forms(index):
@@ -284,31 +243,13 @@ def test_rows_have_an_entry_for_each_of_their_keys(index, refusing):
     whole["offset"][:] = 0
     index.flush()
     answers = {f"{topic} {key}": index.query(topic, key) for topic in "tu" for key in "abdxzmnop"}
-    assert {name: [item.offset for item in answer] for name, answer in answers.items() if len(answer)} == {
-        "t a": [1],
-        "t b": [2],
-        "t x": [1],
-        "u d": [4],
-        "u z": [4],
-        "t m": [5],
-        "t n": [6],
-        "t o": [5],
-        "t p": [6],
-    }
+    found = {name: [item.offset for item in answer] for name, answer in answers.items() if len(answer)}
+    singles = {"t a": 1, "t b": 2, "t x": 1, "u d": 4, "u z": 4, "t m": 5, "t n": 6, "t o": 5, "t p": 6}
+    assert found == {name: [offset] for name, offset in singles.items()}
     refused("ragged", refusing.put_batch, rows | {"key": (several[0], several[1][:3])})
     refused("ragged", refusing.put_batch, rows | {"key": (several[0][:3], several[1][:3])})
     refused("key", refusing.put_batch, rows | {"key": (several[0], pa.array([1, 2, 3, 4]))})
     refused("key", refusing.put_batch, rows | {"key": (several[0], pa.array(["x", "", "y", "z"]))})
-
-
-def test_an_empty_batch_only_moves_its_position(index):
-    for number, empty in enumerate(
-        (batch(0), pa.RecordBatch.from_pydict(batch(1)).slice(0, 0), pa.Table.from_pydict(batch(1)).slice(0, 0))
-    ):
-        assert index.put_batch(empty, "s", number) == 0
-    index.flush()
-    assert index.durable_position("s") == 2
-    assert not [handle for handle in index.files() if handle.count]
 
 
 T = GOOD["timestamp_ms"]
@@ -330,21 +271,27 @@ NO_TIMES = [
 ]
 
 
-def name_of(times):
-    return f"{type(times).__name__} {getattr(times, 'dtype', getattr(times, 'type', ''))}"
+def test_times_of_each_form_keep_their_second(index):
+    for number, times in enumerate(TIMES):
+        index.put_batch(batch(2, key=str(number), timestamp_ms=times))
+        assert [item.timestamp_ms for item in index.query("t", str(number))] == [T + 1000, T], times
 
 
-@pytest.mark.parametrize("times", TIMES, ids=name_of)
-def test_times_of_each_form_keep_their_second(index, times):
-    index.put_batch(batch(2, timestamp_ms=times))
-    assert [item.timestamp_ms for item in index.query("t", "k")] == [T + 1000, T]
+def of_wrong_values(name):
+    if name in ("topic", "key"):
+        return NO_TEXTS
+    over = LIMITS[name] + 1
+    arrays = np.array([0, -1]), np.array([0, over], np.uint64), pa.array([0, -1], pa.int8())
+    lists = [[0, wrong] for wrong in (-1, over, 2**64, -(2**70))]
+    return [*NO_NUMBERS, *arrays, *lists, *(NO_TIMES if name == "timestamp_ms" else [])]
 
 
-@pytest.mark.parametrize("times", NO_TIMES, ids=name_of)
-def test_an_invalid_time_is_refused(refusing, times):
-    refused("timestamp_ms", refusing.put_batch, batch(2, timestamp_ms=times))
-    if isinstance(times, pa.Array):
-        refused("timestamp_ms", refusing.put_batch, batch(2, timestamp_ms=pa.chunked_array([times])))
+@pytest.mark.parametrize("name", ["topic", "key", *LIMITS])
+def test_a_column_of_wrong_values_is_refused(refusing, name):
+    for values in of_wrong_values(name):
+        refused(name, refusing.put_batch, batch(2) | {name: values})
+        if isinstance(values, pa.Array):
+            refused(name, refusing.put_batch, batch(2) | {name: pa.chunked_array([values])})
     unchanged(refusing)
 
 
@@ -366,6 +313,10 @@ def test_a_wrong_query_is_refused(index):
     wrong += each(cursor=(5, b"x", "", "\u00e4", "AAAA", "A" * 10_000))
     for bad in (*wrong, {"begin_ms": 2, "end_ms": 1}):
         refused(None, index.query, "t", "k", **bad)
+    for topic in NO_TOPICS:
+        refused("topic", index.query, topic, "k")
+    for key in (None, 5, b"k", "", "x" * 32_768):
+        refused("key", index.query, "t", key)
 
 
 def test_wide_ranges_and_counts_are_fine(index):
