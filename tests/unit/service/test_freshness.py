@@ -1,6 +1,8 @@
 """An answer says as of when it is, and which topics the files have. A reader says who writes the index."""
 
-import pyarrow as pa
+import os
+from types import SimpleNamespace
+
 import pytest
 
 from tests.support.changes import replace
@@ -9,7 +11,7 @@ from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, Lookup, TopicSummary
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, WriterFenced
+from tiered_index.errors import StorageMisconfigured, WriterFenced
 from tiered_index.format.metadata import TopicStats
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.reads import read_name, unread_name
@@ -198,23 +200,10 @@ def test_a_fenced_writer_says_up_to_when_its_answers_are_complete(open_index, st
         old.export()
 
 
-def test_a_reader_names_the_writer(open_index, storage, clock):
-    index = open_index("root", storage_backend=storage, lease_ttl_s=60)
-    publish(index, 1)
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        [writer] = reader.writers().values()
-        assert (writer.state, writer.pid > 0) == ("alive", True)
-        clock.advance(61)
-        assert reader.writers()[reader.sources[0]].state == "gone"
-        index.run_lifecycle()
-        index.close()
-        assert reader.writers()[reader.sources[0]].state == "closed"
-
-
 @pytest.mark.parametrize("may_write", [True, False])
 def test_a_readers_wrong_clock_is_corrected_by_the_storages(open_index, storage, clock, may_write):
     """A storage may have to be written to tell its time, which a reader may not do."""
-    publish(open_index("root", storage_backend=storage, lease_ttl_s=60), 1)
+    publish(index := open_index("root", storage_backend=storage, lease_ttl_s=60), 1)
     faulty = FaultStorage(storage)
     if not may_write:
         faulty.fail("now_ms", times=None, error=StorageMisconfigured)
@@ -223,8 +212,14 @@ def test_a_readers_wrong_clock_is_corrected_by_the_storages(open_index, storage,
         wrong, before = ManualClock(clock.now_ms() + skew_s * 1000), faulty.calls("now_ms")
         with IndexReader.open(storage_backend=faulty, clock=wrong) as reader:
             [writer] = reader.writers().values()
-            assert writer.state == state
+            assert (writer.state, writer.pid) == (state, os.getpid())
         assert bool(faulty.calls("now_ms") - before) == (abs(skew_s) > 60)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        clock.advance(61)
+        assert reader.writers()[reader.sources[0]].state == "gone"
+        index.run_lifecycle()
+        index.close()
+        assert reader.writers()[reader.sources[0]].state == "closed"
 
 
 def test_a_topic_that_no_file_has_is_said(index, storage, clock):
@@ -243,6 +238,7 @@ def test_a_topic_that_no_file_has_is_said(index, storage, clock):
     upload(index)
     assert unknown(index) == [("x",), ()]
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert reader.query("x", "k", max_requests=0, allow_partial=True).unknown_topics == ()
         assert unknown(reader) == [("x",), ()]
         assert reader.query("x", "k").to_dict()["unknown_topics"] == ["x"]
 
@@ -257,24 +253,6 @@ def test_joined_answers_lack_everything_that_one_of_them_lacks():
     assert both == Provenance((replace(first, not_asked="it is away"),), ("t", "u"), (gone, other), 7)
     assert both.joined(provenance).expired_before_ms == 7
     assert both.to_dict()["as_of_ms"] == both.as_of_ms == T
-
-
-def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
-    index = open_index("root", storage_backend=storage, slots=1_000, items=200_000)
-    count = 60_000
-    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-    rows = [("t", 0, f"k{n}", n, 1, T + n // 100) for n in range(count - 1)] + [("rare", 0, "k", count, 1, T)]
-    index.put_batch(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))))
-    upload(index)
-    clock.advance(7200)
-    assert merge_all(storage, clock).shards >= 2
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        lookups = [(topic, f"{n * 7_919_777}-nobody") for n in range(40) for topic in ("rare", "x")]
-        unknown = [reader.query(*lookup).unknown_topics for lookup in lookups]
-        # "x" is unknown once the directories of all shards are known. One of them has "rare".
-        assert set(unknown[::2]) == {()} and unknown[-1] == ("x",)
-        batched = reader.query_many([Lookup(topic=topic, key="j") for topic in ("x", "t")])
-        assert [answer.unknown_topics for answer in batched] == [("x",), ()]
 
 
 def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):
@@ -316,20 +294,6 @@ def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):
         check(reader)
 
 
-def test_topics_of_a_damaged_file_are_partial_if_allowed(index, storage, clock):
-    publish(index, 1)
-    publish(index, 5)
-    lost = max(index.log_state.objects)
-    storage.delete_many([lost])
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        with pytest.raises(CorruptFile, match=lost):
-            reader.topics()
-        answer = reader.topics(allow_partial=True)
-        assert (answer.status, [t.entries for t in answer.topics], len(answer.failed)) == ("partial", [1], 1)
-        with pytest.raises(BudgetExceeded):
-            reader.topics(max_requests=0)
-
-
 def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published():
     """Its lane is not known."""
     far, day_s = LostObject("data/x/9.index", "x9", 0, 1 << 32, 1), 86_400
@@ -340,31 +304,20 @@ def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published()
     assert LogState(lost={far.name: far, table.name: table}).newest_ms == 7000
 
 
-def test_a_file_without_statistics_is_counted_as_such(open_index, storage):
-    publish(open_index("root", storage_backend=storage), 1)
-    with IndexReader.open(storage_backend=storage) as reader:
-        [file] = reader.files()
-        assert replace(file.metadata(), more={}).stats_by_topic() == [("t", None)]
-    first = _summary(TopicSummary(topic="t"), [TopicStats(7, 3, 30, 5, 9)])
-    both = _summary(first, [None])
-    assert both == TopicSummary(topic="t", entries=3, bytes=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
-
-
-class Publishing:
-    """A source of messages that publishes an entry before its first answer, which is a message of another key."""
-
-    def __init__(self, index, offset):
-        self._index, self._offset = index, offset
-
-    def fetch(self, items, topic, key):
-        offset, self._offset = self._offset, None
-        if offset is not None:
-            publish(self._index, offset)
-        return [Fetched(item=item, state="expired", carries_key=offset is None) for item in items]
+def test_a_file_without_statistics_is_counted_as_such():
+    summary = _summary(TopicSummary(topic="t"), [TopicStats(7, 3, 30, 5, 9)])
+    expected = TopicSummary(topic="t", entries=3, bytes=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
+    assert _summary(summary, [None]) == expected
 
 
 def test_the_pages_of_one_lookup_of_messages_are_complete_up_to_the_time_of_the_first_one(index, storage, clock):
+    def fetch(items, topic, key):
+        is_first = items[0].offset == 5
+        if is_first:
+            publish(index, 9)
+        return [Fetched(item=item, state="expired", carries_key=not is_first) for item in items]
+
     publish(index, 1, 5)
     with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0) as reader:
-        messages = reader.messages("t", "k", max_count=1, source=Publishing(index, 9))
+        messages = reader.messages("t", "k", max_count=1, source=SimpleNamespace(fetch=fetch))
         assert (messages.collisions, messages.as_of_ms) == (1, T + 5000)
