@@ -23,16 +23,14 @@ T = 1_700_000_000_000
 ROW = batch(1, offset=[1])
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlainItem(IndexItem):
-    zone: int = column(">i8", identity=True)
+def class_of(base=KeyedIndexItem, slots=False, **columns):
+    """Return a class `Named` of items with further columns."""
+    made = type("Named", (base,), {"__annotations__": dict.fromkeys(columns, object), **columns})
+    return dataclass(frozen=True, kw_only=True, slots=slots)(made)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NarrowItem(KeyedIndexItem):
-    region: int = column(">u2")
-    weight: float = column(">f4")
-    note: bytes = column("S4")
+PlainItem = class_of(IndexItem, zone=column(">i8", identity=True))
+NarrowItem = class_of(region=column(">u2"), weight=column(">f4"), note=column("S4"))
 
 
 def put(index, region, price=1.5, tag=b"ab", offset=1, **more):
@@ -127,47 +125,35 @@ def test_a_wrong_further_column_is_refused(open_index, name):
     assert (item.region, item.weight, item.note) == (1, float("inf"), b"a\0b\0")
 
 
-@pytest.mark.parametrize("spare", [-1, 0])
-def test_an_entry_fits_a_block_of_a_file(open_index, spare):
-    """Compaction of a wider one failed at each round."""
+# the bytes of a block beside the columns of each item
+SPARE = BLOCK_BYTES - Schema.of(KeyedIndexItem).item.itemsize
+RESERVED = "status Failed position begin_ms end_ms cursor lookup to_dict error lost freshness expired_before_ms"
+NO_CLASSES = [
+    (class_of(blob=column(f"S{SPARE + 1}")), "an entry of Named has 262,145 bytes"),
+    (class_of(zone=column(">u2", default=-1)), "default of Named: zone"),
+]
+for name in RESERVED.split():
+    NO_CLASSES.append((class_of(**{name: column(">u4")}), rf"Named\.{name} has the name of a field of answers"))
+for kind in (">u8", ">i4"):
+    # no writer could fill such fingerprints
+    NO_CLASSES.append((class_of(IndexItem, fingerprint=column(kind)), r"Named\.fingerprint must have .* '>u4'"))
 
-    @dataclass(frozen=True, kw_only=True)
-    class Wide(KeyedIndexItem):
-        blob: bytes = column(f"S{BLOCK_BYTES - Schema.of(KeyedIndexItem).item.itemsize - spare}")
 
-    if spare < 0:
-        with pytest.raises(ConfigError, match=r"an entry of Wide has 262,145 bytes"):
-            open_index(item_type=Wide)
-        return
-    index = open_index(item_type=Wide, items=3)
+@pytest.mark.parametrize(("item_type", "problem"), NO_CLASSES)
+def test_a_class_that_no_index_can_have(open_index, item_type, problem):
+    with pytest.raises(ConfigError, match=problem):
+        open_index(item_type=item_type)
+
+
+def test_an_entry_may_be_as_large_as_a_block_of_a_file_and_the_buffers_bound_counts_it(open_index):
+    """Compaction of a larger one failed at each round."""
+    index = open_index(item_type=class_of(blob=column(f"S{SPARE}")), items=3, buffer_max_bytes=3 * BLOCK_BYTES + 2000)
     for offset in range(3):
         index.put("t", 0, "k", offset, 1, T, blob=b"b")
+    with pytest.raises(BackPressure):
+        index.put("t", 0, "k", 3, 1, T, blob=b"b")
     upload(index)
     assert [item.offset for item in index.query("t", "k")] == [2, 1, 0]
-
-
-def test_the_buffers_bound_counts_the_columns_of_a_class(open_index):
-    @dataclass(frozen=True, kw_only=True)
-    class Wide(KeyedIndexItem):
-        blob: bytes = column("S1000")
-
-    index = open_index(item_type=Wide, buffer_max_bytes=20_000)
-    with pytest.raises(BackPressure):
-        for offset in range(100):
-            index.put("t", 0, "k", offset, 1, T, blob=b"b")
-    assert index.health()["buffered_entries"] < 20
-
-
-@pytest.mark.parametrize("dtype", [">u8", ">i4"])
-def test_a_fingerprint_of_another_type_is_refused(open_index, dtype):
-    """No writer can fill it."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Odd(IndexItem):
-        fingerprint: int = column(dtype)
-
-    with pytest.raises(ConfigError, match=r"Odd\.fingerprint must have the type '>u4'"):
-        open_index("root", item_type=Odd)
 
 
 VALUES = [bytes([number] * (16 - zeros)) + bytes(zeros) for zeros in (0, 1, 3, 15, 16) for number in (0, 7, 255)]
@@ -185,12 +171,8 @@ BYTES = {
 
 def test_bytes_of_fixed_width_keep_every_byte(open_index, storage):
     """One UUID of 256 ends in a zero byte, which ends a text in NumPy and C."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Digest(KeyedIndexItem):
-        digest: bytes = column("S16")
-
-    index, expected = open_index(item_type=Digest, items=500), dict(enumerate(VALUES))
+    digests = class_of(digest=column("S16"))
+    index, expected = open_index(item_type=digests, items=500), dict(enumerate(VALUES))
     for number, value in expected.items():
         index.put("put", 0, "k", number, 1, T, digest=value)
     for topic, make in BYTES.items():
@@ -210,7 +192,7 @@ def test_bytes_of_fixed_width_keep_every_byte(open_index, storage):
     index.flush()
     check(index)
     upload(index)
-    for kind in (Digest, None):
+    for kind in (digests, None):
         with IndexReader.open(storage_backend=storage, item_type=kind) as reader:
             check(reader)
             for rows in reader.export("put"):
@@ -219,27 +201,15 @@ def test_bytes_of_fixed_width_keep_every_byte(open_index, storage):
 
 
 def test_defaults_of_columns_are_stored(open_index):
-    @dataclass(frozen=True, kw_only=True)
-    class Marked(KeyedIndexItem):
-        zone: int = column(">u2", default=9)
-        mark: bytes = column("S2", default=b"m")
-        size_class: int = column(">u1")
-
-    index = open_index(item_type=Marked)
+    columns = {"zone": column(">u2", default=9), "mark": column("S2", default=b"m"), "size_class": column(">u1")}
+    index = open_index(item_type=class_of(**columns))
     index.put("t", 0, "k", 2, 1, T, size_class=1)
     index.put_batch(ROW | {"size_class": [2], "mark": [b"xy"]})
     assert [(i.zone, i.mark, i.size_class) for i in index.query("t", "k")] == [(9, b"m\0", 1), (9, b"xy", 2)]
-    with pytest.raises(InvalidArgument, match="'size_class' of schema Marked is missing"):
+    with pytest.raises(InvalidArgument, match="'size_class' of schema Named is missing"):
         index.put("t", 0, "k", 3, 1, T)
     with pytest.raises(InvalidArgument, match="'size_class' is missing"):
         index.put_batch(ROW)
-
-    @dataclass(frozen=True, kw_only=True)
-    class Wrong(KeyedIndexItem):
-        zone: int = column(">u2", default=-1)
-
-    with pytest.raises(ConfigError, match="default of Wrong: zone"):
-        open_index("wrong", item_type=Wrong)
 
 
 def test_entries_folded_though_their_content_differs_are_counted(index):
@@ -262,29 +232,15 @@ def test_entries_folded_though_their_content_differs_are_counted(index):
     assert index.health()["folded_entries"] == 8
 
 
-RESERVED = "status Failed position begin_ms end_ms cursor lookup to_dict error lost freshness expired_before_ms"
-
-
-def test_a_column_with_the_name_of_a_field_of_answers(open_index):
-    for name in RESERVED.split():
-        item_type = type("Named", (KeyedIndexItem,), {"__annotations__": {name: int}, name: column(">u4")})
-        with pytest.raises(ConfigError, match=rf"Named\.{name} has the name of a field of answers"):
-            open_index(item_type=dataclass(frozen=True, kw_only=True)(item_type))
-
-
 def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_index, storage, clock, monkeypatch):
-    @dataclass(frozen=True, kw_only=True)
-    class Older(KeyedIndexItem):
-        status: int = column(">u2")
-        lookup: int = column(">u2")
-
+    older = class_of(status=column(">u2"), lookup=column(">u2"))
     with monkeypatch.context() as patch:
         patch.setattr(Schema, "clashing", lambda *_: None)
-        open_index("root", item_type=Older).close()
-    index = open_index("root", item_type=Older)
+        open_index("root", item_type=older).close()
+    index = open_index("root", item_type=older)
     index.put("t", 0, "k", 1, 2, T, status=3, lookup=4)
     upload(index)
-    for kind in (Older, None):
+    for kind in (older, None):
         with IndexReader.open(storage_backend=storage, clock=clock, item_type=kind) as reader:
             (answer,) = results = reader.query_many([("t", "k")])
             assert (answer.status, answer.items[0].status, answer.items[0].lookup) == ("complete", 3, 4)
@@ -297,46 +253,34 @@ def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_inde
 @pytest.mark.parametrize(("width", "columns"), [(456, 64), (464, 65)])
 def test_more_columns_than_the_core_has_space_for(merging, way, width, columns):
     """The compiled core has space for 64 columns of packed runs. Eight bytes are one column."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Traced(KeyedIndexItem):
-        trace: bytes = column(f"S{width}")
-
-    assert len(_columns_of(Schema.of(Traced)).order) == columns
+    traced = class_of(trace=column(f"S{width}"))
+    assert len(_columns_of(Schema.of(traced)).order) == columns
     traces = {f"k{number}": bytes(range(number + 1, number + 101)).ljust(width, b"\0") for number in range(3)}
 
-    def check(life, opened):
-        life.check(opened)
-        for key, trace in traces.items():
-            assert {item.trace for item in opened.query("t", key, max_count=1000)} == {trace}
+    def check():
+        for opened in (life.index, life.reader()):
+            life.check(opened)
+            for key, trace in traces.items():
+                assert {item.trace for item in opened.query("t", key, max_count=1000)} == {trace}
 
     with using(None if way == "NumPy" else compiled_core()):
-        life = merging(item_type=Traced, settings={"local_keep_s": 3600})
+        life = merging(item_type=traced, settings={"local_keep_s": 3600})
         for hour in range(2):
             for number, (key, trace) in enumerate([*traces.items()] * 7):
                 life.put([(BASE_MS + hour * HOUR_MS + number * 1000, key)], trace=trace)
             life.publish()
         assert {handle.place for handle in life.index.files()} == {"uploaded"}
-        check(life, life.index)
-        with life.reader() as reader:
-            check(life, reader)
+        check()
         life.later()
         assert life.merge().entries == 42 and not life.state.files
-        with life.reader() as reader:
-            check(life, reader)
         life.index.run_lifecycle()
-        check(life, life.index)
+        check()
 
 
 @pytest.mark.parametrize("slots", [False, True])
 def test_identity_columns_distinguish_entries_without_offsets(open_index, slots):
-    @dataclass(frozen=True, kw_only=True, slots=slots)
-    class Event(KeyedIndexItem):
-        event: int = column(">i8", identity=True)
-        share: float = column(">f8")
-        tag: bytes = column("S4", default=b"ab")
-
-    index = open_index(item_type=Event)
+    columns = {"event": column(">i8", identity=True), "share": column(">f8"), "tag": column("S4", default=b"ab")}
+    index = open_index(item_type=class_of(slots=slots, **columns))
     for event, second in ((7, 0), (8, 1), (9, 2), (9, 2)):
         index.put("t", 0, "k", 0, 0, T + second * 1000, event=event, share=float("nan"))
     result = index.query("t", "k")
