@@ -72,17 +72,6 @@ def test_answers_name_the_horizon(life):
     assert set(life.state.objects) == {o.name for o in life.storage.list("data/")} - {o.name for o in plan.objects}
 
 
-def test_expired_entries_are_hidden_in_every_state(life):
-    fill(life, range(10))
-    life.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(10)])
-    expire(life, Retention(age_s=3 * HOUR_S), 10)
-    for step in (lambda: None, life.index.flush, life.index.seal, life.index.run_lifecycle):
-        step()
-        life.check(life.index)
-    with IndexReader.open(root=life.folder / "root", storage_backend=life.storage, clock=life.clock) as beside:
-        life.check(beside)
-
-
 @pytest.mark.parametrize(("age_h", "topics", "left"), [(20, {"debug-*": 5 * HOUR_S}, 2), (12, {}, 1)])
 def test_window_tables_hide_expired_entries_or_are_removed(life, age_h, topics, left):
     fill(life, range(60), files=20)

@@ -174,17 +174,6 @@ def test_the_error_for_a_swept_object_says_begin_again(open_index, storage, cloc
             list(export)
 
 
-def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(open_index):
-    index = open_index("root", slots=5)
-    put(index, range(9))
-    upload(index)
-    (path,) = (index.config.root / "uploaded").glob("*.index")
-    index.close()
-    flip(path, 28 + 8 * 5 + 40)
-    again = open_index("root", slots=5)
-    assert counted(again.export()) == expected(range(9))
-
-
 def test_hashes_are_put_unchanged_or_refused(index):
     put(index, range(3))
     (batch,) = index.export()
@@ -216,20 +205,26 @@ def test_the_checksum_tells_topics_and_values_but_not_ids_or_order(index):
         assert entries_checksum(other, schema) != checksum, name
 
 
-def test_an_export_that_cannot_begin_holds_up_no_deletion(open_index):
-    index = open_index("root")
-    put(index, range(5))
+def test_damage_fails_an_export_unless_the_storage_has_the_file(open_index):
+    """An export that cannot begin holds up no deletion."""
+    index, damaged_at = open_index("root"), 28 + 8 * 7 + 40
+    put(index, range(9))
+    upload(index)
+    put(index, range(9, 14))
     index.flush()
-    (damaged,) = (index.config.root / "unsealed").glob("*.index")
+    (uploaded, unsealed) = ([*(index.config.root / state).glob("*.index")] for state in ("uploaded", "unsealed"))
     index.close()
-    flip(damaged, 28 + 8 * 7 + 40)
+    flip(*uploaded, damaged_at)
+    with open_index("root") as index:
+        assert counted(index.export()) == expected(range(14))
+    flip(*unsealed, damaged_at)
     index = open_index("root")
-    put(index, range(5, 9))
+    put(index, range(14, 18))
     index.seal()
     with pytest.raises(CorruptFile):
         index.export()
     index.run_lifecycle()
-    assert list((index.config.root / "unsealed").glob("*.index")) == [damaged]
+    assert list((index.config.root / "unsealed").glob("*.index")) == unsealed
 
 
 def test_a_file_of_several_windows_and_batches_has_each_entry_once(open_index, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.rounds import upload
 from tiered_index import IndexReader
-from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, StorageUnavailable
 from tiered_index.service.read.inventory import _shared
 
 DAY_MS = 86_400_000
@@ -94,17 +94,6 @@ def test_a_record_that_can_not_be_read_leaves_out_only_the_files_that_it_may_con
                 call()
     faulty.clear()
     assert [topic.topic for topic in index.topics()] == ["a", "b"]
-
-
-def test_a_lost_object_still_counts(now, open_index, storage, clock):
-    index = open_index("root", local_keep_s=0)
-    put(index, "a", [T])
-    upload(index, rounds=2)
-    for name in index.log_state.objects:
-        storage.delete_many([name])
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        with pytest.raises(CorruptFile, match="does not have it"):
-            reader.du()
 
 
 def test_shares_are_whole_and_add_up():

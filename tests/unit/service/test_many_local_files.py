@@ -8,20 +8,21 @@ import pytest
 
 from tests.reliability.core_mutations import InMemory
 from tests.support.batches import batch
-from tests.support.core import compiled_core, using
-from tests.support.rounds import upload
+from tests.support.core import compiled_core
+from tests.support.rounds import compact_only
+from tiered_index.errors import CorruptFile
 from tiered_index.format.compacted import Compaction, filter_of
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import row_form
-from tiered_index.format.trailer import parse_trailer
+from tiered_index.format.trailer import TAIL_SIZE, Tail, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.kernels import compiled_views
-from tiered_index.service.read.batch import LookupBatch, in_core
+from tiered_index.service.read.batch import LookupBatch
+from tiered_index.service.read.compacted import LocalBytes
 from tiered_index.service.read.file_view import LocalView
 from tiered_index.service.read.rows import PreparedLookup
 from tiered_index.service.read.unsealed import UnsealedFile
-from tiered_index.types import Lookup
 
 T = 1_700_000_000
 NEVER = 2**40
@@ -111,16 +112,6 @@ def test_filters_that_are_asked_together_change_no_answer(fresh, count):
         assert rows_of(find(view, key, *bounds), most) == expected(numbers, key, *bounds)
 
 
-def test_slices_of_few_files_take_half_the_memory(fresh):
-    of_33, of_32 = (warm(view_of(part)).bytes_together for part in (fresh[:33], fresh[33:65]))
-    assert of_32 < 0.6 * of_33
-    files = [file_of(number) for number in range(15)]
-    view = view_of(files)
-    for number in range(40):
-        find(view, f"warm{number}")
-    assert not view.bytes_together
-
-
 def test_slices_of_many_large_files_take_at_most_64_mib():
     """The filters of 170 files with 400,000 keys have 85 MiB. The files share their bytes."""
     compiled_core()
@@ -156,35 +147,6 @@ def test_a_filter_that_changes_in_the_map_hides_no_key(fresh, is_gathered, count
         np.frombuffer(file.data, np.uint8)[tail.position : tail.directory_position] = 0
     for key in KEYS[:26]:
         assert rows_of(find(view, key)) == expected(ALL[:count], key)
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_batch_has_the_rows_of_its_lookups(fresh, together):
-    view = warm(view_of(fresh)) if together else view_of(fresh)
-    lookups = [Lookup("t", key, max_count=2 + number % 9) for number, key in enumerate(KEYS)]
-    lookups += [Lookup("other", "third"), Lookup("t", "third", (T + 30) * 1000, (T + 50) * 1000)]
-    asking = LookupBatch(lookups)
-    batch_in_core = in_core(view, asking, asking.key_hash)
-    assert batch_in_core.left == []
-    counts = np.zeros(len(fresh), np.int64)
-    matched = []
-    for span in itertools.pairwise((0, 30, 31, len(lookups))):
-        owners, rows, left, numbers = batch_in_core.find(*span)
-        assert not left
-        counts += np.frombuffer(numbers, np.int64).reshape(-1, 5)[:, 0]
-        table = np.frombuffer(rows, LAYOUT.schema.row)
-        numbers = np.frombuffer(owners, np.int64)
-        matched += zip(numbers.tolist(), table["second"].tolist(), table["offset"].tolist(), strict=True)
-    wanted = [
-        (number, *row)
-        for number, lookup in enumerate(lookups)
-        if lookup.topic == "t"
-        for row in expected(ALL, lookup.key, *((T + 30, T + 50) if lookup.begin_ms else ()), most=len(ALL))
-    ]
-    assert matched == wanted and counts.sum() == len(wanted)
-    for bad in ((-1, 1), (0, len(lookups) + 1)):
-        with pytest.raises(ValueError, match="fewer lookups"):
-            batch_in_core.find(*bad)
 
 
 def put(index, count, key="k", first=0, step=1, topic="t"):
@@ -223,44 +185,6 @@ def test_a_sealed_file_has_the_filter_of_its_compacted_form(open_index, faulty, 
     assert handle.local.data[tail.position : tail.directory_position] == filter_of(entries, index.schema)
 
 
-def test_a_large_batch_has_the_answers_of_numpy(open_index):
-    """Several threads answer its parts. The core leaves a slot group of blocks to the search of the file."""
-    core = compiled_core()
-    index = open_index(items=12_000, slots=50, query_threads=4)
-    for number in range(4):
-        for key in range(40):
-            put(index, 3, f"k{key}", 100 * number + 3 * key)
-        if number < 3:
-            index.seal()
-            index.run_lifecycle() if number else None
-    put(index, 9_000, "giant")
-    upload(index)
-    lookups = [("t", key) for key in ("giant", "none", *(f"k{key}" for key in range(40)))] * 40
-    with using(core):
-        answers = index.query_many(lookups, max_count=30)
-    with using(None):
-        reference = index.query_many(lookups, max_count=30)
-    assert [answer.items for answer in answers] == [answer.items for answer in reference]
-    assert len(answers[0]) == 30 and len(answers[5]) == 12
-    reports = [{report.file: report.outcome for report in results.explain.files} for results in (answers, reference)]
-    assert reports[0] == reports[1] and answers.explain.files_read == len(reports[0])
-
-
-def test_a_later_view_takes_over_gathered_filters(fresh):
-    view = warm(view_of(fresh[1:]))
-    size, bytes_of_files = view.bytes_together, sum(file.trailer().tail.filter_length for file in fresh[1:])
-    assert bytes_of_files / 2 < size < 4 * bytes_of_files
-    # a new file is added, and the oldest files are removed
-    later = view_of(fresh[:-5])
-    assert later.bytes_together == size
-    for key in KEYS:
-        assert rows_of(find(later, key)) == expected(ALL[:-5], key)
-    # most files are removed, so the view checks the others' filters one by one
-    few = view_of(fresh[70:90])
-    assert few.bytes_together == 0
-    assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")
-
-
 def test_files_that_join_and_leave_a_slice_keep_their_answers(fresh):
     """One file has a damaged filter, and is never in a slice."""
     tail = fresh[21].trailer().tail
@@ -274,12 +198,14 @@ def test_files_that_join_and_leave_a_slice_keep_their_answers(fresh):
         assert view.bytes_together
 
 
-def test_repeats_in_a_long_chain_leave_the_answer_whole(open_index):
-    core = compiled_core()
-    index = open_index(slots=1, items=9_000)
-    for _ in range(3):
-        put(index, 500)
-    with using(core):
-        answer = index.query("t", "k", max_count=100)
-        (many,) = index.query_many([("t", "k")], max_count=100)
-    assert [item.offset for item in answer] == [item.offset for item in many] == list(range(499, 399, -1))
+def test_a_filter_with_part_of_a_block_is_damage(open_index, faulty):
+    index = open_index(storage_backend=faulty)
+    put(index, 9)
+    compact_only(index, faulty)
+    (path,) = (index.config.root / "compacted").iterdir()
+    data = path.read_bytes()
+    tail = Tail.decode(data, path.name, len(data))
+    odd = tail._replace(filter_length=tail.filter_length - 1, directory_length=tail.directory_length + 1)
+    path.write_bytes(data[:-TAIL_SIZE] + odd.encode(1))
+    with pytest.raises(CorruptFile, match="not made of blocks of 32 bytes"):
+        LocalBytes(path)

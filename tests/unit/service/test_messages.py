@@ -78,15 +78,6 @@ def test_messages_come_in_the_order_of_the_index(filled):
     assert (rest.status, rest.cursor) == ("complete", None)
 
 
-def test_a_page_fetches_no_more_than_it_needs(filled):
-    library = Library(others=range(295, 300))
-    answer = filled.messages("t", "k", max_count=3, source=library)
-    assert offsets(answer) == [294, 293, 292]
-    assert library.calls == [[299, 298, 297], [296, 295, 294], [293, 292]]
-    assert answer.collisions == 5
-    assert offsets(filled.messages("t", "k", max_count=2, cursor=answer.cursor, source=library)) == [291, 290]
-
-
 @pytest.mark.parametrize("max_count", [1, 7, 150, 299])
 @pytest.mark.parametrize("step", [2, 50, 1000])
 def test_collisions_are_dropped_counted_and_paged_past(filled, max_count, step):

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from tiered_index.errors import (
     SchemaMismatch,
     StorageMisconfigured,
 )
-from tiered_index.service import index as index_module
 from tiered_index.service.root import Root
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -171,23 +169,6 @@ def test_a_file_that_may_not_be_read_stops_the_start_with_the_way_out(open_index
                 index.query("t", "k")
 
 
-def test_an_interrupted_opening_leaves_the_root_free(open_index, monkeypatch):
-    opened, others = index_module.open_parts, set(threading.enumerate())
-
-    def interrupted(*args, **kwargs):
-        opened(*args, **kwargs)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(index_module, "open_parts", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            open_index("root")
-    assert not [thread for thread in threading.enumerate() if thread not in others and "flusher" in thread.name]
-    index = open_index("root")
-    index.put("t", 0, "k", 1, 1, T)
-    assert len(index.query("t", "k")) == 1
-
-
 def test_of_two_states_of_a_file_the_later_one_stays(open_index, faulty, tmp_path):
     """This holds even if the storage cannot answer, though only its log would decide."""
     with open_index("root", storage_backend=faulty) as index:
@@ -206,9 +187,8 @@ def test_of_two_states_of_a_file_the_later_one_stays(open_index, faulty, tmp_pat
     assert len(index.log_state.objects) == 1
 
 
-@pytest.mark.parametrize("outage", [False, True])
-def test_local_copies_of_files_that_are_merged_after_the_opening_are_deleted(
-    open_index, faulty, storage, clock, tmp_path, outage
+def test_local_copies_of_files_that_are_merged_after_an_opening_without_the_storage_are_deleted(
+    open_index, faulty, storage, clock, tmp_path
 ):
     """A file that waits for its upload stays."""
     index = open_index("root", storage_backend=faulty)
@@ -218,14 +198,13 @@ def test_local_copies_of_files_that_are_merged_after_the_opening_are_deleted(
     index.put("t", 0, "k", 3, 1, T)
     compact_only(index, faulty)
     index.close()
-    if outage:
-        faulty.fail("*", times=None)
+    faulty.fail("*", times=None)
     index = open_index("root", storage_backend=faulty)
     faulty.clear()
     assert merge_all(storage, clock).sources == 3
     clock.advance(60)
     index.run_lifecycle()
     (path,) = (tmp_path / "root" / "uploaded").iterdir()
-    local = sorted((handle.file_id, handle.place) for handle in index.files() if handle.place != "storage")
+    local = [(handle.file_id, handle.place) for handle in index.files() if handle.place != "storage"]
     assert local == [(path.stem, "uploaded")]
     assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]

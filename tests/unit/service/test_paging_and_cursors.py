@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
 from tiered_index import Lookup
 from tiered_index.errors import InvalidCursor
@@ -143,21 +142,6 @@ def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, sta
         assert sum(page.explain.folded_entries for page in pages) == hidden, count
         assert sum(map(len, pages)) == 40
     assert index.query_many([("t", "k")]).explain.folded_entries == hidden
-
-
-@pytest.mark.parametrize("count", [1, 3, 10, 1000])
-def test_all_pages_are_the_whole_answer(index, count):
-    """`query_all` folds them together, and single pages are folded each by itself."""
-    fill(index)
-    # an identity with two times, which may be on two pages
-    index.put("t", 0, "k", 5, 10, T + 50_000)
-    whole = list(index.query("t", "k", max_count=1000))
-    pages = list(index.query_all("t", "k", max_count=count))
-    assert [item for page in pages for item in page] == whole
-    assert {page.status for page in pages[:-1]} <= {"truncated"} and pages[-1].status == "complete"
-    assert all(len(page) <= count for page in pages) and (len(pages) > 1) == (count < 12)
-    assert len(list(items_by_pages(index.query, "t", "k", max_count=count))) == len(whole) + (count == 1)
-    assert [len(page) for page in index.query_all("t", "none")] == [0]
 
 
 def test_an_answer_that_left_files_out_is_not_called_complete(open_index):

@@ -140,13 +140,6 @@ def test_lookups_beside_a_buffer_find_all_that_was_put(index, put):
     assert sum(index.query_nowait(*pair) is not None for pair in everywhere) >= 3
 
 
-def test_a_topic_that_only_the_buffer_has_is_known(index):
-    assert len(index.query("t", "k"))
-    index.put("fresh", 0, "k", 0, 1, T_MS)
-    assert index.query("fresh", "none").unknown_topics == ()
-    assert index.query("nowhere", "none").unknown_topics == ("nowhere",)
-
-
 def test_fields_that_are_made_later_are_those_of_any_answer(index):
     for arguments in (("t", "k"), ("t", "k", None, None, 2), ("t", "none"), ("none", "k")):
         lazy = index.query(*arguments)

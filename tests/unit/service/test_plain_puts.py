@@ -70,25 +70,6 @@ def test_it_keeps_to_the_bounds(bounds):
     assert (rows.size, rows.size_bytes) == (5, 5 * 161)
 
 
-def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
-    index, each = open_index(), 1_500
-
-    def put(queue):
-        for number in range(each):
-            index.put("t", queue, "k" if number % 7 else ["k", "other"], number, 1, T)
-
-    threads = [threading.Thread(target=put, args=(queue,)) for queue in range(3)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        index.flush()
-        index.query("t", "k", max_count=1)
-    for thread in threads:
-        thread.join()
-    answer = index.query("t", "k", max_count=10**5)
-    assert sorted((item.queue_id, item.offset) for item in answer) == [(q, n) for q in range(3) for n in range(each)]
-
-
 def test_a_closed_chunk_accepts_nothing():
     compiled_core()
     rows = buffer()
@@ -131,3 +112,22 @@ def test_the_put_that_opens_a_chunk_has_its_room_before_others(keys):
     rows.append_rows(["own"] * keys, (1, 0, 7, 1, T // 1000), 161 * keys)
     assert rows.open.rows.keys.count("own") == keys
     assert rows.size == max(keys, ROWS)
+
+
+def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
+    index, each = open_index(), 1_500
+
+    def put(queue):
+        for number in range(each):
+            index.put("t", queue, "k" if number % 7 else ["k", "other"], number, 1, T)
+
+    threads = [threading.Thread(target=put, args=(queue,)) for queue in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        index.flush()
+        index.query("t", "k", max_count=1)
+    for thread in threads:
+        thread.join()
+    answer = index.query("t", "k", max_count=10**5)
+    assert sorted((item.queue_id, item.offset) for item in answer) == [(q, n) for q in range(3) for n in range(each)]

@@ -5,12 +5,10 @@
 
 import errno
 import struct
-from pathlib import Path
 
 import pytest
 
 from tests.support.disk_faults import FaultDisk
-from tests.support.rounds import upload
 from tiered_index import hash_key
 from tiered_index.errors import CorruptFile
 
@@ -79,52 +77,6 @@ def test_the_header_is_written_before_the_heads(life, disk, clock):
     life.fill(range(5, 40))
     disk.watch = None
     assert len(states) > 5 and all(state >= set(range(5)) for state in states) and life.seen() == set(range(40))
-
-
-def java_hash(text):
-    """Return the `String.hashCode` of ASCII text."""
-    value = 0
-    for character in text:
-        value = (31 * value + ord(character)) % 2**32
-    return value - 2**32 if value >= 2**31 else value
-
-
-RULES = {"abs": abs, "mask": lambda value: value & 0x7FFFFFFF}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_bytes_are_those_that_rocketmq_writes(open_index, rule):
-    """The reference puts each entry as `IndexStoreFile.putKey` does: up to 5.5.0 (`abs`), or from 5.5.1 on (`mask`)."""
-    items, keys = 60, [f"{number * 0x9E3779B1 % 2**32:08x}-key" for number in range(40)]
-    negative = [key for key in keys if java_hash(f"t#{key}") < 0]
-    assert 8 < len(negative) < 32
-    index = open_index("root", preset="rocketmq", hash=rule, slots=SLOTS, items=items, offset_space="commitlog")
-    java = bytearray(28 + 8 * SLOTS + 32 * items)
-    used = 0
-    for number, key in enumerate(keys, 1):
-        at = T + 700 * number // 1000 * 1000
-        index.put("t", number % 3, key, number, 10, at, topic_id=5)
-        if number == 1:
-            begin = at
-        hashed = RULES[rule](java_hash(f"t#{key}"))
-        slot = 28 + 8 * (hashed % SLOTS)
-        (head,) = struct.unpack_from(">i", java, slot)
-        used += head == 0
-        entry = (hashed, 5, number % 3, number, 10, (at - begin) // 1000, head)
-        struct.pack_into(">iiiqiii", java, 28 + 8 * SLOTS + 32 * number, *entry)
-        struct.pack_into(">i", java, slot, number)
-    struct.pack_into(">Iqqii", java, 0, 0xBCC50289, begin, at, used, len(keys))
-    index.close()
-    (path,) = (index.config.root / "unsealed").glob("0*.index")
-    assert path.read_bytes() == java
-    # A reader that knows only the rule `abs` must not read the file by that rule. It would miss the keys of `negative`.
-    version = {"abs": 1, "mask": 2}[rule]
-    assert path.with_suffix(".journal").read_bytes()[8:12] == version.to_bytes(4, "big")
-    index = open_index("root")
-    upload(index)
-    (handle,) = index.files()
-    tail = Path(handle.local.file).read_bytes()[-64:]
-    assert tail[8:12] == version.to_bytes(4, "big")
 
 
 @pytest.mark.parametrize("preset", ["rocketmq", "native"])

@@ -112,20 +112,6 @@ def test_an_object_is_put_back_from_the_roots_copy(life, harm):
     sound(life)
 
 
-def test_a_reader_that_stood_before_reads_the_object_that_took_the_place(life):
-    first, *_ = life.state.objects.values()
-    data = life.storage.get(first.name)
-    config = IndexConfig(storage="memory://here", block_cache_bytes=0, refresh_interval_s=10**6)
-    with IndexReader.open(config=config, storage_backend=life.storage, clock=life.clock) as reader:
-        before = reader.query("t", "k1", max_count=1000).items
-        life.storage.put(first.name.replace(".index", "0.index"), data)  # an upload that no record names
-        remove(life, first)
-        (done,) = mend(life)
-        assert (done.action, done.source) == ("restore", first.name.replace(".index", "0.index"))
-        assert reader.query("t", "k1", max_count=1000).items == before
-    sound(life)
-
-
 def test_an_object_that_a_merge_has_removed_meanwhile_is_not_missing(life, monkeypatch):
     """A check of a large storage takes longer than the grace after which removed objects are deleted."""
     life.later()
@@ -344,3 +330,17 @@ def test_a_damaged_checkpoint_is_deleted_and_a_wrong_repair_is_found(life):
     life.log().append("a wrong repair", None, lambda state: record)
     report, _ = checked(life, None)
     assert any(finding.part == "repair" for finding in report.findings)
+
+
+def test_a_reader_that_stood_before_reads_the_object_that_took_the_place(life):
+    first, *_ = life.state.objects.values()
+    data = life.storage.get(first.name)
+    config = IndexConfig(storage="memory://here", block_cache_bytes=0, refresh_interval_s=10**6)
+    with IndexReader.open(config=config, storage_backend=life.storage, clock=life.clock) as reader:
+        before = reader.query("t", "k1", max_count=1000).items
+        life.storage.put(first.name.replace(".index", "0.index"), data)  # an upload that no record names
+        remove(life, first)
+        (done,) = mend(life)
+        assert (done.action, done.source) == ("restore", first.name.replace(".index", "0.index"))
+        assert reader.query("t", "k1", max_count=1000).items == before
+    sound(life)

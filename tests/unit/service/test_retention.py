@@ -97,16 +97,6 @@ def test_entries_older_than_the_epoch():
     assert Expired((Horizon(10_000),)).keeps({"topic_id": ids}, seconds, {}).tolist() == [False, False, True]
 
 
-def test_many_topics_with_and_without_a_name_expire_by_their_own_horizons():
-    names = {number: f"topic{number}" for number in range(5_000)}
-    expired = Expired((Horizon(1_000_000, (("topic1*", 1_500_000),)),))
-    chance = np.random.default_rng(1)
-    ids, seconds = chance.integers(0, 6_000, 50_000), chance.integers(900, 1_700, 50_000)
-    begins = [expired.before_ms(names[at]) if at in names else expired.of_all_ms for at in ids.tolist()]
-    is_kept = expired.keeps({"topic_id": ids.astype(">i4")}, seconds, names)
-    assert (is_kept == (seconds * 1000 >= np.array(begins))).all()
-
-
 def test_a_topic_of_a_longer_age_keeps_an_object():
     index_object = stored(1, 0, 10)
     rule = Retention(age_s=DAY_S, topics={"audit": 95 * DAY_S})

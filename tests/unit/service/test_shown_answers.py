@@ -1,9 +1,16 @@
-"""A terminal shows services, readers and answers. Answers become tables. A lookup has positional fields."""
+"""Answers become tables, and lookups are counted for Prometheus."""
+
+import sys
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
-from tiered_index import Lookup
-from tiered_index.errors import ConfigError, InvalidArgument
+import tiered_index
+from tests.support.rounds import upload
+from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import to_pandas
 
 T = 1_700_000_000_000
@@ -41,10 +48,40 @@ def test_a_batch_is_one_table(filled):
         assert filled.query_many(none).to_arrow().schema == table.schema
 
 
-def test_a_frame_without_pandas_names_the_extra():
+def test_what_needs_an_extra_names_it(monkeypatch):
+    monkeypatch.delattr(tiered_index, "metrics")
+    for name in ("prometheus_client", "prometheus_client.core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "tiered_index.metrics", raising=False)
+    with pytest.raises(ConfigError, match="pip install prometheus-client"):
+        tiered_index.metrics  # noqa: B018
+
     class Table:
         def to_pandas(self):
             raise ModuleNotFoundError("No module named 'pandas'")
 
     with pytest.raises(ConfigError, match=r"needs pandas: pip install .*\[pandas\]"):
         to_pandas(Table())
+
+
+def test_a_collector_counts_lookups(tmp_path):
+    storage, settings = FaultStorage(MemoryStorage()), {"slots": 7, "items": 12, "background": False}
+    with IndexService.open(root=tmp_path / "root", storage_backend=storage, environment=False, **settings) as index:
+        for offset in range(3):
+            index.put("t", 0, "k", offset, 1, T)
+        upload(index)
+    with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
+        reader.query("t", "k", max_count=1)
+        reader.query_many([Lookup("t", "k")] * 5)
+        reader.topics()
+        storage.fail("get_range", times=None)
+        with pytest.raises(StorageUnavailable):
+            reader.query("t", "k")
+        reader.query("t", "k", allow_partial=True)
+        registry = CollectorRegistry(auto_describe=True)
+        registry.register(tiered_index.metrics.collector(reader))
+        lines = generate_latest(registry).decode().splitlines()
+        ends = [("query", end) for end in ("truncated", "StorageUnavailable", "partial")]
+        ends += [(kind, "complete") for kind in ("query_many", "topics")]
+        expected = {f'tiered_index_lookups_total{{kind="{kind}",status="{end}"}} 1.0' for kind, end in ends}
+        assert {line for line in lines if line.startswith("tiered_index_lookups_total")} == expected

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import random
-import shutil
 import tempfile
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.support.cases import each
 from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
-from tiered_index.format.names import INDEX_SUFFIX
 from tiered_index.service.read.file_view import StoredSource
 
 T_MS = 1_700_000_000_000
@@ -196,23 +194,6 @@ def test_batches_are_those_of_the_search_file_by_file(both, store):
     assert len({report.file for report in explain.files}) == len(explain.files) > 1
 
 
-@pytest.mark.parametrize("store", ["files"], indirect=True)
-def test_a_batch_that_begins_again_reports_the_reads_of_the_core(store, tmp_path):
-    """Another process merges the files and deletes one of them, before the batch reads it."""
-    objects = sorted((store / "storage").rglob(f"*{INDEX_SUFFIX}"))
-    shutil.copytree(store, tmp_path / "copy")
-    with open_reader(tmp_path / "copy", block_cache_bytes=0) as reader:
-        batch = [Lookup(topic=topic, key=f"k{key}") for topic in "ab" for key in range(KEYS)]
-        expected = [answer.items for answer in reader.query_many(batch)]
-        tiered_index.merge((tmp_path / "copy" / "storage").as_uri(), window="1h")
-        (tmp_path / "copy" / objects[2].relative_to(store)).unlink()
-        before = reader.storage.total.requests
-        answers = reader.query_many(batch)
-        assert [answer.items for answer in answers] == expected
-        assert answers.explain.requests == reader.storage.total.requests - before
-        assert sum(report.requests for report in answers.explain.files if report.outcome == "outdated") > 0
-
-
 @pytest.mark.parametrize("harm", ["changed", "cut", "deleted", "link"])
 def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
     objects = sorted((store / "storage").rglob("*.index"), key=lambda path: path.stat().st_size)
@@ -275,44 +256,6 @@ def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
         assert reader.query(**lookup).items == answer
 
 
-def test_a_file_that_two_threads_open_is_opened_once(store):
-    """A second opening changes nothing, because lookups of the first one may still run."""
-    with open_reader(store) as reader:
-        first = [reader.query(**lookup).items for lookup in lookups(6, 60)]
-        cold = reader._cold_paths[0]
-        files = [file for file in cold.in_core.values() if file.is_open]
-        assert files
-        before = cold.core_bytes
-        for view in [reader._views[0].catalog.snapshot.present_view]:
-            for handle in view.handles:
-                for stored in [handle.stored.stored] if hasattr(handle, "stored") else handle.shards:
-                    trailer = cold.trailer(stored)
-                    metadata, groups = trailer.metadata, trailer.directory.group_bytes
-                    slots = metadata.slot_map.base
-                    assert not cold.in_core[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
-        assert cold.core_bytes == before
-        assert [reader.query(**lookup).items for lookup in lookups(6, 60)] == first
-
-
-def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
-    with open_reader(store) as reader:
-        for lookup in lookups(7, 60):
-            reader.query(**lookup)
-        cold = reader._cold_paths[0]
-        known, other = next(iter(cold.in_core)), next(iter(cold.in_core.values()))
-
-        class Named:
-            """The names in the log. Another thread adds a file between two questions."""
-
-            def __contains__(self, name):
-                cold.in_core.setdefault("added", other)
-                return name == known
-
-        assert len(cold.in_core) > 1
-        cold.forget_unnamed(Named())
-        assert list(cold.in_core) == [known] and cold.core_bytes == cold.in_core[known].size_bytes
-
-
 @pytest.mark.parametrize("ask", ["query", "query_many"])
 def test_a_file_that_can_not_be_looked_at_is_a_typed_error(store, monkeypatch, ask):
     """A mounted file system lost the file after it was opened. No descriptor stays open."""
@@ -330,36 +273,10 @@ def test_a_file_that_can_not_be_looked_at_is_a_typed_error(store, monkeypatch, a
         assert len(os.listdir("/proc/self/fd")) <= before
 
 
-@pytest.fixture
-def cold_index(open_index, storage, clock):
-    """A writer with two entries of a key in two files, and a reader that caches no blocks."""
-    index = open_index(local_keep_s=0)
-    for number in range(2):
-        put_and_upload(index, number)
-    settings = {"block_cache_bytes": 0, "refresh_interval_s": 60, "environment": False}
-    with IndexReader.open(storage_backend=storage, clock=clock, **settings) as reader:
-        assert [item.offset for item in reader.query("a", "key")] == [1, 0]
-        yield index, reader
-
-
 def put_and_upload(index, number):
     index.put("a", 0, "key", number, 7, T_MS + 1000 * number)
     index.seal()
     index.run_lifecycle()
-
-
-def test_files_that_come_after_the_search_of_a_view_are_in_the_answer(cold_index, clock, monkeypatch):
-    index, reader = cold_index
-    prepare = reader._engine.prepare
-
-    def prepare_late(*arguments):
-        # after the core's search, before the lookup takes its files
-        put_and_upload(index, 2)
-        clock.advance(61)
-        return prepare(*arguments)
-
-    monkeypatch.setattr(reader._engine, "prepare", prepare_late)
-    assert [item.offset for item in reader.query("a", "key")] == [2, 1, 0]
 
 
 def test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them(open_index, monkeypatch):
@@ -382,3 +299,22 @@ def test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them(
 def put_flushed(index, number):
     index.put("a", 0, "key", number, 7, T_MS + 1000 * number)
     index.flush()
+
+
+def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
+    with open_reader(store) as reader:
+        for lookup in lookups(7, 60):
+            reader.query(**lookup)
+        cold = reader._cold_paths[0]
+        known, other = next(iter(cold.in_core)), next(iter(cold.in_core.values()))
+
+        class Named:
+            """The names in the log. Another thread adds a file between two questions."""
+
+            def __contains__(self, name):
+                cold.in_core.setdefault("added", other)
+                return name == known
+
+        assert len(cold.in_core) > 1
+        cold.forget_unnamed(Named())
+        assert list(cold.in_core) == [known] and cold.core_bytes == cold.in_core[known].size_bytes

@@ -1,6 +1,8 @@
 """A published file is complete and equals its description in the log. A failed upload leaves nothing behind."""
 
+import asyncio
 import mmap
+import time
 
 import pytest
 
@@ -13,13 +15,14 @@ from tests.support.pending import merge_all
 from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, IndexService
-from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
+from tiered_index import IndexReader
+from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.orphans import find_orphans
+from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import send_object, stored_file
+from tiered_index.service.log.publication import stored_file
 from tiered_index.service.log.session import writer_of
 from tiered_index.service.read.unsealed import UnsealedFile
 
@@ -251,22 +254,6 @@ def put_and_publish(index, number):
     upload(index)
 
 
-def test_a_reader_that_looks_often_asks_for_the_next_record(index, storage, clock):
-    put_and_publish(index, 1)
-    counted = FaultStorage(storage)
-    with IndexReader.open(storage_backend=counted, clock=clock, refresh_interval_s=0.2) as reader:
-        opened = counted.calls("list")
-        for number in range(2, 5):
-            put_and_publish(index, number)
-            clock.advance(0.25)
-            assert len(reader.query("t", "k")) == number
-        assert counted.calls("list") == opened
-        clock.advance(30)
-        reader.query("t", "k")
-        # a listing notices another log, and holes
-        assert counted.calls("list") == opened + 1
-
-
 @pytest.mark.parametrize("later", ["compacted", "uploaded", "storage"])
 def test_an_unsealed_form_that_came_back_is_dropped(open_index, storage, tmp_path, later):
     """The deletion did not reach the disk, and the file's state has changed since."""
@@ -293,17 +280,20 @@ def test_an_unsealed_form_that_came_back_is_dropped(open_index, storage, tmp_pat
 
 @pytest.fixture
 def slow(faulty, clock):
-    """Let calls of the storage take 25 s each, and return the states of the writer's lease after them."""
+    """Let calls of the storage take 25 s each, or steps of a disk 1 s, and return the lease's states after them."""
 
-    def make(operation, name_prefix):
+    def make(operation, name_prefix, disk):
         states = []
 
-        def pass_by():
-            clock.advance(25)
+        def pass_by(_=None):
+            clock.advance(1 if operation == "disk" else 25)
             if (writer := writer_of(faulty.inner, clock)) is not None:
                 states.append(writer.state)
 
-        faulty.meanwhile(operation, pass_by, times=None, name_prefix=name_prefix)
+        if operation == "disk":
+            disk.watch = pass_by
+        else:
+            faulty.meanwhile(operation, pass_by, times=None, name_prefix=name_prefix)
         return states
 
     return make
@@ -321,34 +311,22 @@ def put_files(index, count):
         ("put", "data/", {}),
         # one large upload
         ("write", "", {"slots": 4_000_000}),
+        # work on local files
+        ("disk", "", {}),
         # a sweep
         *(("list", prefix, {"retention": Retention(age_s=3650 * 86_400)}) for prefix in ("epoch/", "segments/")),
     ],
 )
-def test_requests_that_take_longer_than_the_lease_renew_it(open_index, faulty, slow, operation, prefix, settings):
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, refresh_interval_s=0, **settings)
-    put_files(index, 1 if "slots" in settings else 5)
-    states = slow(operation, prefix)
+def test_steps_that_take_longer_than_the_lease_renew_it(open_index, faulty, slow, operation, prefix, settings):
+    disk = FaultDisk()
+    settings = {"disk": disk, "storage_backend": faulty, "lease_ttl_s": 60, "refresh_interval_s": 0, **settings}
+    index = open_index("root", **settings)
+    put_files(index, {"write": 1, "disk": 8}.get(operation, 5))
+    states = slow(operation, prefix, disk)
     with plain_files("slots" in settings):
         index.run_lifecycle()
     assert states and set(states) == {"alive"}
-    assert len(states) >= 3 or operation == "list"
-
-
-def test_slow_work_on_local_files_renews_the_lease(open_index, faulty, clock):
-    states = []
-
-    def pass_by(_):
-        clock.advance(1)
-        if (writer := writer_of(faulty.inner, clock)) is not None:
-            states.append(writer.state)
-
-    disk = FaultDisk()
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, disk=disk)
-    put_files(index, 4)
-    disk.watch = pass_by
-    index.run_lifecycle()
-    assert len(states) > 60 and set(states) == {"alive"}
+    assert len(states) >= {"list": 1, "disk": 60}.get(operation, 3)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -372,25 +350,6 @@ def test_an_opening_that_takes_longer_than_the_lease_renews_it(open_index, fault
     assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
 
 
-def test_a_full_storage_hides_no_interrupt_of_an_upload(faulty):
-    def interrupt(upload):
-        upload.write(b"data")
-        raise KeyboardInterrupt
-
-    faulty.fail("delete_many", error=DiskFull)
-    with pytest.raises(KeyboardInterrupt):
-        send_object(faulty, "data/1/2.index", interrupt, 0)
-
-
-def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage):
-    settings = {"slots": 7, "items": 30, "seal_after_s": 0.05, "max_late_s": 10**10}
-    with IndexService.open(root=tmp_path / "fresh", storage_backend=storage, **settings) as index:
-        index.put("t", 0, "k", 1, 1, T)
-        until(lambda: index.log_state.objects)
-        with IndexReader.open(storage_backend=storage) as reader:
-            assert len(reader.query("t", "k")) == 1
-
-
 def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_seen(open_index, faulty):
     index = open_index("root", storage_backend=faulty)
     index.put("t", 0, "k", 1, 1, T)
@@ -404,3 +363,35 @@ def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_
     (begun,) = [file for file in index.files() if file.place == "unsealed"]
     assert begun.journal.log_number == number
     faulty.clear()
+
+
+def test_a_reader_that_looks_often_asks_for_the_next_record(index, storage, clock):
+    put_and_publish(index, 1)
+    counted = FaultStorage(storage)
+    with IndexReader.open(storage_backend=counted, clock=clock, refresh_interval_s=0.2) as reader:
+        opened = counted.calls("list")
+        for number in range(2, 5):
+            put_and_publish(index, number)
+            clock.advance(0.25)
+            assert len(reader.query("t", "k")) == number
+        assert counted.calls("list") == opened
+        clock.advance(30)
+        reader.query("t", "k")
+        # a listing notices another log, and holes
+        assert counted.calls("list") == opened + 1
+
+
+def test_a_background_round_that_fails_in_any_way_is_repeated_after_longer_and_longer_pauses():
+    begun_s = []
+
+    def work():
+        begun_s.append(time.monotonic())
+        raise asyncio.CancelledError
+
+    worker = Rounds("test", work, 0.01)
+    worker.start()
+    until(lambda: len(begun_s) > 6)
+    worker.stop()
+    assert isinstance(worker.error, asyncio.CancelledError) and worker.failed_rounds == len(begun_s)
+    # pauses double: the last one is of 0.32 s at least
+    assert begun_s[6] - begun_s[5] >= 0.3

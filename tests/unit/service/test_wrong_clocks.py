@@ -8,7 +8,7 @@ import pytest
 from tests.storage.scripted_server import Answer, scripted_server
 from tests.support.later import Later
 from tests.support.log_records import open_log
-from tests.support.pending import Job, fill, holds, merge_all, names_below, offsets_of, places
+from tests.support.pending import Job, fill, holds, merge_all, names_below, places
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
@@ -88,20 +88,6 @@ def test_a_host_whose_clock_was_put_right_publishes_nothing_again(
     assert entries(storage, clock) == 3
     assert sum(handle.count for handle in again.files()) == 3
     assert again.log_state.positions["log"] == 3
-
-
-def test_a_just_removed_object_is_not_an_orphan_though_a_later_record_is_older(open_ahead, storage, clock):
-    fill(index := open_ahead(0, compaction="local"), 1, 2, 3)
-    index.run_lifecycle()
-    index.abandon()
-    [name] = [info.name for info in storage.list("data/")]
-    clock.advance(DAYS_S)
-    assert merge_all(storage, clock).sources == 1
-    append_positions(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
-    log = open_log(storage, clock)
-    assert not find_orphans(storage, log).objects
-    clock.advance(86_401)
-    assert [info.name for info in find_orphans(storage, log).objects] == [name]
 
 
 TICK_MS = 20
@@ -232,33 +218,6 @@ def test_a_writer_that_sleeps_before_its_record_sends_again(index, faulty, stora
     assert index.log_state.number > number
     named = [*index.log_state.objects, *index.log_state.archive]
     assert len(named) == 1 and names_below(storage, what) == named
-
-
-def test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day(index, faulty, storage, clock):
-    """The file was published, and then merged. A second upload would double its entries."""
-    fill(index, 1, 2)
-    fails(index.run_lifecycle, faulty, when="after")
-    assert merge_all(storage, clock).sources == 1
-    clock.advance(MAX_AGE_S)
-    index.run_lifecycle()
-    assert offsets_of(index) == [1, 2] and set(places(index)) == {"storage"}
-    holds(storage, clock, 1, 2)
-
-
-def test_a_pending_object_is_sent_again_if_its_record_waited(open_index, faulty, storage, clock):
-    index = open_index(
-        "root", storage_backend=faulty, compaction="spark", compact_timeout_s=10**7, refresh_interval_s=10**6
-    )
-    fill(index, 1)
-    faulty.fail("put_if_absent", name_prefix="log/")
-    with pytest.raises(StorageUnavailable):
-        index.run_lifecycle()
-    (old,) = names_below(storage, "data/")
-    clock.advance(MAX_AGE_S)
-    index.run_lifecycle()
-    assert [*index.log_state.pending] == [name for name in names_below(storage, "data/") if name != old]
-    assert len(Job(storage, clock).run()) == 1
-    holds(storage, clock, 1)
 
 
 def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock):
