@@ -12,7 +12,6 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.batches import batch
 from tests.support.memory import arrow_memory
-from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources import parquet
 from tiered_index.sources.parquet import ParquetTable
@@ -64,29 +63,6 @@ def test_every_layout_is_read(tmp_path: Path, text: pa.DataType, of: Any) -> Non
     assert rows.to_pylist() == table.to_pylist()
 
 
-def test_columns_of_other_tools_in_one_file_go_through_every_command(tmp_path: Path) -> None:
-    index = ("--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}/storage")
-    keys = lists_of(pa.large_list_view(pa.string_view()))
-    pq.write_table(messages(pa.string_view(), keys), tmp_path / "m.parquet")
-    done = run_here("ingest", str(tmp_path / "m.parquet"), *index, "--slots", "100", "--items", "1000", "--wait")
-    assert done.code == 0, done.err
-    with IndexReader.open(index[3]) as reader:
-        assert [item.offset for item in reader.query("t", "b")] == [2, 1]
-    pq.write_table(pa.table({"topic": ["t"], "key": pa.array(["b"], pa.string_view())}), tmp_path / "keys.parquet")
-    done = run_here("query", "--keys", str(tmp_path / "keys.parquet"), *index[2:], "--json")
-    assert done.code == 0 and done.out.count('"offset"') == 2, (done.out, done.err)
-    assert run_here("export", *index[2:], "--out", str(tmp_path / "e.parquet")).code == 0
-    exported = pq.read_table(tmp_path / "e.parquet")
-    place = exported.column_names.index("topic")
-    viewed = exported.set_column(place, "topic", exported["topic"].cast(pa.string_view()))
-    pq.write_table(viewed, tmp_path / "v.parquet")
-    again = ("--root", str(tmp_path / "again"), "--storage", f"file://{tmp_path}/other")
-    done = run_here("ingest", str(tmp_path / "v.parquet"), *again, "--wait")
-    assert done.code == 0, done.err
-    with IndexReader.open(again[3]) as reader:
-        assert [item.offset for item in reader.query("t", "b")] == [2, 1]
-
-
 BOUND = 1 << 20
 LONG = "x" * (1 << 18)
 
@@ -117,18 +93,6 @@ def test_rows_are_read_in_batches_by_the_stated_size_of_their_row_group(tmp_path
     with arrow_memory() as pool:
         sizes = [rows.nbytes for _, rows in parquet.ParquetTable(LocalFile(path)).read(["key"])]
     assert sum(sizes) > 40 * len(LONG) and max(sizes) <= BOUND and pool.max_memory() < 8 * BOUND
-
-
-def test_a_page_of_more_values_than_the_footer_states_is_damage(tmp_path):
-    """Arrow finds this out. A file with other wrong sizes may cost memory."""
-    path = written(tmp_path / "m.parquet", pa.array(["k"] * 100), compression="none")
-    data = path.read_bytes()
-    # the page's header has the number of values, in zigzag form: field 1 of the struct in field 5
-    header = bytes([0x15, 0xC8, 0x01])
-    assert data.count(header) >= 1
-    path.write_bytes(data.replace(header, bytes([0x15, 0xC8, 0x7F]), 1))
-    with pytest.raises(CorruptFile, match="can't be read"):
-        list(parquet.ParquetTable(LocalFile(path)).read(["key"]))
 
 
 @pytest.mark.parametrize(
@@ -176,28 +140,6 @@ def test_text_that_is_not_utf_8_is_damage(tmp_path, text, is_field):
     pq.write_table(pa.table({"name": column}), tmp_path / "a.parquet")
     with pytest.raises(CorruptFile, match="row group 0 can't be read from its row 0 on"):
         list(ParquetTable(LocalFile(tmp_path / "a.parquet")).read(["name"]))
-
-
-def test_a_footer_with_any_byte_of_zero_is_damage_or_is_read(tmp_path):
-    path = tmp_path / "m.parquet"
-    pq.write_table(pa.table({"key": ["a"], "of_no_type": pa.nulls(1)}), path, store_schema=False)
-    data, problems = path.read_bytes(), []
-    for at in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
-        path.write_bytes(data[:at] + b"\0" + data[at + 1 :])
-        try:
-            ParquetTable(LocalFile(path))
-        except CorruptFile as error:
-            problems.append(str(error))
-    assert problems
-
-
-def test_a_file_is_read_with_memory_of_the_system_and_the_program_keeps_its_own(tmp_path):
-    table = pa.table({"key": [f"key-{number}" for number in range(100_000)]})
-    pq.write_table(table, tmp_path / "m.parquet", use_dictionary=False)
-    own, before = pa.default_memory_pool().backend_name, pa.system_memory_pool().bytes_allocated()
-    ((_, rows),) = parquet.ParquetTable(LocalFile(tmp_path / "m.parquet")).read(["key"])
-    assert pa.system_memory_pool().bytes_allocated() - before >= rows.nbytes // 2
-    assert pa.default_memory_pool().backend_name == own
 
 
 NOW_S = 1_700_000_000
