@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from tests.support.core import compiled_core, using
 from tiered_index import kernels
-from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import KEYED_SCHEMA, Column, Schema
 from tiered_index.format.slots import by_slot
 from tiered_index.format.unsealed import UnsealedTable
-from tiered_index.service.read.batch import LookupBatch
-from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, column
+from tiered_index.types import IndexItem, KeyedIndexItem, column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +58,6 @@ def test_entries_by_slot(loops, seed, count, slots, hashes):
     entries = np.zeros(count, KEYED_SCHEMA.entry)
     entries["key_hash"] = np.random.default_rng(seed).integers(0, hashes, count).astype(np.uint32).view(np.int32)
     both(loops, lambda: listed(by_slot(entries, slots, np.empty(count, np.uint64))))
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    keys=st.lists(st.text(st.characters(max_codepoint=127), max_size=20), min_size=1, max_size=40),
-    more=st.sampled_from([[], ["\x7f" * 16], ["\x7f" * 17, "é"], ["x" * 255, "y" * 256, "z" * 300]]),
-    both_sums=st.booleans(),
-)
-def test_hashes_of_keys_of_any_length(loops, keys, more, both_sums):
-    """Units of up to 16 bytes are multiplied together, if so many bytes are before a key's end."""
-    topics, index = ["orders", "t"], np.arange(len(keys + more)) % 2
-    units = code_units(keys + more)
-    both(loops, lambda: listed(hash_batch(topics, index, units, fingerprints=both_sums)))
 
 
 OWN = Schema(
@@ -133,21 +118,6 @@ def test_items_of_negative_hashes_are_left_to_numpy(loops):
         items, hashes = np.empty((2, KEYED_SCHEMA.item.itemsize), np.uint8), np.empty(2, np.uint64)
         order = np.array([1, 0], np.int32)
         assert loops.gather(entries.view(np.uint8), entries.itemsize, order, 3, 28, items, hashes) == expected
-
-
-@settings(max_examples=40)
-@given(seed=numbers, keys=st.integers(1, 300), kinds=st.sampled_from([1, 30, 2**31]))
-def test_matches(loops, seed, keys, kinds):
-    random = np.random.default_rng(seed)
-    wanted = random.integers(0, kinds, keys).astype(np.int32)
-    stored = np.concatenate((random.integers(0, kinds, 200), random.choice(wanted, 20), [-5, -(2**31), 0]))
-
-    def make():
-        batch = LookupBatch([Lookup(topic="t", key="k")] * keys)
-        batch.key_hash = wanted
-        return [listed(pair) for pair in batch.matched(stored.astype(">i4")).pairs()]
-
-    both(loops, make)
 
 
 @pytest.mark.parametrize("count", range(1, 10))

@@ -34,18 +34,13 @@ def git(tmp_path):
     ],
     ids=["a branch", "a packed branch", "a commit without a branch"],
 )
-def test_a_commit(git, tmp_path, file, text):
+def test_a_commit_of_a_clone_and_of_its_work_tree(git, tmp_path, file, text):
     (git / file).write_text(text)
     assert version_of(tmp_path) == VERSION
-
-
-def test_a_work_tree(git, tmp_path):
-    (git / "refs/heads/main").write_text(COMMIT)
-    own = git / "worktrees/tree"
+    own, tree = git / "worktrees/tree", tmp_path / "tree"
     own.mkdir(parents=True)
-    (own / "HEAD").write_text("ref: refs/heads/main\n")
+    (own / "HEAD").write_text((git / "HEAD").read_text())
     (own / "commondir").write_text("../..\n")
-    tree = tmp_path / "tree"
     tree.mkdir()
     (tree / ".git").write_text(f"gitdir: {own}\n")
     assert version_of(tree) == VERSION
@@ -54,8 +49,7 @@ def test_a_work_tree(git, tmp_path):
 @pytest.mark.parametrize("head", [None, "", "ref: refs/heads/gone", "no commit", "ref: ../../../etc"])
 def test_no_repository_or_one_that_is_not_understood(git, tmp_path, head):
     (git / "HEAD").unlink() if head is None else (git / "HEAD").write_text(head)
-    assert version_of(tmp_path) == RELEASE
-    assert version_of(tmp_path / "nowhere") == RELEASE
+    assert version_of(tmp_path) == version_of(tmp_path / "nowhere") == RELEASE
 
 
 @pytest.mark.parametrize(("commit", "version"), [(COMMIT, VERSION), ("", f"{RELEASE}+gffffffffffff")])
