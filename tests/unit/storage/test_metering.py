@@ -18,6 +18,7 @@ from tiered_index.storage.base import PAGE, Call, ObjectInfo
 from tiered_index.storage.context import check_deadline, deadline_at, remaining_s, sending
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.pools import DaemonPool
 from tiered_index.storage.prices import PriceTable
 
 THREADS = 32
@@ -34,15 +35,6 @@ def sent() -> FaultStorage:
 @pytest.fixture
 def metered(sent: FaultStorage) -> MeteredStorage:
     return MeteredStorage(sent)
-
-
-def test_a_cancelled_usage_refuses_requests_whatever_its_limits(sent: FaultStorage, metered: MeteredStorage) -> None:
-    with measured(Usage()) as usage:
-        metered.head("a")
-        usage.cancel()
-        with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
-            metered.head("a")
-    assert (usage.requests, usage.requests_left, usage.limited, sent.calls()) == (1, 0, True, 1)
 
 
 class Yielding(Usage):
@@ -183,86 +175,80 @@ class Slow(MemoryStorage):
         return super().get(name)
 
 
-@pytest.fixture
-def slow(monkeypatch):
-    return Slow(monkeypatch)
+def test_only_a_response_ends_the_silence_of_requests(monkeypatch):
+    """A missing object is a response, and an error of the connection is none. Each MiB gets a second more."""
+    slow = Slow(monkeypatch)
+    storage = MeteredStorage(slow)
 
+    def silences(length=10):
+        slow.silent.clear()
+        storage.get_range("object", 0, length)
+        return slow.silent
 
-@pytest.fixture
-def slow_storage(slow):
-    slow_storage = MeteredStorage(slow)
-    with measured(slow.usage):
-        yield slow_storage
-
-
-def test_a_request_without_a_response_is_silent_after_the_patience(slow, slow_storage):
-    slow_storage.get_range("object", 0, 10)
-    # work between two requests is not silent, and the next request gets its own patience
-    slow.now_s += 100
-    slow.wait(0)
-    slow_storage.get_range("object", 0, 10)
-    assert slow.silent == [False, True, False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "is_heard"), [("none", ObjectNotFound, True), ("away", StorageUnavailable, False)]
-)
-def test_only_a_response_to_any_request_ends_the_silence(slow, slow_storage, name, error, is_heard):
-    """A missing object is a response, and an error of the connection is none."""
-
-    def meanwhile():
+    def ask(name, error):
         with measured(slow.usage), pytest.raises(error):
-            slow_storage.get(name)
+            storage.get(name)
 
-    slow.meanwhile = meanwhile
-    slow_storage.get_range("object", 0, 10)
-    assert slow.silent == [False, not is_heard]
-
-
-def test_each_mebibyte_of_a_response_gets_a_second_more(slow, slow_storage):
-    slow.meanwhile = lambda: setattr(slow, "now_s", slow.now_s + 8)
-    slow_storage.get_range("object", 0, 16 << 20)
-    assert slow.silent == [False, False]
-    slow.silent.clear()
-    slow_storage.get_range("object", 0, 8 << 20)
-    assert slow.silent == [False, True]
+    with measured(slow.usage):
+        assert silences() == [False, True]
+        # work between two requests is not silent, and the next request gets its own patience
+        slow.now_s += 100
+        slow.wait(0)
+        assert slow.silent[-1] is False
+        assert silences() == [False, True]
+        for name, error, is_silent in (("none", ObjectNotFound, False), ("away", StorageUnavailable, True)):
+            slow.meanwhile = lambda name=name, error=error: ask(name, error)
+            assert silences() == [False, is_silent]
+        slow.meanwhile = lambda: setattr(slow, "now_s", slow.now_s + 8)
+        assert list(silences(16 << 20)) == [False, False]
+        assert silences(8 << 20) == [False, True]
 
 
 FAR_S = 3600.0
 
 
-def test_a_reached_deadline_names_the_call_that_did_not_begin() -> None:
-    with deadline_at(time.monotonic() + FAR_S):
-        left = remaining_s()
-        assert left is not None
-        assert 0 < left <= FAR_S
-        check_deadline("reading 'object'")
-    with deadline_at(time.monotonic() - 1), pytest.raises(BudgetExceeded, match=r"timeout_s .*'object'"):
+def test_a_reached_deadline_names_the_call_that_did_not_begin_and_the_nearest_one_holds() -> None:
+    past, far = time.monotonic() - 1, time.monotonic() + FAR_S
+    with deadline_at(far):
+        assert 0 < (remaining_s() or 0) <= FAR_S
         check_deadline("reading 'object'")
     assert remaining_s() is None
-
-
-def test_of_nested_deadlines_the_nearest_holds() -> None:
-    past, far = time.monotonic() - 1, time.monotonic() + FAR_S
     for outer, inner in ((past, far), (far, past), (past, None)):
-        with deadline_at(outer), deadline_at(inner), pytest.raises(BudgetExceeded):
-            check_deadline("reading")
+        with deadline_at(outer), deadline_at(inner), pytest.raises(BudgetExceeded, match=r"timeout_s .*'object'"):
+            check_deadline("reading 'object'")
     with deadline_at(far):
         with deadline_at(past):
             pass
         check_deadline("reading")
 
 
-def test_of_several_limits_the_narrowest_holds_and_a_refusal_counts_nowhere():
-    storage = MeteredStorage(MemoryStorage())
-    storage.put("a", bytes(1000))
+def test_of_several_limits_the_narrowest_holds_and_a_refusal_counts_nowhere(sent, metered):
     wide, narrow = Usage(max_requests=10, max_bytes=500), Usage(max_requests=2)
     for first, second in ((wide, narrow), (narrow, wide)):
         with measured(first), measured(second):
-            storage.get_range("a", 0, 10)
+            metered.get_range("a", 0, 10)
     with measured(wide), measured(narrow), pytest.raises(BudgetExceeded, match="max_requests=2"):
-        storage.get_range("a", 0, 10)
+        metered.get_range("a", 0, 10)
     assert wide.requests_by_kind == narrow.requests_by_kind == {"get_range": 2}
     # the refused call holds no bytes
     with measured(wide):
-        storage.get_range("a", 0, 480)
+        metered.get_range("a", 0, 480)
+        wide.cancel()
+        with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
+            metered.head("a")
+    assert (wide.requests, wide.requests_left, wide.limited, sent.calls()) == (3, 0, True, 3)
+
+
+def test_a_hanging_call_gets_one_more_thread_however_often_it_is_replaced():
+    """`service/cold` and `service/several` prove what else pools promise."""
+    pool = DaemonPool(1, "tested-pool")
+    go_on, both = threading.Event(), threading.Barrier(2)
+    hanging = pool.submit(go_on.wait, 30)
+    for _ in range(3):
+        pool.replace_thread(hanging)
+    # the barrier would let two further threads pass
+    waiting = [pool.submit(both.wait, 0.2) for _ in range(2)]
+    assert all(isinstance(future.exception(30), threading.BrokenBarrierError) for future in waiting)
+    go_on.set()
+    assert hanging.result(30)
+    pool.close()

@@ -21,31 +21,21 @@ from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite import SqliteStorage
 
 
-def test_file(tmp_path: Path) -> None:
-    folder = tmp_path / "with blank and é"
-    storage = open_storage(folder.as_uri())
-    storage.put("a", b"x")
-    assert isinstance(storage, LocalStorage)
-    assert storage.folder == folder
-    assert open_storage(storage.uri).get("a") == b"x"
-
-
-def test_sqlite(tmp_path: Path) -> None:
-    path = tmp_path / "with blank, ? and é.db"
-    with SqliteStorage(path) as storage:
-        storage.put("a", b"x")
-        uri = storage.uri
-    assert "%3F" in uri
-    with open_storage(uri) as again:
-        assert isinstance(again, SqliteStorage)
-        assert again.path == path
-        assert again.get("a") == b"x"
+def test_folders_and_databases_of_any_name(tmp_path: Path) -> None:
+    folder, path = tmp_path / "with blank and é", tmp_path / "with blank, ? and é.db"
+    for uri, kind in ((folder.as_uri(), LocalStorage), (SqliteStorage(path).uri, SqliteStorage)):
+        with open_storage(uri) as storage:
+            storage.put("a", b"x")
+            assert isinstance(storage, kind)
+        with open_storage(storage.uri) as again:
+            assert again.get("a") == b"x"
+    assert (folder.is_dir(), path.is_file()) == (True, True)
     with open_storage(f"sqlite://localhost{tmp_path}/not%20made.db") as untouched:
         assert list(untouched.list()) == []
     assert not (tmp_path / "not made.db").exists()
 
 
-def test_s3_parameters_win_over_options() -> None:
+def test_s3_parameters_win_over_options(monkeypatch: pytest.MonkeyPatch) -> None:
     options = S3Options(region="eu-west-1", endpoint_url="http://localhost:1", max_attempts=2)
     storage = open_storage("s3://bucket/a/b/?region=us-west-2&endpoint_url=https://127.0.0.1:9000", options=options)
     assert isinstance(storage, S3Storage)
@@ -54,18 +44,14 @@ def test_s3_parameters_win_over_options() -> None:
     assert storage.client.meta.region_name == "us-west-2"
     assert storage.client.meta.config.s3["addressing_style"] == "path"
     assert storage.client.meta.config.retries == {"mode": "standard", "total_max_attempts": 1}
-
-
-def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Amazon's own endpoint has botocore's style
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    storage = open_storage("s3://bucket?region=eu-central-1")
-    assert isinstance(storage, S3Storage)
-    assert storage.client.meta.endpoint_url == "https://s3.eu-central-1.amazonaws.com"
-    assert "addressing_style" not in (storage.client.meta.config.s3 or {})
-    virtual = open_storage("s3://bucket?region=eu-central-1&addressing_style=virtual")
-    assert isinstance(virtual, S3Storage)
-    assert virtual.client.meta.config.s3["addressing_style"] == "virtual"
+    for parameter, style in (("", None), ("&addressing_style=virtual", "virtual")):
+        storage = open_storage(f"s3://bucket?region=eu-central-1{parameter}")
+        assert isinstance(storage, S3Storage)
+        assert storage.client.meta.endpoint_url == "https://s3.eu-central-1.amazonaws.com"
+        assert (storage.client.meta.config.s3 or {}).get("addressing_style") == style
 
 
 @pytest.mark.parametrize(
@@ -76,17 +62,14 @@ def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPa
         ("gopher://x", "s3://"),
         ("file://relative/dir", "file:///dir"),
         ("file://", "file:///dir"),
-        ("file:///dir?mode=fast", "'mode'"),
         ("file:///dir#part", "fragment"),
         ("s3://", "bucket"),
-        ("s3:///prefix", "bucket"),
         ("s3://key:secret@bucket", "no credentials"),
         ("abfss://box@acc/p", "write the account so: az://container/prefix"),
         ("az://c?account=acc", "'c' is not a container's name: write az://container/prefix"),
         ("s3://bucket?endpoint_url=http://key:secret@host", "must not hold credentials"),
         ("gs://bucket?endpoint_url=http://key:secret@host", "must not hold credentials"),
         ("az://bucket?account=a&endpoint_url=http://key:secret@host", "must not hold credentials"),
-        ("gs://bucket?endpoint_url=host", "endpoint_url must look like https"),
         ("az://bucket?account=a&endpoint_url=host", "endpoint_url must look like https"),
         ("s3://bucket/a//b", "a//b"),
         ("s3://bucket/../b", r"\.\."),
@@ -96,21 +79,16 @@ def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPa
         ("s3://bucket/p?addressing_style=round", "round"),
         ("s3://bucket/p?endpoint_url=localhost:9000", "https://host"),
         ("s3://bucket/p?endpoint_url=http://host:port", "https://host"),
-        ("sqlite://", "sqlite:///file.db"),
         ("sqlite:///", "names a file"),
         ("sqlite:///dir/", "names a file"),
-        ("sqlite://file.db", "is not absolute"),
         ("sqlite://:memory:", "^sqlite://:memory: is not absolute: write sqlite:///file.db$"),
         (
             "file://cold/a%20b",
             f"^file://cold/a%20b is not absolute: .* did you mean file://{Path.cwd()}/cold/a%20b[?]$",
         ),
         ("sqlite:///file%00.db", "names a file"),
-        ("sqlite:///file.db?mode=ro", "'mode'"),
-        ("sqlite:///file.db#part", "fragment"),
         ("memory://", "memory://name"),
         ("memory://a b", "memory://name"),
-        ("memory://a?x=1", "'x'"),
     ],
 )
 def test_mistakes_are_config_errors_that_name_them(uri: str, says: str) -> None:
@@ -215,7 +193,7 @@ def test_spellings_of_other_tools_name_the_same_storage(spelling, uri, tmp_path)
 @pytest.mark.parametrize(
     ("uri", "storage", "expected"),
     [
-        ("s3a://other/day.csv", "s3://b/p?endpoint_url=http://h:1", "s3://other/day.csv?endpoint_url=http://h:1"),
+        ("s3a://other/day.csv", "s3a://b/p?endpoint_url=http://h:1", "s3://other/day.csv?endpoint_url=http://h:1"),
         ("s3://other/day.csv?region=x", "s3://b/p?endpoint_url=http://h:1", "s3://other/day.csv?region=x"),
         ("s3://other/day.csv", "gs://b/p?endpoint_url=http://h:1", "s3://other/day.csv"),
         ("s3://other/day.csv", None, "s3://other/day.csv"),
@@ -235,13 +213,10 @@ def test_spellings_of_other_tools_name_the_same_storage(spelling, uri, tmp_path)
     ],
 )
 def test_a_source_without_parameters_takes_those_of_the_index(uri, storage, expected):
+    """So do tasks of Spark."""
     assert beside(uri, storage) == expected
-
-
-def test_tasks_read_a_source_at_the_indexs_endpoint_too():
-    index = "s3a://bucket/index?endpoint_url=http://host:1"
-    assert StorageAddress("s3a://other/rows", index=index).uri == "s3://other/rows?endpoint_url=http://host:1"
-    assert StorageAddress("s3://other/rows?region=x", index=index).uri == "s3://other/rows?region=x"
+    if storage and uri.startswith("s3a:"):
+        assert StorageAddress(uri, index=storage).uri == expected
 
 
 KEY = "c2VjcmV0"
@@ -257,6 +232,7 @@ DEVELOPMENT = "http://127.0.0.1:10000/devstoreaccount1"
         (None, {"STORAGE_EMULATOR_HOST": "https://host/"}, "https://host", ["credential_provider"]),
         ("http://x:1", {"STORAGE_EMULATOR_HOST": "host"}, "http://x:1", []),
         (None, {"GOOGLE_BASE_URL": "http://host:1", "STORAGE_EMULATOR_HOST": " "}, "http://host:1", []),
+        (None, {"GOOGLE_API_USE_MTLS_ENDPOINT": "auto", "CLOUDSDK_CORE_PROJECT": "p"}, None, []),
     ],
 )
 def test_google(uri, environment, endpoint, arguments):
@@ -290,9 +266,8 @@ def test_google(uri, environment, endpoint, arguments):
             {"sas_key": "sv=1&sig=a%3D"},
         ),
         ((None, None), {"AZURE_STORAGE_CONNECTION_STRING": "UseDevelopmentStorage=true"}, DEVELOPMENT, None, None),
-        ((None, None), {"AZURE_STORAGE_USE_EMULATOR": "true"}, DEVELOPMENT, None, None),
         ((None, None), {"AZURE_STORAGE_USE_EMULATOR": "Yes"}, DEVELOPMENT, None, None),
-        (("acc", None), {"AZURE_STORAGE_USE_EMULATOR": "off"}, None, "acc", {}),
+        (("acc", None), {"AZURE_STORAGE_USE_EMULATOR": "off", "AZURE_CLOUD": "AzureCloud"}, None, "acc", {}),
     ],
 )
 def test_azure(uri, environment, endpoint, account, further):
@@ -366,9 +341,3 @@ def test_names_of_googles_tools_without_effect_are_refused_unless_other_credenti
         google_settings(None, {name: "elsewhere"})
     with contextlib.nullcontext() if wins else pytest.raises(StorageMisconfigured, match=problem):
         google_settings(None, {name: "elsewhere", "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"})
-
-
-def test_names_that_agree_with_the_usual_cloud_are_accepted():
-    google = {"GOOGLE_API_USE_MTLS_ENDPOINT": "auto", "CLOUDSDK_CORE_PROJECT": "p", "GOOGLE_CLOUD_PROJECT": "p"}
-    assert google_settings(None, google).arguments == {}
-    assert azure_settings("acc", None, {"AZURE_CLOUD": "AzureCloud"}).endpoint is None
