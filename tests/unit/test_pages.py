@@ -70,10 +70,9 @@ def test_the_index_has_every_page():
 
 
 def test_short_pages_stay_short():
-    assert len((TOP / "README.md").read_text().splitlines()) <= 110
-    lines = (TOP / "CONTRIBUTING.md").read_text().splitlines()
-    assert len(lines) <= 90
-    assert max(map(len, lines)) <= 120
+    readme, contributing = ((TOP / name).read_text().splitlines() for name in ("README.md", "CONTRIBUTING.md"))
+    assert len(readme) <= 110 and len(contributing) <= 90
+    assert max(map(len, contributing)) <= 120
 
 
 def test_troubleshooting_has_every_error_and_exit_code():
@@ -169,22 +168,13 @@ def imports() -> dict[str, set[tuple[str, ...]]]:
     return imported
 
 
-def test_the_picture_has_every_folder_and_no_other():
+def test_layers_and_folders_import_what_the_picture_says():
     assert set(FOLDERS) == set(imports())
-    assert set(LAYERS) == {name.split("/")[0] for name in imports()}
-
-
-def test_layers_import_what_the_picture_says():
     imported = {layer: set() for layer in LAYERS}
     for name, folders in imports().items():
         layer = name.split("/")[0]
         imported[layer] |= {folder[0] for folder in folders} - {layer}
+        assert FOLDERS[name] == {"/".join(folder[1:]) or "." for folder in folders if folder[0] == layer}, name
     assert imported == LAYERS
     order = list(LAYERS)
     assert all(order.index(below) > order.index(layer) for layer, names in LAYERS.items() for below in names)
-
-
-def test_a_folder_imports_what_the_picture_says():
-    for name, folders in imports().items():
-        layer = name.split("/")[0]
-        assert FOLDERS[name] == {"/".join(folder[1:]) or "." for folder in folders if folder[0] == layer}, name

@@ -33,15 +33,13 @@ def test_an_object_of_any_name_is_one_source(s3_environment: Any, name: str) -> 
             assert isinstance(place, StoredFile) and file.read() == name.encode()
             known.add(str(place))
     assert len(known) == 1
+    with config.open_storage(f"s3://{bucket}{parameters}") as storage:
+        # an index keeps its rule of names
+        with pytest.raises(InvalidArgument, match="not a valid object name"):
+            storage.put("a:b", b"")
     missing = f"s3://{bucket}/no%3A{parameters}"
     with pytest.raises(InvalidArgument, match="no such object"), opened_place(missing, config):
         pass
-
-
-def test_an_index_keeps_its_rule_of_names(s3_environment: Any) -> None:
-    with IndexConfig().open_storage(f"s3://{s3_environment.new_bucket()}") as storage:
-        with pytest.raises(InvalidArgument, match="not a valid object name"):
-            storage.put("a:b", b"")
 
 
 MIB = 1 << 20

@@ -44,25 +44,19 @@ def test_reserved_space_is_really_taken(tmp_path: Path) -> None:
     assert status.st_blocks * 512 >= 1 << 20  # `st_blocks` counts units of 512 bytes on every file system
 
 
-@pytest.mark.parametrize("most", [1, 7, 1000])
-def test_a_short_write_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    plain = os.pwrite
+def test_a_short_write_continues_and_one_without_progress_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, disk, most = os.pwrite, Disk(), 0
     monkeypatch.setattr(
         os, "pwrite", lambda descriptor, data, position: plain(descriptor, bytes(data)[:most], position)
     )
-    disk = Disk()
-    descriptor = disk.create(tmp_path / "file")
-    disk.pwrite(descriptor, bytes(range(100)), 3)
-    disk.close(descriptor)
-    assert (tmp_path / "file").read_bytes() == bytes(3) + bytes(range(100))
-
-
-def test_a_write_without_progress_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, position: 0)
-    disk = Disk()
     descriptor = disk.create(tmp_path / "file")
     with pytest.raises(OSError, match="no progress"):
         disk.pwrite(descriptor, b"x", 0)
+    for most in (1, 7, 1000):
+        disk.pwrite(descriptor, bytes(range(most % 10, 100)), 3)
+        assert (tmp_path / "file").read_bytes()[: 103 - most % 10] == bytes(3) + bytes(range(most % 10, 100))
     disk.close(descriptor)
 
 
