@@ -1,7 +1,6 @@
 """`ingest` of an export raises a typed error that names the file, whatever the damage of the file is."""
 
 import gzip
-import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,11 +38,6 @@ def written(entries, path):
     return path
 
 
-def zipped(path):
-    (copy := path.with_name(f"{path.name}.gz")).write_bytes(gzip.compress(path.read_bytes()))
-    return copy
-
-
 def read(path):
     file = ExportedFile.of(rows_at(LocalFile(path)))
     if file is None:  # then it is read as a file of messages
@@ -54,9 +48,11 @@ def read(path):
 
 
 def test_lines_may_be_gzipped(entries, tmp_path):
-    path = zipped(written(entries, tmp_path / "entries.ndjson"))
+    path = written(entries, tmp_path / "entries.ndjson")
+    data = gzip.compress(path.read_bytes())
+    path.write_bytes(data)
     assert read(path) == 50
-    path.write_bytes(path.read_bytes()[:-9])
+    path.write_bytes(data[:-9])
     with pytest.raises(CorruptFile, match="damaged gzip file"):
         read(path)
 
@@ -77,18 +73,9 @@ def test_damage_is_a_typed_error(entries, tmp_path, damaged_copies, kind):
     assert len(seen) >= 1
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        *("", "nope", "[]", "{}", '{"layout": 5}'),
-        *('{"layout": {}, "offset_space": "custom"}', '{"layout": {}, "offset_space": "x"}'),
-    ],
-)
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_damaged_metadata_are_named(entries, tmp_path, about, kind):
-    bad = entries.replace_schema_metadata({METADATA: about})
-    path = written(bad, tmp_path / f"entries.{kind}")
-    with pytest.raises(CorruptFile, match=str(path)):
-        read(path)
-    good = json.loads(entries.schema.metadata[METADATA])
-    assert read(written(entries.replace_schema_metadata({METADATA: json.dumps(good)}), path)) == 50
+@pytest.mark.parametrize("about", ["", "nope", "[]", "{}", '{"layout": 5}', '{"layout": {}, "offset_space": "x"}'])
+def test_damaged_metadata_are_named(entries, tmp_path, about):
+    for kind in ("parquet", "arrow"):
+        path = written(entries.replace_schema_metadata({METADATA: about}), tmp_path / f"entries.{kind}")
+        with pytest.raises(CorruptFile, match=str(path)):
+            read(path)

@@ -16,6 +16,7 @@ def config(*settings: str, **options: object):
 
 
 def test_it_wins_over_file_and_environment_and_options_win_over_it(tmp_path, monkeypatch):
+    """It takes tables, ages and truths."""
     file = tmp_path / "index.toml"
     file.write_text("seal_after_s = 1\nslots = 1\nitems = 10\n[s3]\nregion = 'file'\nprofile = 'file'\n")
     monkeypatch.setenv("TIERED_INDEX_SLOTS", "2")
@@ -23,9 +24,6 @@ def test_it_wins_over_file_and_environment_and_options_win_over_it(tmp_path, mon
     merged = config("slots=3", "s3.region=here", "root=/there", config_file=file, root=Path("/here"))
     assert (merged.seal_after_s, merged.slots, merged.items) == (1, 3, 20)
     assert (merged.s3.region, merged.s3.profile, merged.root) == ("here", "file", Path("/here"))
-
-
-def test_it_takes_tables_ages_and_truths():
     parsed = config("retention.age_s=7d", 'retention.topics={"debug-*": "1d"}', "background=false")
     assert (parsed.retention.age_s, parsed.retention.topics, parsed.background) == (604_800, {"debug-*": 86_400}, False)
 

@@ -33,7 +33,7 @@ MOMENT_MS = 1_700_000_000_000
 )
 def test_one_moment_in_its_spellings(text):
     """On the command line, over HTTP and in files of messages; mixed with other forms, too."""
-    assert parse_time(text) == MOMENT_MS
+    assert parse_time(text) == parse_time(text, end=True) == end_option(text) == MOMENT_MS
     for others in ([], [None], ["2023-11-14t22:13:20z", "1700000000000"]):
         parsed_ms = times_ms(pa.chunked_array([pa.array([text, *others], pa.string())])).to_pylist()
         assert parsed_ms == [MOMENT_MS, *(other and MOMENT_MS for other in others)]
@@ -57,15 +57,18 @@ def test_an_invalid_time_is_refused_by_name(text):
 
 
 @pytest.mark.parametrize("text", ["2023-11-14", " 2023-11-14 ", "2023-W46-2"])
-def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
+def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text, tmp_path):
     begin_ms = 1_699_920_000_000
     assert parse_time(text) == time_option(text) == begin_ms
     assert times_of(pa.array([text]), "t", end=False).to_pylist() == [begin_ms]
     last_ms = begin_ms + 86_400_000 - 1
     assert parse_time(text, end=True) == end_option(text) == last_ms
     assert times_of(pa.array([text, None]), "t", end=True).to_pylist() == [last_ms, None]
-    # HTTP, with one lookup and with many
+    assert parse_time("2023-11-14 00:00:00", end=True) == begin_ms
+    # files of keys, and HTTP, with one lookup and with many
     lookup = {"topic": "t", "key": "k", "begin_ms": text, "end_ms": text}
+    (file := tmp_path / "keys.ndjson").write_text(json.dumps(lookup))
+    assert [(each.begin_ms, each.end_ms) for each in read_lookups(file, None, None, 1)] == [(begin_ms, last_ms)]
     many = of_body(BatchBody, json.dumps({"lookups": [lookup]}).encode()).columns()
     assert (many.begins_ms, many.ends_ms) == ([begin_ms], [last_ms])
     assert of_query(QueryParameters, QueryParams(lookup)).range_ms() == (begin_ms, last_ms)
@@ -83,15 +86,3 @@ def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
 )
 def test_times_outside_the_range_are_clamped(text, time_ms):
     assert parse_time(text) == time_ms == time_option(text) == parse_time(format_time(time_ms))
-
-
-@pytest.mark.parametrize("text", ["2023-11-14T00:00", "2023-11-14 00:00:00", "20231114T000000Z", "1699920000000"])
-def test_a_time_at_midnight_is_an_end_as_it_is(text):
-    assert parse_time(text, end=True) == end_option(text) == 1_699_920_000_000
-
-
-def test_a_file_of_keys_has_days_as_ends(tmp_path):
-    file = tmp_path / "keys.ndjson"
-    file.write_text('{"topic": "t", "key": "k", "begin_ms": "2023-11-14", "end_ms": "2023-11-14"}\n')
-    (lookup,) = read_lookups(file, None, None, 1)
-    assert (lookup.begin_ms, lookup.end_ms) == (1_699_920_000_000, 1_699_920_000_000 + 86_399_999)
