@@ -39,10 +39,9 @@ def test_bytes_and_results_of_every_call(classic):
     assert file.data == classic.image
     names = ("beginTimestamp", "endTimestamp", "beginPhyOffset", "endPhyOffset", "hashSlotCount", "indexCount")
     assert file.header == tuple(classic.meta["header"][name] for name in names)
-
-
-def test_geometry_is_found_in_the_contents(classic):
     assert infer_geometry(classic.image) == classic.geometry
+    with pytest.raises(CorruptFile, match="size of a file"):
+        ClassicIndexFile(classic.image, Geometry(classic.geometry.slots + 1, classic.geometry.items))
 
 
 def test_entries_come_in_order_of_insertion(classic, tmp_path):
@@ -59,8 +58,3 @@ def test_entries_come_in_order_of_insertion(classic, tmp_path):
         for time, call in zip(times, accepted, strict=True)
     )
     assert entries["key_hash"].tolist() == [absolute_hash(call["key"]) for call in accepted]
-
-
-def test_another_geometry_is_refused(classic):
-    with pytest.raises(CorruptFile, match="size of a file"):
-        ClassicIndexFile(classic.image, Geometry(classic.geometry.slots + 1, classic.geometry.items))

@@ -29,35 +29,34 @@ LONE = "t\ud800", "lone\udfff"
 
 @pytest.fixture(params=COMMITS)
 def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    with zipfile.ZipFile(FOLDER / f"{request.param}.zip") as packed:
-        packed.extractall(tmp_path)
-    return tmp_path
+    return unpacked(request.param, tmp_path)
 
 
-def test_the_checkpoints_of_the_newest_have_changes(tmp_path: Path) -> None:
-    with zipfile.ZipFile(FOLDER / "10df0670.zip") as packed:
-        packed.extractall(tmp_path)
-    storage, root = LocalStorage(tmp_path / "index"), tmp_path / "root"
+@pytest.fixture
+def newest(tmp_path: Path) -> Path:
+    return unpacked(COMMITS[-1], tmp_path)
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    with zipfile.ZipFile(FOLDER / f"{name}.zip") as packed:
+        packed.extractall(folder)
+    return folder
+
+
+def test_the_checkpoints_of_the_newest_have_changes_whose_base_may_be_deleted(newest: Path) -> None:
+    storage, root, clock = LocalStorage(newest / "index"), newest / "root", SystemClock()
     name = max(info.name for info in storage.list("checkpoint/"))
     assert base_of(name) and b'"kind":"changes"' in storage.get(name)
     assert b'"kind":"changes"' in (root / "log").read_bytes()
-    newest = StorageLog(storage, SystemClock()).open()
-    assert Checkpoints(storage).state_of(name) == newest
+    whole = StorageLog(storage, clock).open()
+    assert Checkpoints(storage).state_of(name) == whole
     known = KeptLog(Root(root, Disk())).read()
     assert known is not None and known.number > 1
     names = [info.name for info in storage.list("log/")][: known.number]
     assert known == LogState().replayed([(LogRecord.decode(storage.get(name), name), name) for name in names])
-
-
-def test_changes_whose_base_is_deleted_cost_requests_only(tmp_path: Path) -> None:
-    with zipfile.ZipFile(FOLDER / "10df0670.zip") as packed:
-        packed.extractall(tmp_path)
-    storage, clock = LocalStorage(tmp_path / "index"), SystemClock()
-    whole = StorageLog(storage, clock).open()
-    name = max(info.name for info in storage.list("checkpoint/"))
+    # without the base they cost requests only, and the next writers replace them
     storage.delete_many([base_of(name)])
     assert StorageLog(storage, clock).open() == whole
-    # the next writers replace it
     for _ in range(10):
         log = StorageLog(storage, clock)
         log.open()
