@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tiered_index.cli.explaining import print_explained, print_failed, print_not_read
+from tiered_index.cli.explaining import print_failed, print_not_read
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.service.read.budget import LookupLimits
@@ -78,21 +78,24 @@ def test_a_table_uses_only_characters_that_stdout_can_write(encoding, rule, monk
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding))
     Output(as_json=False).table(("topic",), [("中é",)])
     sys.stdout.flush()
-    text = written.getvalue().decode(encoding)
-    assert rule * 5 in text and "2500" not in text
-    assert "中é".encode(encoding, "backslashreplace").decode(encoding) in text
+    assert rule * 5 in written.getvalue().decode(encoding)
+    assert "中é".encode(encoding, "backslashreplace") in written.getvalue()
 
 
-def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("tiered_index.cli.output.time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_progress_off_a_terminal_is_a_line_now_and_then_and_goes_on_if_its_stream_is_full(monkeypatch):
+    clock = itertools.count(100.0)
+    monkeypatch.setattr("tiered_index.cli.output.time", SimpleNamespace(monotonic=clock.__next__))
     monkeypatch.setattr("sys.stderr", stream := io.StringIO())
-    with ProgressDisplay("ingesting", 200, quiet=False) as shown, ProgressDisplay("x", 200, quiet=True) as silent:
-        for step in range(12):
-            now[0] += 1
-            shown.update(step * 10, f"{step} entries")
-            silent.update(step)
+    for quiet in (True, False):
+        with ProgressDisplay("ingesting", 200, quiet=quiet) as shown:
+            for step in range(12):
+                shown.update(step * 10, f"{step} entries")
     assert stream.getvalue().splitlines() == ["ingesting: 20 %, 4 entries", "ingesting: 45 %, 9 entries"]
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stderr", full)
+        shown = ProgressDisplay("ingesting", 2, quiet=False)
+        for step in range(12):
+            shown.update(step)
 
 
 def report(number, outcome="read", **more):
@@ -100,23 +103,6 @@ def report(number, outcome="read", **more):
     file = f"{begin_ms:015d}-{number:012x}"
     times = {"begin_ms": begin_ms, "end_ms": begin_ms + DAY_MS}
     return FileReport(**{"file": file, "place": "storage", "outcome": outcome, **times, **more})
-
-
-def test_skipped_files_have_one_line_a_reason(capsys):
-    outcomes = ["skipped_filter", "skipped_filter", "skipped_topic", "skipped_budget"]
-    files = (report(9, requests=2, bytes=2048), *(report(6 - n, outcome) for n, outcome in enumerate(outcomes)))
-    print_explained(
-        Output(as_json=False), "2026-11", (explain := Explain(files=files, requests=2, bytes=2048),), vars(explain)
-    )
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[:5] for row in rows if "skipped" in row] == [
-        ["2", "files", "skipped", "by", "filter"],
-        ["1", "file", "skipped", "by", "topic"],
-        ["1", "file", "skipped", "by", "budget"],
-    ]
-    # from the oldest file's first second to the newest file's last second
-    filtered = next(row for row in rows if "filter" in row)
-    assert filtered[-2:] == ["2023-11-19T22:13:20Z", "2023-11-21T22:13:20Z"]
 
 
 def test_an_unread_file_is_named_once(capsys):
@@ -129,16 +115,6 @@ def test_an_unread_file_is_named_once(capsys):
     assert (captured.out, len(lines)) == ("", 21)
     assert lines[0] == f"  not read: {report(0).file} (storage), 2023-11-14T22:13:20Z to 2023-11-15T22:13:20Z"
     assert lines[-1] == "  not read: 10 more (--json names them)"
-
-
-def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
-    # each look at the clock is a minute later
-    monkeypatch.setattr("time.monotonic", itertools.count(0, 60).__next__)
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr("sys.stderr", full)
-        shown = ProgressDisplay("ingesting", 2, quiet=False)
-        shown.update(1)
-        shown.update(2)
 
 
 def answer(cursor, *, not_asked=None, as_of_ms=BEGIN_MS, lost=()):
@@ -176,18 +152,14 @@ def all_pages(*answers, limits=()):
     return pages, bounds
 
 
-def test_pages_together_are_partial_and_name_the_files_that_any_of_them_lacks():
+def test_pages_together_lack_the_files_and_spend_the_limits_of_all():
     lacking = [
-        QueryResult(items=(), status="partial", cursor=cursor, failed=(report(number, "failed"),))
-        for number, cursor in enumerate("ab")
+        QueryResult(items=(), status="partial", cursor=cursor, failed=(report(number, "failed"),), explain=explain)
+        for number, (cursor, explain) in enumerate(
+            (("a", Explain(requests=2, bytes=100)), ("b", Explain(requests=9, bytes=1000)))
+        )
     ]
-    pages, _ = all_pages(*lacking, answer(None))
+    pages, limits = all_pages(*lacking, answer(None), limits=(5, 150))
+    assert limits == [(5, 150), (3, 50), (0, 0)]
     assert (pages.status, pages.totals()["status"]) == ("partial", "partial")
     assert [file["file"] for file in pages.totals()["failed"]] == [report(number).file for number in (0, 1)]
-
-
-def test_the_limits_of_a_command_are_those_of_all_its_pages_together():
-    costs = [Explain(requests=2, bytes=100), Explain(requests=9, bytes=1000)]
-    spent = [QueryResult(items=(), status="truncated", cursor="a", explain=explain) for explain in costs]
-    _, limits = all_pages(*spent, answer(None), limits=(5, 150))
-    assert limits == [(5, 150), (3, 50), (0, 0)]

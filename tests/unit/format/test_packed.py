@@ -171,44 +171,21 @@ def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
     assert sum(map(len, runs)) < packed_bytes(KEYED_SCHEMA, len(items))
 
 
-@pytest.mark.parametrize(
-    ("ids", "most", "are_numbered"),
-    [
-        pytest.param([2**30, 2**31 - 1], 40, True, id="two far ids"),
-        pytest.param([2**30, 2**31 - 1], 30, False, id="too few entries"),
-        pytest.param([-5, 2**31 - 1], 40, True, id="a negative id"),
-        pytest.param([1, 2, 3], 10**9, False, id="ids without gaps"),
-        pytest.param([2**30 + 5], 10**9, False, id="one topic"),
-        pytest.param([], 10**9, False, id="unknown topics"),
-        pytest.param(range(0, 2**31, 2**16), 10**6, False, id="many topics"),
-    ],
-)
-def test_topics_are_numbered_if_that_takes_fewer_bytes(ids: list[int], most: int, are_numbered: bool) -> None:
-    items = np.zeros(1, KEYED_SCHEMA.item)
-    assert PackingOptions.of(items, reversed(list(ids)), most).topics == (tuple(ids) if are_numbered else ())
-
-
 @pytest.mark.parametrize("wrong", [[3, 3], [3, 2], [2**31], ["1"], 3, {}, [True]], ids=str)
 def test_a_list_of_topics_has_rising_ids(wrong: Any) -> None:
     with pytest.raises(ValueError):
         read_options({"base": 0, "shift": 1, "seconds": [0, 1], "topics": wrong})
 
 
-def test_a_topic_without_number_is_refused() -> None:
-    items = log_like(100, 1)
-    items["topic_id"] = np.array([5, 2**30, 2**31 - 1])[items["topic_id"] % 3]
-    packing = Packing(KEYED_SCHEMA, 1, PackingOptions(TimeLine.through(items), (5, 2**31 - 1)))
-    with pytest.raises(UnlistedTopic, match="a topic id without a name"):
-        packing.pack(items, [100])
-
-
 @pytest.mark.parametrize("number", [3, 4, 255])
-def test_a_number_beyond_the_topics_is_damage(number: int) -> None:
+def test_a_topic_without_number_is_refused_and_a_number_without_topic_is_damage(number: int) -> None:
     items = np.zeros(2, KEYED_SCHEMA.item)
     items["key_hash"], items["topic_id"] = [3, 5], [0, number]
     plain = Packing(KEYED_SCHEMA, 1, PackingOptions(TimeLine.through(items)))
     data = pack(plain, items)
     numbered = Packing(KEYED_SCHEMA, 1, PackingOptions(plain.line, (9, 2**30, 2**31 - 1)))
+    with pytest.raises(UnlistedTopic, match="a topic id without a name"):
+        numbered.pack(items, [2])
     assert unpack(numbered, data, 2, 3)["topic_id"].tolist() == [9]
     for key_hash in (None, 5):
         with pytest.raises(CorruptFile, match="more than the 3 topics of its file"):
@@ -246,22 +223,6 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     in_use = len({int(hash) % slots for hash in entries["key_hash"]})
     assert (header.magic, header.slots_in_use, header.items) == (NATIVE.end_magic, in_use, count)
     assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", 4)
-
-
-def test_values_at_their_bounds(make):
-    """Columns have their greatest width. The negative hash counts as 0 and is stored unchanged."""
-    layout = Layout(NATIVE, NATIVE.schema, 3, 10)
-    begin_ms = 2**31 * 1000
-    columns = dict.fromkeys(("topic_id", "queue_id", "size"), np.array([-(2**31), 2**31 - 1, 0, 1]))
-    columns |= {"offset": np.array([-(2**63), 2**63 - 1, 0, -1]), "fingerprint": np.array([0, 2**32 - 1, 1, 2])}
-    times = np.array([0, (2**32 - 1) * 1000, begin_ms, begin_ms])
-    table, entries = make.entries(layout, np.array([0, 2**31 - 1, 0, 0], np.int32), times, columns, begin_ms=begin_ms)
-    entries = entries.copy()
-    entries["key_hash"][2] = -(2**31)
-    files = [make.compacted(table, entries, packed=packed, topics=()) for packed in (True, False)]
-    assert [verify(data) for data in files] == [[], []]
-    items = np.frombuffer(files[1], layout.schema.item, 4, layout.items_position)
-    assert items_of_file(files[0]).tobytes() == items.tobytes()
 
 
 def test_a_sealed_file_says_how_it_is_compacted(make):
