@@ -133,36 +133,17 @@ def test_two_stores_in_one_index_are_distinguished(tmp_path, index):
         for stored_message in messages:
             put(index, stored_message)
         assert SegmentArchiver(index, f"broker-{number}", store / "commitlog").run_once() == 1
-        stores.append((store, messages))
-    for number, (_, messages) in enumerate(stores):
+        stores.append((store, messages[1]))
+    for number, (_, wanted) in enumerate(stores):
         for store, narrowed in ((None, None), *((store, None) for store, _ in stores), (None, f"broker-{number}")):
             source = RocketmqMessages(store, index.segment_archive, store_name=narrowed)
-            for wanted in messages:
-                answer = index.messages(wanted.topic, wanted.uniq_key, source=source)
-                assert (encoded(answer), answer.collisions) == ([wanted.encode()], 0)
+            answer = index.messages(wanted.topic, wanted.uniq_key, source=source)
+            assert (encoded(answer), answer.collisions) == ([wanted.encode()], 0)
     other = RocketmqMessages(None, index.segment_archive, store_name="broker-1")
-    assert fetched_of(index, stores[0][1][0], other).message is None
+    assert fetched_of(index, stores[0][1], other).message is None
 
 
 # by place
-
-
-def test_every_message_by_its_id_local_and_archived(index, store):
-    messages = settled(index, store)
-    for source, state in (
-        (RocketmqMessages(store), "local"),
-        (RocketmqMessages(None, index.segment_archive), "archived"),
-    ):
-        for wanted in messages:
-            fetched = source.by_msg_id(wanted.offset_msg_id)
-            if state == "archived" and wanted.physical_offset >= BEGIN_OF_LAST:
-                assert (fetched.state, fetched.message) == ("missing", None)
-                assert fetched.problem == "no archived segment holds it, and no store directory was given"
-                continue
-            assert (fetched.state, fetched.item) == (state, None)
-            assert same(fetched, wanted)
-            assert same(source.at(wanted.physical_offset), wanted)
-            assert same(source.at(wanted.physical_offset, wanted.size), wanted)
 
 
 def test_ids_of_other_brokers_and_of_no_message(tmp_path, index, store):

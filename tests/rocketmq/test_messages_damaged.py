@@ -140,20 +140,6 @@ def test_a_spoiled_archived_segment_is_missing_with_its_reason(tmp_path, index, 
         assert segment.name in fetched.problem
 
 
-def test_a_segment_that_the_log_removed_is_not_archived_any_more(tmp_path, index, storage):
-    store, wanted = one_message(tmp_path, index)
-    (segment,) = index.archived()
-    with IndexReader.open(storage_backend=storage) as reader:
-        removing = LogRecord(0, "remove", 0, "", 0, remove=(segment.name,))
-        log_of(storage).append("a job", None, lambda _: removing)
-        storage.delete_many([segment.name])
-        delete_segments(store, 2_000)
-        source = RocketmqMessages(store, reader.segment_archive)
-        item = index.query(wanted.topic, wanted.uniq_key).items[0]
-        (fetched,) = source.fetch([item], wanted.topic, wanted.uniq_key)
-        assert (fetched.state, fetched.requests) == ("expired", 1)
-
-
 def test_a_segment_that_was_lost_between_others_is_missing_and_not_expired(index, store, storage):
     messages = index_log(index, store)
     SegmentArchiver(index, "s", store / "commitlog").run_once()
