@@ -13,8 +13,6 @@ from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.service.jobs.verify import check_storage
-from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage
 
@@ -70,13 +68,6 @@ def log_of(storage: Storage) -> StorageLog:
     log = StorageLog(storage, SystemClock())
     log.open()
     return log
-
-
-def verified(storage: Storage) -> Report:
-    """Return the report of `verify --deep` on a storage."""
-    report = Report()
-    check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
-    return report
 
 
 def settled(index, store):

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from tests.rocketmq.archived_store import log_of, open_index, put, verified
-from tests.support.damage import flip, flip_object
+from tests.rocketmq.archived_store import log_of, open_index, put
+from tests.support.damage import checked, flip, flip_object
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
@@ -148,7 +148,7 @@ def test_bodies_and_properties_go_and_everything_else_stays(store, life, selecti
         assert [getattr(message, name) for name in fields] == [getattr(before[offset], name) for name in fields]
     stored = b"".join(map(storage.get, names(storage)))
     assert not [n for n in gone if before[n].compression is None and before[n].raw_body in stored]
-    assert not verified(storage).findings
+    assert not checked(storage).findings
     # the follower has the source's own file, and accepts the rewritten segment as its copy
     index.run_lifecycle()
     rewritten = names(storage)
@@ -370,7 +370,7 @@ def damage(storage):
 
 def repair(storage, store=None, standby=None, *, yes=True):
     """Return the repairs of damaged segments, and the report with its notes."""
-    report = verified(storage)
+    report = checked(storage)
     source = StoreDirectory.open(store, "a-store") if store is not None else None
     known = StoreSegments(storage, log_of(storage), source)
     return Repairs(storage, known.log, standby=standby, source=known).run(report, yes=yes), report
@@ -420,7 +420,7 @@ def test_an_erased_segment_that_was_restored_gets_queue_offsets_again_and_none_o
         (segment.place, segment.source, segment.published_ms, segment.crc32) for segment in fresh if segment.source
     ] == [row for row in said if row[1]]
     if harm is None:
-        assert read_all(storage) == before and not verified(storage).findings
+        assert read_all(storage) == before and not checked(storage).findings
         assert archiver.run_once() == 0
         erased = erase(storage.uri, "orders", **ASKED["key"][0], yes=True, now=True, grace_s=0)
         assert (erased.messages_erased, erased.segments_remaining) == (0, ())

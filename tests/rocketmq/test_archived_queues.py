@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.rocketmq.archived_store import BEGIN_OF_LAST, delete_segments, index_log, log_of, open_index, verified
+from tests.rocketmq.archived_store import BEGIN_OF_LAST, delete_segments, index_log, log_of, open_index
 from tests.rocketmq.messages import full, log, write_log
 from tests.rocketmq.remoting_client import BEGIN, END, PULL, STATS, ask, ends, pull, pulled, records
 from tests.support.changes import replace
-from tests.support.damage import flipped
+from tests.support.damage import checked, flipped
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
 from tiered_index.clock import ManualClock
@@ -274,11 +274,11 @@ def test_a_flipped_bit_is_damage_and_never_another_answer(life):
             first = pull(broker, "orders", 1, 0)
             assert records(first.body) == queue[: len(records(first.body))]
             assert len(records(first.body)) <= 7
-        assert {finding.file for finding in verified(storage).findings} == {segment.name}
+        assert {finding.file for finding in checked(storage).findings} == {segment.name}
     # damage of the messages hides none of their queue offsets, and the reverse
     storage.put(segment.name, flipped(flipped(whole, places[0]), places[1]))
     piece = places[0] // PIECE_BYTES
-    in_parts = {finding.part: finding.offset for finding in verified(storage).findings}
+    in_parts = {finding.part: finding.offset for finding in checked(storage).findings}
     run_at = segment.size_bytes + run.begin
     assert in_parts == {f"piece {piece}": piece * PIECE_BYTES, "segment": None, "queue offsets": run_at}
     storage.put(segment.name, whole)
@@ -437,8 +437,8 @@ def test_repairs_erasures_and_copies_keep_queue_offsets(life, tmp_path):
     with open_index(tmp_path / "root", storage) as index:
         storage.delete_many([segments_of(storage)[0].name])
         source = StoreSegments(storage, log_of(storage), StoreDirectory.open(tmp_path / "s", "s"))
-        (done,) = Repairs(storage, log_of(storage), source=source).run(verified(storage), yes=True)
-        assert done.action == "restore" and not verified(storage).findings
+        (done,) = Repairs(storage, log_of(storage), source=source).run(checked(storage), yes=True)
+        assert done.action == "restore" and not checked(storage).findings
         with reading(storage) as broker:
             answer = ask(broker, BEGIN, "orders")
             assert (answer.code, "is not known" in answer.remark) == (1, True)
@@ -448,7 +448,7 @@ def test_repairs_erasures_and_copies_keep_queue_offsets(life, tmp_path):
     erase(storage.uri, "orders", keys="k-4", yes=True, now=True, grace_s=0)
     copy_index(storage.uri, f"file://{tmp_path}/copied")
     with open_storage(f"file://{tmp_path}/copied") as copied, IndexReader.open(f"file://{tmp_path}/copied") as reader:
-        assert not verified(copied).findings
+        assert not checked(copied).findings
         assert all(segment.queues_bytes for segment in reader.archived() if segment.source)
         assert pulled(ReadOnlyBroker(reader), "orders", 0, 0, 60)[0] == [m for m in queue if "k-4" not in m.index_keys]
 

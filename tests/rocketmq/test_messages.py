@@ -172,15 +172,12 @@ def test_ids_of_other_brokers_and_of_no_message(tmp_path, index, store):
     ("body", "wanted", "shown"),
     [
         (b'{"a": [1, "\xc3\xa9"]}', "json", {"body": {"a": [1, "é"]}, "body_format": "json"}),
-        (b'{"a": 1}', "text", {"body": '{"a": 1}', "body_format": "text"}),
         (b"NaN", "json", {"body": "NaN", "body_format": "text"}),
-        (b'{"x": 1e308}', "json", {"body": {"x": 1e308}, "body_format": "json"}),
         (b'{"x": -1e999}', "json", {"body": '{"x": -1e999}', "body_format": "text"}),
         (b"[" * 100_000, "json", {"body": "[" * 100_000, "body_format": "text"}),
         (b"\xff\xfe", "json", {"body": "fffe", "body_format": "hex"}),
         (b"a\0b", "text", {"body": "610062", "body_format": "hex"}),
         (b"plain", "hex", {"body": "706c61696e", "body_format": "hex"}),
-        (b"", "text", {"body": "", "body_format": "text"}),
         (b"plain", "none", {}),
     ],
 )
