@@ -81,6 +81,11 @@ def life(archived, tmp_path):
         yield storage, index, messages
 
 
+@pytest.fixture
+def storage(life):
+    return life[0]
+
+
 def indexed(folder, **settings):
     """Index and archive the store in `folder`; return the storage."""
     storage, log = LocalStorage(folder / "storage"), folder / "store" / "commitlog"
@@ -179,9 +184,8 @@ def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
 
 
 @pytest.mark.parametrize("operation", ["put", "head"])
-def test_an_interrupted_rewriting_deletes_its_uploads(life, operation):
+def test_an_interrupted_rewriting_deletes_its_uploads(storage, operation):
     """Ctrl-C comes while a segment is sent, and while it is read back."""
-    storage, _, _ = life
     faulty, before = FaultStorage(storage), names(storage)
     # the sender looks at the size first
     nth = 1 if operation == "put" else 2
@@ -225,16 +229,14 @@ def test_a_time_within_a_second_is_one_rule_for_entries_archive_and_certificate(
     assert {m.store_ms - BEGIN_MS for m in read_all(storage).values() if m.is_erased} == set(range(0, 2_000, 200))
 
 
-def test_without_now_archived_messages_are_hidden_and_not_erased(life):
-    storage, _, _ = life
+def test_without_now_archived_messages_are_hidden_and_not_erased(storage):
     done = erase(storage.uri, "orders", keys="nobody's", yes=True)
     assert (done.status, done.remaining, done.pending) == ("hidden", (), ())
     assert erase(storage.uri, "orders", keys="nobody's", yes=True, now=True).status == "erased"
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "lost"])
-def test_a_segment_that_can_not_be_read_is_not_written_again_and_remains(life, is_there):
-    storage, _, _ = life
+def test_a_segment_that_can_not_be_read_is_not_written_again_and_remains(storage, is_there):
     name = min(names(storage))
     if is_there:
         flip_object(storage, name, -100_000)
@@ -338,8 +340,7 @@ def test_a_starting_writer_leaves_what_is_about_to_be_named(life, store, tmp_pat
     assert erased and all(name.startswith("9" * 20) for name in erased)
 
 
-def test_parts_and_patches_across_their_edges(life, monkeypatch):
-    storage, _, _ = life
+def test_parts_and_patches_across_their_edges(storage, monkeypatch):
     monkeypatch.setattr(segment_archive, "_READ_BYTES", HEAD_BYTES)
     before = read_all(storage)
     done = erase(storage.uri, "orders", yes=True, now=True, grace_s=0)
@@ -441,9 +442,8 @@ def test_an_older_copy_of_a_root_is_no_damage_of_a_segment(store, life, monkeypa
 
 
 @pytest.mark.parametrize("first", ["k-3", "k-4"])
-def test_messages_erased_only_in_answers_are_unchanged(store, life, first):
+def test_messages_erased_only_in_answers_are_unchanged(store, storage, first):
     """One key is erased from the bytes. Another key is hidden, before or after."""
-    storage, _, _ = life
     for key in sorted(["k-3", "k-4"], key=lambda key: key != first):
         erase(storage.uri, "orders", keys=key, yes=True, now=key == "k-3", grace_s=0)
     before = read_all(storage)
@@ -459,10 +459,9 @@ def test_messages_erased_only_in_answers_are_unchanged(store, life, first):
 
 
 def test_a_copied_index_whose_log_does_not_tell_what_was_erased_proves_it_and_is_not_used_if_it_is_damaged(
-    store, life, tmp_path
+    store, storage, tmp_path
 ):
     """Its log begins with segments from which another index had erased messages."""
-    storage, _, _ = life
     erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
     copy_index(storage.uri, f"file://{tmp_path}/standby")
     standby, before = LocalStorage(tmp_path / "standby"), read_all(storage)
