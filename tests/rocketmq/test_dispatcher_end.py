@@ -264,42 +264,34 @@ def test_old_messages_behind_the_end_are_waited_for_and_not_skipped_to(followed,
 # damage and holes
 
 
-def test_a_torn_message_that_stays_is_damage_once_the_log_continues(followed):
-    offsets = followed.write(100)
-    last = max(offset for offset in offsets if offset < SEGMENT)
-    followed.overwrite(last + 60, bytes(SEGMENT - last - 60))
-    dispatcher = followed.dispatcher()
-    assert (dispatcher.run_once().caught_up, dispatcher.position) == (False, last)
-    with pytest.raises(CorruptFile) as caught:
-        dispatcher.run_once()
-    assert (caught.value.file, caught.value.offset) == (str(followed.segment(0)), last)
-    followed.index.flush()
-    assert followed.index.durable_position(StoreDirectory.open(followed.path).source) == last
-    skipping = followed.dispatcher(skip_corrupt=True)
-    done = skipping.run_once()
-    assert [(loss.kind, loss.begin, loss.end) for loss in done.losses] == [("corrupt", last, SEGMENT)]
-    assert skipping.run_once().losses == ()
-    followed.check()
-
-
-@pytest.mark.parametrize("younger", [True, False])
-def test_damage_in_the_middle_stops_before_it_and_nothing_before_it_is_lost(followed, younger):
+@pytest.mark.parametrize(
+    "damage", ["a torn end before the next segment", "before younger messages", "before an older one"]
+)
+def test_damage_stops_before_it_once_the_log_continues_and_nothing_before_it_is_lost(followed, damage):
     """Messages behind it that are younger in the end show that it is damage: times in a log may decrease a little."""
-    followed.write(10)
-    (bad,) = followed.write(1)
-    followed.number -= 0 if younger else 5
-    (behind,) = followed.write(1)
-    followed.number += 0 if younger else 5
-    followed.write(5)
-    followed.overwrite(bad + 4, b"\xee" * 8)
+    if damage.startswith("a torn end"):
+        bad, end = max(offset for offset in followed.write(100) if offset < SEGMENT), SEGMENT
+        followed.overwrite(bad + 60, bytes(SEGMENT - bad - 60))
+    else:
+        followed.write(10)
+        (bad,) = followed.write(1)
+        back = 5 if "older" in damage else 0
+        followed.number -= back
+        (end,) = followed.write(1)
+        followed.number += back
+        followed.write(5)
+        followed.overwrite(bad + 4, b"\xee" * 8)
     dispatcher = followed.dispatcher()
-    assert dispatcher.run_once().messages == 10
+    assert (dispatcher.run_once().caught_up, dispatcher.position) == (False, bad)
     for _ in range(2):
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFile) as caught:
             dispatcher.run_once()
-        assert dispatcher.position == bad
-    (loss,) = followed.dispatcher(skip_corrupt=True).run_once().losses
-    assert (loss.kind, loss.begin, loss.end, loss.messages) == ("corrupt", bad, behind, None)
+        assert (caught.value.file, caught.value.offset) == (str(followed.segment(0)), bad)
+    followed.index.flush()
+    assert followed.index.durable_position(dispatcher.store.source) == dispatcher.position == bad
+    skipping = followed.dispatcher(skip_corrupt=True)
+    losses = [loss for done in rounds(skipping) for loss in done.losses]
+    assert [(loss.kind, loss.begin, loss.end, loss.messages) for loss in losses] == [("corrupt", bad, end, None)]
     followed.check()
 
 

@@ -222,16 +222,13 @@ def test_dledger_or_a_commit_log_on_another_disk_is_named(followed, log, dledger
         followed.segment(end // SEGMENT).unlink()
     else:
         shutil.rmtree(followed.path / "commitlog")
-        if log != "no folder":
-            (followed.path / "commitlog").mkdir()
-        if log == "no queues":
-            shutil.rmtree(followed.path / "consumequeue")
-            (followed.path / "checkpoint").unlink()
-    if dledger:
-        error, said = MissingMessages, "dledger-n0/data, which can't be read"
-    else:
-        error, said = StorageUnavailable if log == "no folder" else MissingMessages, "--commitlog"
-    with pytest.raises(error, match=said):
+    if log in ("no messages", "no queues"):
+        (followed.path / "commitlog").mkdir()
+    if log == "no queues":
+        shutil.rmtree(followed.path / "consumequeue")
+        (followed.path / "checkpoint").unlink()
+    error = StorageUnavailable if (log, dledger) == ("no folder", False) else MissingMessages
+    with pytest.raises(error, match="dledger-n0/data, which can't be read" if dledger else "--commitlog"):
         follow(followed, skip_missing=False)
 
 

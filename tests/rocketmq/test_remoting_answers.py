@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rocketmq import golden_frames
 from tests.rocketmq.archived_store import BEGIN_OF_LAST, delete_segments, index_log, lookups, put, scan, settled
 from tests.rocketmq.remoting_client import (
     BEGIN,
@@ -32,7 +31,7 @@ from tests.rocketmq.remoting_client import (
     records,
     run,
 )
-from tests.rocketmq.test_remoting_frames import KEYS, SECRET
+from tests.rocketmq.test_remoting_frames import KEYS, SECRET, frames, requests
 from tests.support.damage import flip_object, flipped
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
@@ -112,7 +111,7 @@ SAME_RECORDS = {"query_order0", "query_dup", "query_empty_body", "query_unicode"
 def _recorded(name: str, request: Command) -> Command:
     """Return a golden response in the request's serialisation, about the request's topic."""
     kind = "json" if request.serialisation == JSON else "rmq"
-    response = decode_frame(golden_frames.frames()[f"resp.{name}.{kind}.bin"]["frame"][4:])
+    response = decode_frame(frames()[f"resp.{name}.{kind}.bin"]["frame"][4:])
     if name == "route_none":
         response = replace(response, remark=response.remark.replace("NoSuchTopic", request.fields["topic"]))
     if name == "route_one" and request.fields["topic"] not in ("TopicOrder", "TopicPay", "TopicTx"):
@@ -136,8 +135,8 @@ async def test_recorded_requests_get_the_recorded_responses(index, store, messag
     """One connection sends each golden request in its own serialisation. The responses have the golden `opaque`."""
     exact, same, others = set(), set(), set()
     async with client_of(index, store=store, **GOLDEN) as client:
-        for name in golden_frames.requests():
-            golden = golden_frames.frames()[name]
+        for name in requests():
+            golden = frames()[name]
             request = replace(decode_frame(golden["frame"][4:]), opaque=4660)
             await client.send(request)
             frame = await client.receive_frame()
@@ -356,13 +355,13 @@ def test_writing_requests_are_refused_and_unknown_codes_are_named(index):
     writes = (10, 310, 320, 36, 15, 17, 215, 216, 25, 100, 103, 37, 41, 3001)
     for code in (*writes, 908, 212, 355, 1001, 1002, 1003, 1011, 1012, 1013, 200050):
         answer = broker.answer_at_once(Command(code=code, opaque=4660), HERE)
-        assert encode_frame(answer) == golden_frames.frames()["resp.no_permission.json.bin"]["frame"], code
+        assert encode_frame(answer) == frames()["resp.no_permission.json.bin"]["frame"], code
     for code in (0, 29, 999, -1):
         assert summary(response_to(broker, code)) == (3, f" request type {code} not supported", b"")
     for code in (PULL, END, BEGIN, STATS):
         answer = response_to(broker, code)
         assert answer.code == 3 and answer.remark.startswith(f" request type {code} not supported: ")
-    unsupported = golden_frames.frames()["resp.unsupported.rmq.bin"]["frame"]
+    unsupported = frames()["resp.unsupported.rmq.bin"]["frame"]
     answer = broker.answer_at_once(Command(code=311, opaque=4660, serialisation=BINARY), HERE)
     assert encode_frame(answer) == unsupported.replace(b"310", b"311")
 
@@ -504,8 +503,8 @@ async def test_signed_requests(index, store, messages, caplog):
     """With access keys configured, the server answers each recorded signed request, and no others."""
     seen = set()
     async with client_of(index, store=store, keys=KEYS) as client:
-        for name in golden_frames.requests():
-            request = decode_frame(golden_frames.frames()[name]["frame"][4:])
+        for name in requests():
+            request = decode_frame(frames()[name]["frame"][4:])
             await client.send(request)
             answer = await client.receive()
             signed = "Signature" in request.fields
@@ -538,43 +537,31 @@ async def test_an_access_key_sees_only_its_topics(index, store, messages):
 
 
 @run
-async def test_entries_of_places_of_other_topics_are_no_window(index, store, messages, monkeypatch):
-    """A response to a limited access key used to show whether a message of another topic begins at a place."""
+async def test_a_key_of_some_topics_learns_nothing_of_other_places(index, store, storage, messages, monkeypatch):
+    """A response used to show whether a message of another topic begins at a place, and whether it is damaged."""
     waits = []
     monkeypatch.setattr(remoting_server, "pause_s", lambda passed_s: waits.append(passed_s) or 0.0)
-    other = next(m for m in messages if m.topic == "TopicOrder" and m.is_visible)
+    keys = {"pay": AccessKey(SECRET, ("TopicP",))}
+    topics = ("TopicOrder", "TopicPay")
+    other, own = (next(m for m in messages if m.topic == topic and m.is_visible) for topic in topics)
     for key, more in (("begins", 0), ("within", 4)):
         index.put("TopicPay", other.queue_id, key, other.physical_offset + more, other.size, other.store_ms)
-    keys = {"pay": AccessKey(SECRET, ("TopicP",))}
     async with client_of(index, store=store, keys=keys) as client:
         for key in ("begins", "within"):
             answer = await signed(client, QUERY, **by_key("TopicPay", key))
             assert (answer.code, answer.remark) == (22, "1 of 1 messages are not available: 1 missing")
-            assert len(waits) == 1
-            waits.clear()
         for offset in (other.physical_offset, other.physical_offset + 4, 10**9):
-            assert ((await signed(client, VIEW, offset=str(offset))).code, len(waits)) == (1, 1)
-            waits.clear()
-        own = next(m for m in messages if m.topic == "TopicPay" and m.is_visible)
-        assert ((await signed(client, VIEW, offset=str(own.physical_offset))).code, waits) == (0, [])
-
-
-def test_a_key_of_some_topics_learns_no_damage_of_a_place(index, store, storage, messages, monkeypatch):
-    """A response used to say that another topic's message is damaged, with an id that names its place."""
-    monkeypatch.setattr(remoting_server, "pause_s", lambda passed_s: 0.0)
-    other = next(m for m in messages if m.topic == "TopicOrder" and m.is_visible)
+            assert (await signed(client, VIEW, offset=str(offset))).code == 1
+        assert len(waits) == 5
+        assert ((await signed(client, VIEW, offset=str(own.physical_offset))).code, len(waits)) == (0, 5)
     view = {"offset": str(other.physical_offset), "topic": "TopicOrder"}
-
-    async def answers():
-        keys = {"pay": AccessKey(SECRET, ("TopicP",))}
+    asking, answers = ((QUERY, by_unique_key("TopicPay", other.offset_msg_id)), (VIEW, view)), []
+    for _ in ("whole", "damaged"):
         with IndexReader.open(storage_backend=storage) as reader:
             async with client_of(reader, keys=keys) as client:
-                asking = ((QUERY, by_unique_key("TopicPay", other.offset_msg_id)), (VIEW, view))
-                return [summary(await signed(client, code, **fields)) for code, fields in asking]
-
-    whole = asyncio.run(answers())
-    flip_object(storage, index.archived()[0].name, other.physical_offset + 4)
-    assert asyncio.run(answers()) == whole and [row[0] for row in whole] == [22, 1]
+                answers.append([summary(await signed(client, code, **fields)) for code, fields in asking])
+        flip_object(storage, index.archived()[0].name, other.physical_offset + 4)
+    assert answers[0] == answers[1] and [code for code, *_ in answers[0]] == [22, 1]
 
 
 # pulls from a store; those from an archive are in test_archived_queues

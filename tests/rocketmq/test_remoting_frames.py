@@ -1,14 +1,18 @@
 """The codec of RocketMQ's remoting protocol: golden frames, round trips of any command, and invalid bytes."""
 
+import base64
+import gzip
 import json
 import struct
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rocketmq import golden_frames
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.remoting.frames import (
     BINARY,
@@ -21,6 +25,24 @@ from tiered_index.rocketmq.remoting.frames import (
     signer_of,
 )
 
+DATA = Path(__file__).parents[1] / "golden" / "data" / "remoting" / "frames.jsonl.gz"
+
+
+@cache
+def frames() -> dict[str, dict[str, Any]]:
+    """Return the frames by file; `frame` is the bytes, including the length."""
+    lines = [json.loads(line) for line in gzip.decompress(DATA.read_bytes()).splitlines()]
+    return {line["file"]: line | {"frame": base64.b64decode(line["frame"])} for line in lines}
+
+
+def requests() -> list[str]:
+    return [name for name, frame in frames().items() if frame["direction"] == "request"]
+
+
+def responses() -> list[str]:
+    return [name for name, frame in frames().items() if frame["direction"] == "response"]
+
+
 SECRET = "0123456789abcdef"
 KEYS = {"archiveReader": AccessKey(SECRET)}
 _I32 = st.integers(-(2**31), 2**31 - 1)
@@ -29,7 +51,7 @@ _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 
 
 def test_every_golden_frame_is_understood():
-    for file, golden in golden_frames.frames().items():
+    for file, golden in frames().items():
         command = decode_frame(golden["frame"][4:])
         header = {name: getattr(command, name) for name in ("code", "opaque", "flag", "version", "remark")}
         assert header | {"extFields": command.fields} == golden["header"], file
@@ -41,17 +63,17 @@ def test_every_golden_frame_is_understood():
 
 def test_golden_frames_are_written_byte_for_byte():
     # not JSON requests: their fields are in the order of Java's HashMap, which has no meaning
-    binary = [n for n in golden_frames.requests() if golden_frames.frames()[n]["serialisation"] != "JSON"]
-    assert (len(golden_frames.responses()), len(binary)) == (74, 28)
-    for name in golden_frames.responses() + binary:
-        frame = golden_frames.frames()[name]["frame"]
+    binary = [n for n in requests() if frames()[n]["serialisation"] != "JSON"]
+    assert (len(responses()), len(binary)) == (74, 28)
+    for name in responses() + binary:
+        frame = frames()[name]["frame"]
         assert encode_frame(decode_frame(frame[4:])) == frame, name
 
 
 def test_golden_signatures():
     signed = 0
-    for name in golden_frames.requests():
-        command = decode_frame(golden_frames.frames()[name]["frame"][4:])
+    for name in requests():
+        command = decode_frame(frames()[name]["frame"][4:])
         if "Signature" not in command.fields:
             assert signer_of(command, KEYS) is None
             continue
@@ -104,7 +126,7 @@ def test_a_command_decodes_to_itself(command):
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_invalid_bytes_are_only_refused(data):
-    golden = golden_frames.frames()[data.draw(st.sampled_from(golden_frames.requests()))]["frame"][4:]
+    golden = frames()[data.draw(st.sampled_from(requests()))]["frame"][4:]
     frame = bytearray(golden[: data.draw(st.integers(0, len(golden)))])
     for place, value in data.draw(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=4)):
         if frame:
