@@ -8,18 +8,18 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.datasource import InputPartition
 
-from tests.spark.entries import BEGIN_MS
+from tests.spark.entries import BEGIN_MS, states
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
-from tiered_index import IndexService
+from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
-from tiered_index.spark import register
+from tiered_index.spark import build, register
 from tiered_index.spark.datasource import messages as module
 from tiered_index.spark.datasource.messages import CommitLogDataSource
 from tiered_index.spark.writing.log_sources import Stretch
@@ -136,6 +136,34 @@ def test_segments_of_an_archive(filled, archived, tmp_path):
     assert rows_of(batch(archive, skipCorrupt="true")) == behind
     with pytest.raises(InvalidArgument, match=r"'other'.*'broker'"):
         batch(archive, store="other")
+
+
+def entries_of(uri):
+    with IndexReader.open(uri) as reader, reader.export() as batches:
+        return sorted(tuple(map(str, row.values())) for batch in batches for row in batch.to_pylist())
+
+
+@pytest.mark.long
+def test_a_build_of_an_archive_has_the_entries_of_the_log_and_none_of_damaged_pieces(spark, filled, archived, tmp_path):
+    folder, closed = archived
+    shutil.copytree(folder, tmp_path / "storage")
+    shutil.copytree(filled, tmp_path / "store")
+    for segment in segments(tmp_path / "store")[len(closed) :]:
+        segment.path.unlink()
+    source, config = f"archive:file://{tmp_path}/storage?store=broker", IndexConfig(slots=64, items=10_000)
+    local, remote, part = (f"file://{tmp_path}/{name}" for name in ("local", "remote", "part"))
+    build(spark, tmp_path / "store", storage=local, config=config)
+    build(spark, source, storage=remote, config=config)
+    assert entries_of(remote) == entries_of(local) and states(remote).genesis.offset_space == "commitlog"
+    files = (path for path in (tmp_path / "storage").rglob("*") if path.is_file())
+    flip(next(path for path in files if b"body 0" in path.read_bytes()[:1_000]), 300)
+    with pytest.raises(CorruptFile, match="CRC32"):
+        build(spark, source, storage=part, config=config)
+    result = build(spark, source, storage=part, config=config, skip_corrupt=True)
+    # the damaged piece, with the message that crosses its end
+    [(_, begin, end, _)] = result.skipped
+    assert begin == closed[0].start and PIECE_BYTES <= end - begin == result.skipped_bytes < closed[0].file_size
+    assert 0 < result.entries < len(entries_of(local)) and {*entries_of(part)} < {*entries_of(local)}
 
 
 def test_bad_options_and_places(filled, tmp_path):
