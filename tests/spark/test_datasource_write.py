@@ -10,12 +10,10 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, joined, messages, states, sweep, total
-from tests.spark.streaming_program import failing_once
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.spark import register
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.session import warn_of_denials
 
 
 @pytest.fixture
@@ -86,19 +84,6 @@ def test_invalid_entries_are_refused_and_named(session, storage):
     assert total(storage) == sweep(storage) == 0
 
 
-@pytest.mark.long
-def test_windows_that_are_too_many_or_too_short(session, storage):
-    frame = session.createDataFrame(messages(50, days=3)).coalesce(1)
-    with pytest.raises(InvalidArgument, match="2 windows of 86,400 s"):
-        write(frame, storage, maxWindows=2)
-    write(frame, storage)
-    with pytest.raises(InvalidArgument, match="windows that are as long"):
-        write(frame, storage, "overwrite", window="1h")
-    assert total(storage) == 50
-    # the driver refuses a table, and deletes the uploads; it refuses too many windows before any upload
-    assert sweep(storage) == 0
-
-
 def micro_batches(session, frame_folder, uri, checkpoint, change=lambda frame: frame):
     schema = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
     source = change(session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(frame_folder)))
@@ -147,35 +132,3 @@ def test_a_repeated_micro_batch_is_published_once(spark, storage, tmp_path, capl
     check(storage, joined(tables), keys=5)
     [warning] = [record for record in caplog.records if "speculation" in record.getMessage()]
     assert warning.levelname == "WARNING" and "spark.task.maxFailures is 1" in warning.getMessage()
-
-
-@pytest.mark.long
-def test_a_micro_batch_that_was_refused_or_failed_is_published_once_when_it_comes_again(session, storage, tmp_path):
-    table = messages(200)
-    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
-    session.createDataFrame(table).coalesce(1).write.parquet(str(folder))
-    mark = tmp_path / "mark"
-    with pytest.raises(Exception, match="column 'size' has 2 nulls"):
-        without_size = F.when(F.col("offset") % 100 != 7, F.col("size"))
-        micro_batches(session, folder, storage, checkpoint, lambda frame: frame.withColumn("size", without_size))
-    with pytest.raises(NotAnIndex):
-        total(storage)
-    with pytest.raises(Exception, match="struck on purpose"):
-        micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(frame, mark))
-    with pytest.raises(NotAnIndex):
-        total(storage)
-    micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(frame, mark))
-    assert total(storage) == 200
-    check(storage, table, keys=10)
-
-
-@pytest.mark.parametrize(("settings", "warned"), [
-    ({}, False),
-    ({"spark.speculation": "true", "spark.task.maxFailures": "4"}, False),
-    ({"spark.speculation": "true", "spark.task.maxFailures": "1"}, True),
-    ({"spark.task.maxFailures": "1"}, False),
-])  # fmt: skip
-def test_settings_by_which_a_denied_attempt_fails_a_write_are_warned_of(settings, warned, caplog):
-    warn_of_denials(lambda name, default: settings.get(name, default))
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
-    assert not warned or f"maxFailures is {settings['spark.task.maxFailures']}" in caplog.text

@@ -101,13 +101,6 @@ def test_random_text_in_python_and_duckdb(row):
 
 
 @pytest.mark.long
-@given(st.lists(pairs, min_size=50, max_size=200))
-@settings(max_examples=3, deadline=None)
-def test_random_text_on_spark(spark, rows):
-    assert by_spark(spark, rows) == [java(*row) for row in rows]
-
-
-@pytest.mark.long
 def test_the_rule_of_newer_rocketmq(spark):
     """The rule is the lower 31 bits, Java's `hashCode() & 0x7FFFFFFF`, in every form."""
     rows = list(golden_pairs())

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
 
 from tests.rocketmq.archived_store import index_log
 from tests.spark.commands import outcome_of
@@ -123,22 +122,6 @@ def test_answers_are_a_readers(spark, index):
     nothing = look_up(spark, late, storage=index)
     assert nothing.objects == 0 and nothing.requests > 0 and nothing.bytes_read > 0 and nothing.cost_usd > 0
     nothing.release()
-
-
-@pytest.mark.long
-def test_columns_by_name_constants_and_timestamps(spark, index):
-    frame = spark.createDataFrame([("key-0", "a"), ("key-1", "b")], "order_id string, `my id` string")
-    frame = frame.withColumn("since", F.timestamp_millis(F.lit(BEGIN_MS + DAY_MS)))
-    columns = {"key": "order_id", "begin_ms": "since", "topic": F.lit("orders")}
-    rows = look_up(spark, frame, storage=index, columns=columns, max_count=1000).frame.collect()
-    assert rows[0].__fields__ == ["order_id", "my id", "since", "topic", "status", "failed", "position", *ENTRY]
-    offsets = offsets_by("order_id", rows)
-    assert offsets.keys() == {"key-0", "key-1"}
-    with IndexReader.open(index) as reader:
-        for key, key_offsets in offsets.items():
-            answer = reader.query("orders", key, BEGIN_MS + DAY_MS, max_count=1000)
-            assert key_offsets == [item.offset for item in answer]
-    assert {row["my id"] for row in rows} == {"a", "b"}
 
 
 def test_rows_with_nulls_are_named_or_counted(spark, index):
