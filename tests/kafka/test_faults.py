@@ -1,7 +1,11 @@
 """Brokers that fail, are slow or away, and connections that are cut: nothing is lost, nothing is doubled."""
 
+import contextlib
 import math
+import socket
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +16,7 @@ from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import CorruptFile, StorageMisconfigured
 from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker, kafka
+from tiered_index.kafka.client import KafkaBroker, SetupErrors, kafka
 
 BROKERS = 3
 FETCH, LIST_OFFSETS = 1, 2
@@ -188,3 +192,22 @@ def test_a_topic_that_its_brokers_do_not_know_for_a_moment(cluster, index, topic
     cluster.fail_topic(topic, 0)
     sent(10 * PARTITIONS, 200)
     check_went_on(index, topic, following, 200)
+
+
+@pytest.mark.parametrize("is_far", [True, False])
+def test_advertised_addresses_are_wrong_only_if_none_can_be_reached(monkeypatch, is_far):
+    setup = SetupErrors("kafka://there", {"bootstrap.servers": "there:9092"})
+    setup(SimpleNamespace(name=lambda: "_TRANSPORT", str=lambda: "there:9092/1: Connect failed (after 3ms)"))
+    with contextlib.ExitStack() as stack:
+        # its queue has room for one connection: further ones wait for seconds
+        far = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        stack.enter_context(socket.create_connection(far.getsockname()))
+        port = far.getsockname()[1]
+        brokers = {at: SimpleNamespace(host="127.0.0.1", port=at) for at in (1, port if is_far else 99_999)}
+        answering = SimpleNamespace(list_topics=lambda timeout: SimpleNamespace(brokers=brokers), close=lambda: None)
+        monkeypatch.setattr("tiered_index.kafka.client.open_consumer", lambda *_: answering)
+        accepting = threading.Timer(0.3, lambda: far.accept()[0].close())
+        accepting.start()
+        stack.callback(accepting.join)
+        with contextlib.nullcontext() if is_far else pytest.raises(StorageMisconfigured, match=r"there:9092.*Connect"):
+            setup.check()

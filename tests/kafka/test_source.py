@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.kafka.followed import ingest, places, source_of
+from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.client import KafkaBroker, LogRange, kafka, record_of
 from tiered_index.kafka.names import Name
@@ -100,7 +100,7 @@ def test_no_setting_is_in_the_text_of_a_source_or_a_broker(index, servers, topic
     source.close()
 
 
-def test_an_index_is_of_one_cluster_and_of_topics_that_are_there(index, servers, producing, topic):
+def test_an_index_is_of_one_cluster_and_of_topics_that_are_there(index, cluster, servers, producing, topic):
     producing.send(topic, [{"key": "k"}])
     ingest(index, servers, topic)
     with pytest.raises(ConfigError, match="another root"):
@@ -113,6 +113,10 @@ def test_an_index_is_of_one_cluster_and_of_topics_that_are_there(index, servers,
         source_of(index, servers, f"{topic}s")
     with pytest.raises(InvalidArgument, match="name topics"):
         source_of(index, servers)
+    cluster.fail_topic(topic, 29)  # Kafka's number of the refusal of a topic
+    with pytest.raises(StorageMisconfigured, match=f"{topic}: .*authorization failed: allow the .* login to READ it"):
+        source_of(index, servers, topic)
+    cluster.fail_topic(topic, 0)
 
 
 def test_the_records_that_wait_for_a_put_are_bounded(index, topic):
@@ -167,6 +171,15 @@ def test_names_of_positions_can_be_read_again():
         assert Name.parse(str(name)) == name
     assert str(Name("c", "orders", 3)) == "kafka:c/orders/3"
     assert Name.parse("rocketmq:/store") is None
+
+
+def test_the_login_needs_no_access_to_the_clients_group(index, topic):
+    with kafka_cluster() as cluster:
+        Producing(cluster.servers).send(topic, [{"key": "k", "partition": 0}])
+        # Kafka's numbers of the search for a group's coordinator, and of the refusal of a group
+        cluster.fail(10, *[30] * 100)
+        assert archive(index, cluster.servers, topic).messages == 1
+        assert [record.key for record in archived(index)] == [b"k"]
 
 
 def test_a_record_without_a_time_gets_the_time_at_which_it_is_read(index, servers, producing, topic):
