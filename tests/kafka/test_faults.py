@@ -130,25 +130,6 @@ def test_a_broker_that_is_away_is_told_and_caught_up_with(cluster, index, topic,
     check_went_on(index, topic, following, 200)
 
 
-def test_it_starts_while_a_broker_is_away_and_takes_its_partitions_up_later(
-    cluster, index, servers, topic, sent, looking_often
-):
-    count, notes = 10 * PARTITIONS, []
-    sent(0, count)
-    for partition in range(PARTITIONS):
-        cluster.lead(topic, partition, partition % 2 + 1)
-    cluster.take_down(2)
-    source = source_of(index, servers, topic, follow=True, settings=HASTY, note=notes.append)
-    with Follower(index, source, note=lambda _: None) as follower:
-        follower.in_background()
-        until(lambda: follower.messages == count // 2)
-        assert f"{topic}/1" in notes[0] and f"{topic}/3" in notes[0] and f"{topic}/0" not in notes[0]
-        assert follower.problems() and source.lag().seconds is None
-        cluster.bring_up(2)
-        check_went_on(index, topic, follower, count)
-        until(lambda: follower.problems(60.0) == [])
-
-
 def test_a_cluster_that_does_not_answer_after_some_partitions_are_read_loses_no_record(
     cluster, index, servers, topic, sent, monkeypatch
 ):

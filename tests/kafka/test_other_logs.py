@@ -9,7 +9,6 @@ from tests.support.kafka_cluster import Producing, kafka_cluster
 from tiered_index.errors import ConfigError
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.names import Name
 from tiered_index.kafka.partitions import OffsetOutOfRange
 
 BEFORE = 50
@@ -40,21 +39,6 @@ def test_a_cluster_whose_topics_have_no_ids_is_refused(index, topic):
         with pytest.raises(ConfigError, match=rf"no id of topic {topic}: Kafka before 2\.8 is not supported: upgrade"):
             ingest(index, cluster.servers, topic)
     assert index.durable_positions() == {}
-
-
-def test_a_position_without_an_id_gets_one_once_the_cluster_has_ids(
-    index, cluster, servers, topic, old_records, producing
-):
-    cluster.control(0)
-    ingest(index, servers, topic)
-    cluster.control(1)
-    producing.send(topic, records("more", 1))
-    follower = ingest(index, servers, topic)
-    assert (follower.messages, follower.loss_count) == (1, 0)
-    names = [Name.parse(name) for name in follower.source.positions()]
-    assert len({name.topic_id for name in names}) == 1 and names[0].topic_id
-    cluster.control(0)  # its controller is away for a moment
-    assert ingest(index, servers, topic).loss_count == 0
 
 
 def test_records_of_a_log_that_was_empty_before_are_not_lost_without_a_report(
