@@ -40,13 +40,9 @@ def run(example: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_the_programs_on_data_sources_run(spark: Any) -> None:
-    run("spark_data_sources.py")
-
-
-@pytest.mark.long
-def test_the_program_on_streams_runs(spark: Any) -> None:
-    run("spark_stream.py")
+@pytest.mark.parametrize("example", ["spark_data_sources.py", "spark_stream.py"])
+def test_a_program_of_the_page_runs(spark: Any, example: str) -> None:
+    run(example)
 
 
 def test_every_program_is_in_a_section_that_a_test_runs():

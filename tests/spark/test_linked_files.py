@@ -391,12 +391,13 @@ def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, sto
         (tmp_path / name).mkdir()
         pq.write_table(pa.Table.from_pylist([row(n) for n in range(30)]), tmp_path / name / "0.parquet")
     frame = rows_read(spark, tmp_path / "a")
-    with pytest.raises(InvalidArgument, match=r"0\.parquet is not among the option files"):
-        write(frame, storage, tmp_path / "b")
-    with pytest.raises(InvalidArgument, match="says no file and row: select the column _metadata"):
-        write(frame.drop("_metadata"), storage, tmp_path / "a")
-    with pytest.raises(InvalidArgument, match="has no column customer"):
-        write(frame.drop("customer"), storage, tmp_path / "a")
+    for written, folder, problem in (
+        (frame, "b", r"0\.parquet is not among the option files"),
+        (frame.drop("_metadata"), "a", "says no file and row: select the column _metadata"),
+        (frame.drop("customer"), "a", "has no column customer"),
+    ):
+        with pytest.raises(InvalidArgument, match=problem):
+            write(written, storage, tmp_path / folder)
     with pytest.raises(InvalidArgument, match="use mode append"):
         with typed_errors("writing"):
             frame.write.format("tiered_index").mode("overwrite").options(files=str(tmp_path / "a")).save(storage)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 from datetime import time
 from types import SimpleNamespace
 
@@ -72,12 +73,11 @@ def test_empty_cells_of_csv_are_null_quoted_or_not(tmp_path):
 
 @pytest.mark.parametrize("header", ["key,topic", "topic,key,since", "Topic,key"])
 def test_headers_that_differ(tmp_path, header):
-    (tmp_path / "a.csv").write_text("topic,key\nt,k\n")
-    (tmp_path / "b.csv").write_text(f"{header}\n" + ",".join("k" * len(header.split(","))) + "\n")
-    with pytest.raises(InvalidArgument) as caught:
+    for name, text in (("a", "topic,key"), ("b", header)):
+        (tmp_path / f"{name}.csv").write_text(f"{text}\n" + ",".join("k" * len(text.split(","))) + "\n")
+    other = f"{tmp_path}/b.csv has other columns than {tmp_path}/a.csv: {header.split(',')} instead of ['topic', 'key']"
+    with pytest.raises(InvalidArgument, match=re.escape(other)):
         read_keys(str(tmp_path), S3)
-    for named in (f"{tmp_path}/b.csv", f"{tmp_path}/a.csv", str(header.split(",")), "['topic', 'key']"):
-        assert named in str(caught.value)
 
 
 def test_keys_of_any_form_are_read_from_a_storage(tmp_path):
@@ -131,33 +131,26 @@ BAD_CSV = {
 def test_invalid_csv_is_named_with_its_line(tmp_path, case):
     data, message = BAD_CSV[case]
     (tmp_path / "my keys.csv").write_bytes(data)
-    with pytest.raises(InvalidArgument) as caught:
+    with pytest.raises(InvalidArgument, match=re.escape(f"{tmp_path}/my keys.csv: {message}")):
         read_keys(str(tmp_path / "my keys.csv"), S3)
-    assert str(caught.value).startswith(f"{tmp_path}/my keys.csv: {message}")
 
 
-def fill(path, key, **more):
-    """Write one key to a file of the format that its name gives."""
-    row = {"topic": "t", "key": key, **more}
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({name: [value] for name, value in row.items()}), path)
-    else:
-        path.write_text(f'topic,key\nt,"{key}"\n' if path.suffix == ".csv" else json.dumps(row) + "\n")
+def fill(path, key):
+    """Write a Parquet file of one key."""
+    pq.write_table(pa.table({"topic": ["t"], "key": [key]}), path)
 
 
-@pytest.mark.parametrize("kind", [".csv", ".ndjson", ".parquet"])
-def test_a_files_name_is_no_pattern(tmp_path, kind):
+def test_a_files_name_is_no_pattern(tmp_path):
     folder = tmp_path / HOSTILE
     folder.mkdir()
     for name in (HOSTILE, "k[1]", *DECOYS):
-        fill(folder / f"{name}{kind}", name)
-
-    def keys(path):
-        return sorted(read_keys(str(path), S3)["key"].to_pylist())
-
-    assert keys(folder / f"{HOSTILE}{kind}") == [HOSTILE]
-    assert keys((folder / f"k[1]{kind}").as_uri()) == ["k[1]"]
-    assert keys(folder) == sorted([HOSTILE, "k[1]", *DECOYS])
+        fill(folder / f"{name}.parquet", name)
+    for path, keys in (
+        (folder / f"{HOSTILE}.parquet", [HOSTILE]),
+        ((folder / "k[1].parquet").as_uri(), ["k[1]"]),
+        (folder, [HOSTILE, "k[1]", *DECOYS]),
+    ):
+        assert sorted(read_keys(str(path), S3)["key"].to_pylist()) == sorted(keys)
 
 
 @pytest.mark.parametrize("kind", ["", ".ndjson"])
