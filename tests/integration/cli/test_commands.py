@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tests.integration.cli.command_lines import Outcome, run_script
-from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, write_source
-from tiered_index import IndexService, __version__
+from tests.integration.cli.command_lines import run_script
+from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, message, write_source
+from tiered_index import IndexService
 
 ENTRIES = 2 * MESSAGES
 SECONDS = "1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 seconds are 1700000000000"
@@ -16,24 +16,16 @@ def offsets(document):
     return [item["offset"] for item in document["items"]]
 
 
-@pytest.mark.parametrize(
-    ("topic", "key"), [("orders", "k7"), ("orders", "own-2999"), ("orders", "absent"), ("none", "k7")]
-)
-def test_query_by_root_finds_everything(run_here, original, topic, key):
-    outcome = run_here("query", topic, key, "--root", original.root, "--json", "--max", 1000)
-    assert outcome.code == 0
-    assert outcome.err == ""
-    assert outcome.document["status"] == "complete"
-    assert offsets(outcome.document) == expected_offsets(topic, key)
-
-
-def test_query_by_storage_alone_finds_uploaded_entries(run_here, original):
-    outcome = run_here("query", "orders", "k7", "--storage", original.uri, "--json", "--max", 1000)
-    assert offsets(outcome.document) == expected_offsets("orders", "k7", MESSAGES - 100)
-    assert outcome.document["explain"]["requests"] > 0
-    item = outcome.document["items"][0]
-    assert {"topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash"} <= set(item)
-    assert item["timestamp_ms"] == BEGIN_MS + item["offset"] * 1000
+@pytest.mark.parametrize(("topic", "key"), [("orders", "k7"), ("none", "k7")])
+def test_query_by_root_or_storage_finds_everything(run_here, original, topic, key):
+    """The storage lacks the entries that are not uploaded."""
+    for flag, place, stop in (("--root", original.root, MESSAGES), ("--storage", original.uri, MESSAGES - 100)):
+        outcome = run_here("query", topic, key, flag, place, "--json", "--max", 1000)
+        assert (outcome.code, outcome.err, outcome.document["status"]) == (0, "", "complete")
+        assert offsets(outcome.document) == expected_offsets(topic, key, stop)
+        for item in outcome.document["items"]:
+            assert {"topic_id", "queue_id", "size", "key_hash"} <= item.keys()
+            assert item["timestamp_ms"] == BEGIN_MS + item["offset"] * 1000
 
 
 def test_query_takes_a_range_and_pages(run_here, original):
@@ -41,44 +33,23 @@ def test_query_takes_a_range_and_pages(run_here, original):
     expected = [n for n in expected_offsets("orders", "k7") if 500 <= n <= 2000]
     where = ("query", "orders", "k7", "--root", original.root, "--begin", begin, "--end", end)
     assert offsets(run_here(*where, "--json").document) == expected
-    paged, cursor, statuses = [], [], []
-    while not statuses or statuses[-1] == "truncated":
-        page = run_here(*where, "--json", "--max", 15, *cursor).document
-        paged += offsets(page)
-        statuses.append(page["status"])
-        cursor = ["--cursor", page["cursor"]]
-    assert paged == expected
-    assert len(statuses) >= len(expected) // 15
-    assert statuses[0] == "truncated"
+    page = run_here(*where, "--json", "--max", 15).document
+    rest = run_here(*where, "--json", "--cursor", page["cursor"]).document
+    assert (page["status"], rest["status"]) == ("truncated", "complete")
+    assert offsets(page) + offsets(rest) == expected
     records = run_here(*where, "--json", "--all", "--max", 7).records
     assert [record["offset"] for record in records[:-1]] == expected
-    assert records[-1]["status"] == "complete"
-    assert records[-1]["count"] == len(expected)
+    assert (records[-1]["status"], records[-1]["count"]) == ("complete", len(expected))
     altered = run_here(*where, "--cursor", "AAAA", "--json")
     assert (altered.code, altered.error["type"]) == (2, "InvalidCursor")
-
-
-def test_all_answers_an_identity_that_was_put_with_two_times_once(run_here, tmp_path):
-    with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/store", slots=7, items=50) as index:
-        for second in (0, 50):
-            for offset in range(3):
-                index.put("t", 0, "k", offset, 10, BEGIN_MS + (second + offset) * 1000)
-    where = ["query", "t", "k", "--root", tmp_path / "root", "--all", "--max", 2]
-    records = run_here(*where, "--json").records
-    assert [record["offset"] for record in records[:-1]] == [2, 1, 0]
-    assert records[-1]["count"] == 3
-    assert "3 found, complete" in run_here(*where).out
 
 
 @pytest.mark.parametrize(
     ("topic", "range_", "hints"),
     [
         ("orderz", (), ["no file that was read has topic 'orderz'; did you mean 'orders'?"]),
-        ("nothing-like-it", (), ["no file that was read has topic 'nothing-like-it'"]),
         ("orders", ("--begin", "2024-01-01"), ["the index has entries from 2023-11-14T22:13:20Z to "]),
         ("orders", ("--end", "1700000000"), ["the index has entries from ", f"the range ends at {SECONDS}"]),
-        ("orders", ("--end", "86400"), ["the index has entries from ", "the range ends at 1970-01-01T00:01:26"]),
-        ("orders", ("--begin", "2023-11-14", "--end", "2023-11-14"), []),
         ("orders", ("--begin", "2023-11-14T22:13:20Z"), []),
     ],
 )
@@ -91,25 +62,15 @@ def test_nothing_found_is_explained(run_here, original, topic, range_, hints):
     assert run_here(*where, "--json", "--all").records[-1]["hints"] == lines
 
 
-def test_a_flag_is_named_only_if_it_was_typed(run_here, original, tmp_path):
-    settings = tmp_path / "settings.toml"
-    settings.write_text('query_threads = "max_count"\nslots = 2.5')
-    outcome = run_here("query", "t", "k", "--config", settings, "--root", original.root)
-    assert outcome.err.count("setting ") == 2
-    assert outcome.err.startswith(f"tiered-index: {settings}: setting ")
-
-
 def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_here, damaged):
     for path in damaged.objects():
         path.unlink()
     for path in damaged.files("uploaded")[1:]:
         path.write_bytes(path.read_bytes()[:100])
     refused = run_here("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000)
-    assert refused.code == 4
-    assert refused.out == ""
+    assert (refused.code, refused.out) == (4, "")
     partial = run_here("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000, "--allow-partial")
-    assert partial.code == 6
-    assert partial.document["status"] == "partial"
+    assert (partial.code, partial.document["status"]) == (6, "partial")
     assert len(partial.document["failed"]) == len(damaged.files("uploaded")) - 1
     assert 0 < len(partial.document["items"]) < len(expected_offsets("orders", "k7"))
     every = run_here("query", "orders", "k7", "--root", damaged.root, "--json", "--all", "--allow-partial")
@@ -151,16 +112,17 @@ def test_a_compacted_file_is_shown_by_path_id_and_object(run_here, original):
     assert sorted(name for _, name in by_path["metadata"]["topics"]) == ["orders", "payments"]
     assert by_path["directory"]["longest_slot_items"] >= 1499 // 64
     by_id = run_here("files", path.stem, "--root", original.root, "--json").document
-    assert by_id == by_path
+    assert by_id == by_path == run_here("files", path.stem[-8:], "--root", original.root, "--json").document
     files = run_here("files", "--root", original.root, "--json").document["files"]
     (name,) = [file["object"] for file in files if file["file_id"] == path.stem]
     by_object = run_here("files", name, "--storage", original.uri, "--json").document
-    assert run_here("files", path.stem[-8:], "--root", original.root, "--json").document == by_id
-    assert run_here("files", path.stem[-8:], "--storage", original.uri, "--json").document == by_object
     assert by_object == by_path | {"file": name}
     assert "longest slot items" in run_here("files", path).out
-    missing = run_here("files", "nowhere", "--json")
-    assert (missing.code, missing.error["type"]) == (2, "InvalidArgument")
+    (unsealed,) = original.files("unsealed")
+    document = run_here("files", unsealed, "--json").document
+    assert (document["kind"], document["journal"]["count"], document["journal"]["sealed"]) == ("unsealed", 200, False)
+    assert list(document["journal"]["source_positions"].values()) == [original.source.stat().st_size]
+    assert run_here("files", unsealed.with_suffix(".journal"), "--json").document == document
 
 
 def test_an_id_that_is_the_end_of_several_is_refused_and_listed_in_full(run_here, tmp_path):
@@ -170,45 +132,24 @@ def test_an_id_that_is_the_end_of_several_is_refused_and_listed_in_full(run_here
     for file_id in ids:
         (folder / f"{file_id}.index").touch()
     refused = run_here("files", "aaaaaaaa", "--root", tmp_path)
-    assert (refused.code, refused.err) == (
-        2,
-        f"tiered-index: 2 files' ids end in aaaaaaaa: give one of {', '.join(ids)}\n",
-    )
+    said = f"tiered-index: 2 files' ids end in aaaaaaaa: give one of {', '.join(ids)}\n"
+    assert (refused.code, refused.err) == (2, said)
 
 
-def test_an_unsealed_file_is_shown_with_its_journal(run_here, original):
-    (path,) = original.files("unsealed")
-    document = run_here("files", path, "--json").document
-    assert document["kind"] == "unsealed"
-    assert (document["journal"]["count"], document["journal"]["sealed"]) == (200, False)
-    assert list(document["journal"]["source_positions"].values()) == [original.source.stat().st_size]
-    assert run_here("files", path.with_suffix(".journal"), "--json").document == document
-
-
-def test_every_entry_of_every_file_is_printed_once(run_here, original):
-    seen = []
-    for path in (*original.files("uploaded"), *original.files("unsealed")):
-        outcome = run_here("files", path, "--entries")
-        assert outcome.code == 0
-        *entries, status = outcome.records
+def test_the_entries_of_a_file_are_printed_and_none_that_does_not_verify(run_here, damaged):
+    for path in (*damaged.files("unsealed"), damaged.files("uploaded")[0]):
+        *entries, status = run_here("files", path, "--entries").records
         assert status == {"status": "complete", "entries": len(entries), "checksummed": True}
-        seen += [(e["topic"], e["offset"], e["timestamp_ms"], e["key_hash"], e["fingerprint"]) for e in entries]
-    assert len(seen) == len(set(seen)) == ENTRIES
-    assert {(o, t) for _, o, t, _, _ in seen} == {(n, BEGIN_MS + n * 1000) for n in range(MESSAGES)}
-    assert {topic for topic, o, _, _, _ in seen if o % 3 == 0} == {"payments"}
-
-
-def test_no_entry_is_printed_that_does_not_verify(run_here, damaged):
-    path = damaged.files("uploaded")[0]
+        for entry in entries:
+            put = message(entry["offset"])
+            assert (entry["topic"], entry["timestamp_ms"]) == (put["topic"], put["timestamp_ms"])
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    good = run_here("files", damaged.files("uploaded")[1], "--entries").records[-1]["entries"]
     outcome = run_here("files", path, "--entries")
-    assert outcome.code == 4
-    *entries, status = outcome.records
-    assert status["status"] == "corrupt"
-    assert status["entries"] == len(entries) < good
+    *verified, status = outcome.records
+    assert (outcome.code, status["status"]) == (4, "corrupt")
+    assert status["entries"] == len(verified) < len(entries)
 
 
 def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
@@ -243,8 +184,7 @@ def test_recover_reports_its_findings(run_here, damaged):
     half_made = damaged.root / "compacted" / ".tmp-0123456789abcdef"
     half_made.write_bytes(b"half")
     outcome = run_here("recover", "--root", damaged.root, "--json")
-    assert outcome.code == 0
-    assert outcome.document["status"] == "recovered"
+    assert (outcome.code, outcome.document["status"]) == (0, "recovered")
     assert any("temporary" in note for note in outcome.document["notes"])
     assert not half_made.exists()
     assert list(outcome.document["sources"].values()) == [damaged.source.stat().st_size]
@@ -275,5 +215,23 @@ def test_processes_answer_as_this_one_does(run_here, original):
     assert run_here(*altered).code == 2
 
 
-def test_the_version(run_here):
-    assert run_here("--version") == Outcome(0, f"tiered-index {__version__}\n", "")
+def test_all_answers_an_identity_that_was_put_with_two_times_once(run_here, tmp_path):
+    with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/store", slots=7, items=50) as index:
+        for second in (0, 50):
+            for offset in range(3):
+                index.put("t", 0, "k", offset, 10, BEGIN_MS + (second + offset) * 1000)
+    where = ["query", "t", "k", "--root", tmp_path / "root", "--all", "--max", 2]
+    hint = "3 entries left out: topic, queue and offset of a newer answer"
+    records = run_here(*where, "--json").records
+    assert [record["offset"] for record in records[:-1]] == [2, 1, 0]
+    assert (records[-1]["count"], records[-1]["hints"]) == (3, [hint])
+    shown = run_here(*where).out
+    assert "3 found, complete" in shown and f"\n{hint}\n" in shown
+
+
+def test_a_flag_is_named_only_if_it_was_typed(run_here, original, tmp_path):
+    settings = tmp_path / "settings.toml"
+    settings.write_text('query_threads = "max_count"\nslots = 2.5')
+    outcome = run_here("query", "t", "k", "--config", settings, "--root", original.root)
+    assert outcome.err.count("setting ") == 2
+    assert outcome.err.startswith(f"tiered-index: {settings}: setting ")

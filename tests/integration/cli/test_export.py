@@ -9,8 +9,6 @@ import subprocess
 from collections import Counter
 from dataclasses import dataclass
 
-import duckdb
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +18,6 @@ from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets,
 from tests.support.damage import flip
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, column, hash_key
 from tiered_index.cli.export import made_whole
-from tiered_index.errors import PartialAnswer
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import ROCKETMQ, Layout
 
@@ -59,7 +56,7 @@ def few_rows(monkeypatch):
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("form", ["parquet", "ndjson", "arrow"])
 def test_out_and_in_again(exported, run_here, original, tmp_path, form):
-    report = exported(f"entries.{form}", "--format", form)
+    report = exported(f"entries.{form}")
     assert (report["entries"], report["lost"], report["format"]) == (2 * MESSAGES, [], form)
     assert report["bytes"] == (tmp_path / f"entries.{form}").stat().st_size
     where = ("--root", tmp_path / "copy", "--storage", f"file://{tmp_path}/store")
@@ -75,11 +72,9 @@ def test_out_and_in_again(exported, run_here, original, tmp_path, form):
         assert [item["offset"] for item in answers[0]] == expected_offsets(topic, key)
     once_more = done(run_here("ingest", tmp_path / f"entries.{form}", *where, "--json"))
     assert (once_more["entries"], once_more["resumed_from"]) == (0, 2 * MESSAGES)
-    assert once_more["checksum"] == report["checksum"]
 
 
-@pytest.mark.parametrize("rule", ["abs", "mask"])
-@pytest.mark.parametrize("form", ["parquet", "ndjson"])
+@pytest.mark.parametrize(("rule", "form"), [("abs", "ndjson"), ("mask", "parquet")])
 def test_an_export_that_is_read_again_has_the_hash_rule_of_its_keys(run_here, tmp_path, rule, form):
     keys = [key for key in map("longer-{}".format, range(100)) if hash_key("t", key) != hash_key("t", key, "mask")]
     place = {"topic": "t", "queue_id": 0, "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
@@ -97,19 +92,14 @@ def test_an_export_that_is_read_again_has_the_hash_rule_of_its_keys(run_here, tm
 
 
 @pytest.mark.usefixtures("few_rows")
-@pytest.mark.parametrize("is_gzipped", [False, True])
-def test_an_export_is_read_from_stdin(exported, run_here, original, tmp_path, is_gzipped):
+def test_an_export_is_read_from_stdin(exported, run_here, tmp_path):
     report = exported("entries.ndjson")
     lines = (tmp_path / "entries.ndjson").read_bytes()
     where = ("--root", tmp_path / "copy", "--storage", f"file://{tmp_path}/store")
-    piped = gzip.compress(lines) if is_gzipped else lines
-    for _ in range(2):
+    for piped in (lines, gzip.compress(lines)):
         back = done(run_here("ingest", "-", *where, *GEOMETRY, "--wait", "--json", stdin=piped))
         assert (back["source"], back["source_name"], back["resumed_from"]) == ("stdin", None, 0)
         assert (back["entries"], back["checksum"]) == (report["entries"], report["checksum"])
-    line, roots = ("query", "orders", "own-2999", "--json", "--root"), (original.root, tmp_path / "copy")
-    answers = [done(run_here(*line, root))["items"] for root in roots]
-    assert answers[0] == answers[1] and len(answers[0]) == 1
     wrong = run_here("ingest", "-", *where, "--column", "offset=o", stdin=piped)
     assert (wrong.code, "a file that `tiered-index export` wrote" in wrong.err) == (2, True)
 
@@ -125,42 +115,6 @@ def test_a_topic_and_a_range_and_a_misspelt_topic(exported, run_here, original, 
     assert exported("some.parquet", *topics)["unknown_topics"] == ["orderz"]
     outcome = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *topics)
     assert "no file that was read has topic 'orderz'; did you mean 'orders'?" in outcome.out
-    piped = run_here("export", "--storage", original.uri, "--out", "-", *topics)
-    assert piped.code == 0 and "no file that was read has topic 'orderz'" in piped.err
-
-
-def test_others_open_it_as_a_table(exported, tmp_path):
-    exported("entries.parquet")
-    exported("entries.arrow", "--format", "arrow")
-    exported("entries.ndjson", "--format", "ndjson")
-    sums = "SELECT count(*), sum(size), min({}), count(DISTINCT key_hash) FROM "
-    own = 2 * sum(message(n)["size"] for n in range(MESSAGES))
-    keys = {(message(n)["topic"], key) for n in range(MESSAGES) for key in message(n)["keys"]}
-    wanted = (2 * MESSAGES, own, BEGIN_MS, len({hash_key(*topic_and_key) for topic_and_key in keys}))
-    with duckdb.connect() as database:
-        # a table has times, JSON has numbers
-        for name, time_ms in (("entries.parquet", "epoch_ms(timestamp_ms)"), ("entries.ndjson", "timestamp_ms")):
-            assert database.sql(f"{sums.format(time_ms)} '{tmp_path / name}'").fetchone() == wanted
-        select = f"SELECT DISTINCT \"offset\" FROM '{tmp_path}/entries.parquet' WHERE topic = ? AND key_hash = ?"
-        rows = database.execute(f"{select} ORDER BY 1", ["orders", hash_key("orders", "k7")]).fetchall()
-        offsets = [offset for (offset,) in rows]
-        assert offsets == sorted(expected_offsets("orders", "k7"))
-    for frame in (pd.read_parquet(tmp_path / "entries.parquet"), pd.read_feather(tmp_path / "entries.arrow")):
-        assert (len(frame), int(frame["size"].sum())) == wanted[:2]
-        assert list(frame.columns) == COLUMNS
-
-
-def test_the_end_of_the_name_says_the_format(exported, run_here, original, tmp_path):
-    reports = {
-        name: exported(name) for name in ("e.csv", "e.ndjson", "e.jsonl", "e.arrow", "e.feather", "e.parquet", "e")
-    }
-    formats = ["csv", "ndjson", "ndjson", "arrow", "arrow", "parquet", "parquet"]
-    assert [report["format"] for report in reports.values()] == formats
-    assert exported("e.txt", "--format", "ndjson")["format"] == "ndjson"
-    frame = pd.read_csv(tmp_path / "e.csv")
-    assert list(frame.columns) == COLUMNS
-    rows = [json.loads(line) for line in (tmp_path / "e.ndjson").read_text().splitlines()]
-    assert frame.to_dict("records") == rows
 
 
 def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
@@ -171,6 +125,13 @@ def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
         assert (outcome.code, outcome.out) == (0, (tmp_path / f"some.{form}").read_text())
         assert f"{report['entries']:,} entries, checksum {report['checksum']}" in outcome.err
     assert run_here(*command, "--json").code == 2 and not (tmp_path / "-").exists()
+
+
+def test_the_end_of_the_name_says_the_format(exported, tmp_path):
+    reports = [exported(name)["format"] for name in ("e.jsonl", "e.feather", "e")]
+    assert reports == ["ndjson", "arrow", "parquet"]
+    schema = pq.read_schema(tmp_path / "e")
+    assert (schema.names, str(schema.field("timestamp_ms").type)) == (COLUMNS, "timestamp[ms, tz=UTC]")
 
 
 def test_rocketmqs_files(exported, run_here, tmp_path):
@@ -234,32 +195,20 @@ def test_what_is_refused(tmp_path, run_here, original):
         outcome = run_here("ingest", file, *where)
         assert outcome.code == code and said in outcome.error["message"], outcome.err
     assert not (tmp_path / "r").exists()
-    (tmp_path / "bad.ndjson").write_text('{"topic": 1}\n')
-    assert run_here("ingest", tmp_path / "bad.ndjson", *root, "--json").code == 2
-    done(run_here("export", *root, "--out", tmp_path / "e.parquet", "--json"))
-    data = bytearray((tmp_path / "e.parquet").read_bytes())
-    data[200:400] = bytes(200)
-    (tmp_path / "e.parquet").write_bytes(data)
-    assert run_here("ingest", tmp_path / "e.parquet", *where).code in (2, 4)
 
 
 def test_topics_sums_entries_bytes_and_cost(run_here, original):
     line = ("topics", "--root", original.root, "--json", "--by")
-    by = {name: done(run_here(*line, name)) for name in ("topic", "state")}
-    prices = {"TIERED_INDEX_PRICES__STORAGE_PER_GIB_MONTH_USD": "1"}
-    whole = done(run_here(*line, "topic,day,state", environment=prices))
+    by = {name: done(run_here(*line, name)) for name in ("topic", "state", "topic,day,state")}
     files = done(run_here("files", "--root", original.root, "--json"))
-    assert whole["totals"]["entries"] == files["totals"]["entries"] == 2 * MESSAGES
-    assert whole["totals"]["bytes"] == files["totals"]["bytes"]
+    totals = by["topic,day,state"]["totals"]
+    assert (totals["entries"], totals["bytes"]) == (2 * MESSAGES, files["totals"]["bytes"])
     entries = {row["topic"]: row["entries"] for row in by["topic"]["rows"]}
     assert entries == {name: 2 * n for name, n in Counter(message(n)["topic"] for n in range(MESSAGES)).items()}
     states = {row["state"]: row for row in by["state"]["rows"]}
-    assert states["unsealed"]["entries"] == 200 and states["unsealed"]["usd_a_month"] == 0
-    stored = states["uploaded"]["bytes"]
-    assert states["uploaded"]["usd_a_month"] == pytest.approx(stored / 2**30 * 0.023)
-    assert whole["totals"]["usd_a_month"] == pytest.approx(stored / 2**30)
-    assert {row["day"] for row in whole["rows"]} == {"2023-11-14"}
-    assert " yes" not in run_here("topics", "--by", "topic", "--root", original.root).out
+    assert (states["unsealed"]["entries"], states["unsealed"]["usd_a_month"]) == (200, 0)
+    assert states["uploaded"]["usd_a_month"] == pytest.approx(states["uploaded"]["bytes"] / 2**30 * 0.023)
+    assert "2023-11-14" in run_here("topics", "--by", "day", "--root", original.root).out
 
 
 def test_a_root_is_exported_without_its_storage_and_names_the_missing_files(run_here, damaged, tmp_path):
@@ -269,21 +218,17 @@ def test_a_root_is_exported_without_its_storage_and_names_the_missing_files(run_
     report = done(run_here("export", "--root", made.root, "--out", out, "--json"))
     assert (report["entries"], report["checksum"], report["missing"]) == (whole["entries"], whole["checksum"], [])
     assert "is it mounted?" in report["not_asked"] and whole["not_asked"] is None
+    by_topic = ("topics", "--by", "topic", "--root", made.root)
+    assert "is it mounted?" in done(run_here(*by_topic, "--json"))["not_asked"]
+    assert "the storage could not be read" in run_here(*by_topic).out
     # begun again from the root
     new = ("--root", tmp_path / "new", "--storage", f"file://{tmp_path}/new-store", *GEOMETRY)
     back = done(run_here("ingest", out, *new, "--wait", "--json"))
     assert back["checksum"] == whole["checksum"]
     assert back["not_taken"] == ["positions", "tombstones", "horizons"]
-    for path in made.files("uploaded"):
-        path.unlink()
+    made.files("uploaded")[0].unlink()
     short = run_here("export", "--root", made.root, "--out", tmp_path / "short.parquet", "--json")
-    assert (short.code, short.document["status"]) == (6, "partial")
-    assert short.document["missing"] and short.document["entries"] < whole["entries"]
-    with (
-        IndexReader.open(root=made.root) as reader,
-        pytest.raises(PartialAnswer, match=r"cannot export \d+ objects.* only the storage has them"),
-    ):
-        reader.export()
+    assert (short.code, short.document["status"], len(short.document["missing"])) == (6, "partial", 1)
 
 
 def test_an_export_to_stdout_that_fails_has_no_end(damaged):
@@ -302,11 +247,3 @@ def test_messages_with_a_column_that_is_called_key_hash_are_messages(run_here, t
     where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--slots", 10, "--items", 100)
     assert run_here("ingest", path, "--column", "key=order", *where).code == 0
     assert len(run_here("query", "t", "o-1", "--root", tmp_path / "root", "--json").document["items"]) == 1
-
-
-def test_sums_by_topic_say_that_it_counts_the_files_of_the_root_alone(run_here, damaged, tmp_path):
-    line = ("topics", "--by", "topic", "--root", damaged.root)
-    assert "not_asked" not in done(run_here(*line, "--json"))
-    damaged.store.rename(tmp_path / "lost")
-    assert "is it mounted?" in done(run_here(*line, "--json"))["not_asked"]
-    assert "the storage could not be read" in run_here(*line).out

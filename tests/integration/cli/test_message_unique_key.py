@@ -41,20 +41,13 @@ def test_a_message_behind_many_that_carry_its_id_as_a_key_is_found(message_of):
     assert [row["message"]["body"] for row in done.document["messages"]] == ["the one"]
     assert (done.document["status"], done.document["cursor"]) == ("complete", None)
     text = message_of("ONE")
-    assert "the one" in text.out
-    assert "cursor" not in text.out
-
-
-def test_a_key_that_is_no_unique_key_is_denied_after_all_messages_were_read(message_of):
+    assert "the one" in text.out and "cursor" not in text.out
+    hint = "no file that was read has topic 'T'; did you mean 't'?"
+    assert message_of("ONE", "--topic", "T").out == f"no message of T with the unique key ONE\n{hint}\n"
+    # a key that is no unique key is denied after all messages were read
     done = message_of("NOBODY", "--json")
     assert (done.code, done.document) == (1, {"messages": [], "status": "complete", "cursor": None})
     assert message_of("NOBODY").out == "no message of t with the unique key NOBODY\n"
-
-
-def test_a_topic_that_no_file_has_is_named_with_the_nearest(run_here, message_of):
-    hint = "no file that was read has topic 'T'; did you mean 't'?"
-    assert message_of("ONE", "--topic", "T").out == f"no message of T with the unique key ONE\n{hint}\n"
-    assert message_of("ONE", "--topic", "T", "--json").document["hints"] == [hint]
 
 
 def test_an_answer_that_is_cut_says_so_and_continues_by_its_cursor(message_of):
@@ -67,31 +60,6 @@ def test_an_answer_that_is_cut_says_so_and_continues_by_its_cursor(message_of):
     assert len({message["physical_offset"] for message in shown}) == 40
     text = message_of("MANY", "--body", "none").out
     assert f"32 found, truncated\nmore with --cursor {first['cursor']}\n" in text
-
-
-def test_a_place_has_the_same_state_with_a_topic_as_without(run_here, tmp_path):
-    store = tmp_path / "store"
-    with StoreWriter(store, segment_bytes=4_096) as writer:
-        put = [writer.put("t", 0, b"b" * 500, uniq_key=f"{number:032X}", store_ms=T) for number in range(20)]
-    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage")
-    assert run_here("ingest", store, *places, "--slots", 97, "--items", 5000).code == 0
-    first, *_, last = sorted((store / "commitlog").iterdir())
-    first.unlink()
-    flip(last, put[-2].offset - int(last.name) + put[-2].size // 2)
-
-    def ask(number, *topic):
-        msg_id = offset_msg_id(Host("127.0.0.1", 10911), put[number].offset)
-        done = run_here("message", msg_id, *topic, "--store", store, "--root", tmp_path / "root", "--json")
-        return done.code, [row["state"] for row in done.document["messages"]]
-
-    # deleted, damaged, whole
-    for number, state, code in ((0, "expired", 1), (-2, "missing", 1), (-1, "local", 0)):
-        assert ask(number) == ask(number, "--topic", "t") == (code, [state])
-    # a message of another topic is not a match, and a unique key names no place
-    assert ask(-1, "--topic", "u") == (1, [])
-    unknown = "0A010203000118B4AAC2" + "00" * 6
-    assert run_here("message", unknown, "--topic", "t", "--store", store, *places[:2]).code == 1
-    assert run_here("message", unknown, "--store", store).code == 2
 
 
 def test_messages_that_were_cut_off_are_missing_if_the_root_is_given(run_here, tmp_path):
@@ -122,18 +90,26 @@ def test_messages_that_were_cut_off_are_missing_if_the_root_is_given(run_here, t
     assert "  local\n" in run_here("query", "t", "U25", "--messages", "--storage", uri, "--store", store).out
 
 
-def test_the_unique_key_is_printed_once_and_not_among_the_keys(run_here, tmp_path):
-    """As `mqadmin` prints it; in JSON `keys` are all keys of the index."""
-    with StoreWriter(tmp_path / "store") as writer:
-        writer.put("t", 0, b"both", keys=["order-1", "customer-2"], uniq_key="UNIQUE", store_ms=T)
-        writer.put("t", 0, b"none", uniq_key="ALONE", store_ms=T)
-    options = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage", "--slots", 97, "--items", 500)
-    assert run_here("ingest", tmp_path / "store", *options).code == 0
-    shown = run_here("query", "t", "UNIQUE", *options[:4], "--messages", "--store", tmp_path / "store").out
-    assert [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("  keys ")] == [
-        "order-1, customer-2"
-    ]
-    assert shown.count("UNIQUE") == 1
-    assert (
-        "  keys " not in run_here("query", "t", "ALONE", *options[:4], "--messages", "--store", tmp_path / "store").out
-    )
+def test_a_place_has_the_same_state_with_a_topic_as_without(run_here, tmp_path):
+    store = tmp_path / "store"
+    with StoreWriter(store, segment_bytes=4_096) as writer:
+        put = [writer.put("t", 0, b"b" * 500, uniq_key=f"{number:032X}", store_ms=T) for number in range(20)]
+    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage")
+    assert run_here("ingest", store, *places, "--slots", 97, "--items", 5000).code == 0
+    first, *_, last = sorted((store / "commitlog").iterdir())
+    first.unlink()
+    flip(last, put[-2].offset - int(last.name) + put[-2].size // 2)
+
+    def ask(number, *topic):
+        msg_id = offset_msg_id(Host("127.0.0.1", 10911), put[number].offset)
+        done = run_here("message", msg_id, *topic, "--store", store, "--root", tmp_path / "root", "--json")
+        return done.code, [row["state"] for row in done.document["messages"]]
+
+    # deleted, damaged, whole
+    for number, state, code in ((0, "expired", 1), (-2, "missing", 1), (-1, "local", 0)):
+        assert ask(number) == ask(number, "--topic", "t") == (code, [state])
+    # a message of another topic is not a match, and a unique key names no place
+    assert ask(-1, "--topic", "u") == (1, [])
+    unknown = "0A010203000118B4AAC2" + "00" * 6
+    assert run_here("message", unknown, "--topic", "t", "--store", store, *places[:2]).code == 1
+    assert run_here("message", unknown, "--store", store).code == 2

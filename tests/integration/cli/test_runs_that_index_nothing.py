@@ -78,6 +78,16 @@ def test_a_store_of_which_nothing_is_chosen(ingest, tmp_path):
         assert (done.code, done.document["nothing_indexed"]) == expected, done.err
 
 
+@pytest.mark.parametrize("write", [ndjson, parquet])
+def test_a_first_file_with_a_bad_first_message_makes_no_index(ingest, tmp_path, write):
+    (tmp_path / "files").mkdir()
+    bad = write(tmp_path / "files" / f"m.{write.__name__}", '"k"' if write is ndjson else "k")
+    done = ingest(bad, "--column", "offset=place")
+    assert done.code == 2 and bad.name in done.error["message"], done.err
+    assert list(tmp_path.iterdir()) == [bad.parent]
+    assert ingest(bad).code == 0
+
+
 def test_numbers_that_are_keys_keep_their_text(ingest, tmp_path):
     written = ["10.50", "12345678901234567.25", "12345678901234567.75", "-0", "1E+3", "4711"]
     assert ingest(ndjson(tmp_path / "m.ndjson", *written, '["a", 1.50]')).code == 0
@@ -87,20 +97,3 @@ def test_numbers_that_are_keys_keep_their_text(ingest, tmp_path):
     file_of_keys.write_text("".join(f'{{"topic": "t", "key": {key}}}\n' for key in written))
     done = run_here("query", "--keys", file_of_keys, "--root", tmp_path / "root", "--json")
     assert [row["offset"] for row in done.records[:-1]] == list(range(len(written)))
-
-
-@pytest.mark.parametrize("name", ["m.json", "m"])  # the second one is recognised by its first byte, as stdin is
-def test_an_array_is_no_ndjson(ingest, tmp_path, name):
-    (tmp_path / name).write_text(json.dumps([MESSAGE | {"offset": 1, "key": "k"}]))
-    done = ingest(tmp_path / name)
-    assert done.code == 2 and "is a JSON array: write one object a line, for example" in done.error["message"], done.err
-
-
-@pytest.mark.parametrize("write", [ndjson, parquet])
-def test_a_first_file_with_a_bad_first_message_makes_no_index(ingest, tmp_path, write):
-    (tmp_path / "files").mkdir()
-    bad = write(tmp_path / "files" / f"m.{write.__name__}", '"k"' if write is ndjson else "k")
-    done = ingest(bad, "--column", "offset=place")
-    assert done.code == 2 and bad.name in done.error["message"], done.err
-    assert list(tmp_path.iterdir()) == [bad.parent]
-    assert ingest(bad).code == 0
