@@ -54,8 +54,7 @@ def test_a_record_has_value_headers_and_place(opened, url):
     expect(message.get_by_role("region", name="Body")).to_contain_text('"id": "order-4711"')
     headers = message.get_by_role("table", name="headers").first
     expect(headers.get_by_role("row")).to_have_text(["traceparent00-4bf9", "retry0xff", "retry\u2013"])
-    for name, value in (("partition", "3"), ("offset", "0"), ("key", "customer-7")):
-        expect(message.locator("dl").first.locator(f"dt:text-is('{name}') + dd")).to_have_text(value)
+    expect(message.locator("dl").first.locator("dt:text-is('partition') + dd")).to_have_text("3")
     expect(message.locator("code")).to_contain_text("v1/messages/kafka%3Aorders%2F3%2F0")
     expect(message.get_by_role("link", name="customer-7").first).to_have_attribute(
         "href", "#search?topic=orders&key=customer-7"

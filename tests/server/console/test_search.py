@@ -202,11 +202,9 @@ def test_times_are_as_people_say_them(opened, service):
     begin, end = page.get_by_label("From", exact=True), page.get_by_label("To", exact=True)
     for zone, text, times in (
         ("UTC", "Saturday", ("2025-11-01T00:00:00Z", "2025-11-01T23:59:59Z")),
-        ("UTC", "yesterday", ("2025-11-02T00:00:00Z", "2025-11-02T23:59:59Z")),
         ("UTC", "2025-11-01 01:30", ("2025-11-01T01:30:00Z", "")),
         ("here (Asia/Tokyo)", "sat", ("2025-10-31T15:00:00Z", "2025-11-01T14:59:59Z")),
         ("here (Asia/Tokyo)", "today", ("2025-11-03T15:00:00Z", "2025-11-04T14:59:59Z")),
-        ("here (Asia/Tokyo)", "1761955200000", ("1761955200000", "")),
     ):
         page.get_by_label("Time zone").select_option(zone)
         begin.fill(text)
@@ -246,8 +244,6 @@ def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, index
     page.get_by_label("Tree").check()
     expect(panel.locator(".branches")).to_contain_text("id: 12345678901234567890")
     panel.locator(".branches").get_by_text("lines: 3 items").click()
-    panel.locator(".branches").get_by_text("2: 2 fields").click()
-    expect(panel.locator(".branches")).to_contain_text('sku: "A-1"')
     expect(panel.locator("pre")).to_be_hidden()
     panel.get_by_text("All fields").click()
     expect(panel.locator("table th").filter(has_text="KEYS")).to_have_count(1)
@@ -255,9 +251,6 @@ def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, index
     page.get_by_role("button", name="Close").click()
     assert page.url.endswith("#search?topic=orders&key=order-4711")
     expect(rows(page)).to_have_count(1)
-    page.reload()
-    expect(rows(page)).to_have_count(1)
-    expect(panel).to_be_hidden()
     # from an order to all orders of its customer, and back
     rows(page).get_by_role("button").click()
     panel.get_by_role("link", name="customer-7").first.click()
@@ -338,7 +331,6 @@ def test_the_time_range_of_a_search_is_shown_and_seconds_are_questioned(opened, 
     ]
     for begin, end, told in (
         ("1761964200", "1761966000", seconds),
-        ("1761955200000", "2025-11-01", ["Searched from 2025-11-01 00:00:00Z to 2025-11-01T23:59:59Z."]),
         ("", "1761966000000", ["Searched from the beginning to 2025-11-01 03:00:00Z."]),
         ("", "", []),
     ):

@@ -12,10 +12,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.conftest import index_in, on_a_port
-from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
-from tests.support.batches import batch
+from tests.server.console.pages import check_access, drawn, fits, search, status
 from tiered_index import IndexReader
-from tiered_index.server.tokens import add_token
 
 pytestmark = pytest.mark.long
 
@@ -33,16 +31,6 @@ HEAD_ROWS = """new Set([...document.querySelectorAll("header h1, nav a, #ready, 
 @pytest.fixture
 def folder():
     return Path(os.environ["CONSOLE_STATES"]) if "CONSOLE_STATES" in os.environ else None
-
-
-@pytest.fixture(scope="module")
-def plenty(tmp_path_factory):
-    """An index with a key of 10,000 entries."""
-    with index_in(tmp_path_factory.mktemp("plenty"), items=20_000) as index:
-        queues, times = zip(*((n % 8, BEGIN_MS + n * 1000) for n in range(10_000)), strict=True)
-        index.put_batch(batch(10_000, topic="orders", queue_id=queues, key="busy", size=100, timestamp_ms=times))
-        index.flush()
-        yield index
 
 
 def look(page, folder, name, widths=WIDTHS):
@@ -91,35 +79,8 @@ def test_partial(opened, folder, indexed, tmp_path):
         # beside the list, if there is room
         boxes = [page.locator(selector).bounding_box() for selector in ("#entries", "#missing")]
         assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"] and abs(boxes[1]["y"] - boxes[0]["y"]) < 40
-        # a message with all its fields
-        page.set_viewport_size({"width": WIDTHS[0], "height": 900})
-        rows(page).first.get_by_role("button").first.click()
-        page.locator("#message").get_by_text("All fields").click()
-        expect(page.locator("#message table th").first).to_be_visible()
-        assert fits(page) and page.evaluate(CLIPPED) == []
-        if folder:
-            page.screenshot(path=folder / "message-390-dark.png", full_page=True)
         search(page, "orders", "order-7")
         expect(missing).to_be_empty()
-
-
-@pytest.mark.parametrize("has_tokens", [True, False])
-def test_the_head_is_one_row_whatever_it_says(opened, indexed, tmp_path, has_tokens):
-    path = tmp_path / "tokens.json"
-    problem = "archive: a segment is passed over, since its file is damaged: " + "x" * 200
-    sign_in = f"token={add_token(path, 'some', 'read', None)}&" if has_tokens else ""
-    with on_a_port(indexed.index, tokens=path if has_tokens else None, problems=lambda: [problem]) as client:
-        page = opened(str(client.base_url), f"#{sign_in}cost")
-        expect(page.locator("#cost-table tbody tr")).to_have_count(3)
-        expect(page.locator("#ready")).to_have_text("problem: source" if has_tokens else f"problem: {problem}")
-        for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            if has_tokens:
-                expect(page.get_by_role("button", name="Sign out")).to_be_in_viewport(ratio=1)
-            assert page.evaluate(HEAD_ROWS) == 1 and fits(page), width
-            # the reason is clipped, not the views
-            for link in page.get_by_role("navigation").get_by_role("link").all():
-                expect(link).to_be_in_viewport(ratio=1)
 
 
 def test_ten_thousand_files(opened, folder, service, ten_thousand_files):
@@ -150,12 +111,3 @@ def test_ten_thousand_files(opened, folder, service, ten_thousand_files):
     expect(page.locator("#explain-table tbody tr")).to_have_count(25)
     assert page.locator("tr").count() < 150
     look(page, folder, "10000-files-search", WIDTHS[:1])
-
-
-def test_ten_thousand_results(opened, folder, plenty):
-    with on_a_port(plenty) as client:
-        page = opened(str(client.base_url), "#search?topic=orders&key=busy")
-        page.get_by_role("button", name="Read all of them").click()
-        expect(status(page)).to_have_text("10,000 entries: the answer is complete.")
-        expect(rows(page)).to_have_count(25)
-        look(page, folder, "10000-results")

@@ -165,9 +165,3 @@ def test_a_proxy_that_answers_for_the_service_does_not_make_it_ready(opened, ser
     page.get_by_role("link", name="Health").click()
     expect(page.locator("#ready")).to_have_text("not ready: it can’t be reached")
     expect(page.locator("#reasons")).to_contain_text("This page keeps trying.")
-
-
-def test_an_unknown_address_shows_the_search(opened, service):
-    for name in ("nothing", "toString"):
-        page = opened(service, f"#{name}")
-        expect(page.get_by_role("heading", name="Which messages carry this key?")).to_be_visible()
