@@ -147,6 +147,8 @@ def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):
         answers = asking.query_many(lookups)
         assert table["offset"].to_pylist() == [item.offset for answer in answers for item in answer]
         assert (status["status"], [*status["cursors"]]) == ("truncated", ["0"]) and status["explain"]["files"]
+        (rest,) = asking.query_many([dataclasses.replace(lookups[0], cursor=status["cursors"]["0"])])
+        assert rest[0].offset == looked_up.query("t", "k3", max_count=2)[1].offset
         absent, _ = asking.query_many_arrow(lookups[1:])
         assert (len(absent), absent.schema) == (0, table.schema)
     sink = io.BytesIO()

@@ -1,7 +1,6 @@
 """The broker's sidecar: `serve --follow` ingests, serves entries and messages, and reports its position."""
 
 import contextlib
-import itertools
 import json
 import re
 import signal
@@ -83,22 +82,6 @@ def test_an_id_may_have_any_characters(sidecar):
     assert 'route="/v1/messages/{id}",status="200"' in client.get("/metrics").text
 
 
-def test_messages_come_within_a_bound_of_bytes(sidecar):
-    folder, params = sidecar[0], {"topic": "orders", "key": "k"}
-    with IndexReader.open(root=folder / "root") as reader:
-        size = reader.query("orders", "k").items[0].size
-        for bound, pages in ((1, [1, 1, 1]), (2 * size, [2, 1]), (3 * size, [3])):
-            with on_a_port(reader, store=folder / "store", caps=Caps(message_bytes=bound)) as client:
-                pages_read, cursor = [], {}
-                while not pages_read or cursor:
-                    answer = client.get("/v1/messages", params=params | cursor).json()
-                    pages_read.append([row["message"]["uniq_key"] for row in answer["messages"]])
-                    cursor = {"cursor": answer["cursor"]} if answer["cursor"] else {}
-                    assert answer["status"] == ("truncated" if cursor else "complete")
-                assert [len(page) for page in pages_read] == pages
-                assert list(itertools.chain(*pages_read)) == ["U2", "U1", "U0"]
-
-
 @contextlib.contextmanager
 def serving_log(folder, puts, **caps):
     """Yield a client of a service of a log with these messages of one topic, one per second."""
@@ -142,31 +125,6 @@ def test_compressed_bodies_come_within_the_bound_too(tmp_path):
         assert [message["body_format"] for message in messages] == ["text", "hex", "hex"]
         assert messages[0]["body"] == "0" * 100_000
         assert messages[1]["body"] == body.hex() and "larger than" in messages[1]["body_problem"]
-
-
-def test_no_body_is_decompressed_after_the_deadline(tmp_path, monkeypatch):
-    body, flags = compress(b"0" * 1000, "zlib")
-    fetch, later_s = RocketmqMessages.fetch, 0.0
-
-    def slowly(source, *of_items):
-        nonlocal later_s
-        fetched = fetch(source, *of_items)
-        later_s = remaining_s() + 1
-        return fetched
-
-    # the clock of deadlines
-    monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s))
-    params = {"topic": "orders", "key": "k", "timeout_s": PATIENCE_S}
-    with serving_log(tmp_path, [{"body": body, "sys_flag": flags, "keys": ["k"]}]) as client:
-        assert client.get("/v1/messages", params=params).json()["messages"][0]["message"]["body"] == "0" * 1000
-        monkeypatch.setattr(RocketmqMessages, "fetch", slowly)
-        got = client.get("/v1/messages", params=params)
-        assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded"), got.text
-        later_s = 0.0
-        late = client.get("/v1/messages", params=params | {"allow_partial": True}).json()
-        told = late["messages"][0]["message"]
-        assert late["status"] == "partial" and "timeout_s was reached" in told["body_problem"]
-        assert told["body_format"] == "hex" and told["body"] == body.hex()
 
 
 # parts that differ between two calls, or two readers of the log
@@ -241,3 +199,28 @@ def test_it_says_how_far_it_is_and_ends_in_order(sidecar):
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, error
+
+
+def test_no_body_is_decompressed_after_the_deadline(tmp_path, monkeypatch):
+    body, flags = compress(b"0" * 1000, "zlib")
+    fetch, later_s = RocketmqMessages.fetch, 0.0
+
+    def slowly(source, *of_items):
+        nonlocal later_s
+        fetched = fetch(source, *of_items)
+        later_s = remaining_s() + 1
+        return fetched
+
+    # the clock of deadlines
+    monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s))
+    params = {"topic": "orders", "key": "k", "timeout_s": PATIENCE_S}
+    with serving_log(tmp_path, [{"body": body, "sys_flag": flags, "keys": ["k"]}]) as client:
+        assert client.get("/v1/messages", params=params).json()["messages"][0]["message"]["body"] == "0" * 1000
+        monkeypatch.setattr(RocketmqMessages, "fetch", slowly)
+        got = client.get("/v1/messages", params=params)
+        assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded"), got.text
+        later_s = 0.0
+        late = client.get("/v1/messages", params=params | {"allow_partial": True}).json()
+        told = late["messages"][0]["message"]
+        assert late["status"] == "partial" and "timeout_s was reached" in told["body_problem"]
+        assert told["body_format"] == "hex" and told["body"] == body.hex()

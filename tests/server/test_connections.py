@@ -142,15 +142,6 @@ def test_what_is_refused_behind_an_answer_under_way_writes_nothing_into_it(many,
     assert b"HTTP/1.1 400" not in got and b'"status":"complete"' not in got
 
 
-def test_requests_that_break_the_protocol_fill_no_log(index, caplog):
-    with on_a_port(index) as client:
-        for _ in range(30):
-            with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
-                connection.sendall(b"no HTTP" + HOST + b"\r\n")
-                assert b" 400 " in rest(connection)
-    assert sum("Invalid HTTP request" in line for line in caplog.messages) <= 1
-
-
 def test_a_refused_body_is_read_to_its_end(connection):
     """Otherwise the client may not get the answer."""
     head = b"POST /v1/files" + HOST + b"Content-Length: %d\r\n\r\n" % (4 << 20)
@@ -170,36 +161,20 @@ def test_a_body_without_a_length_moves_no_position(tmp_path, version):
         assert index.durable_position("shop") is None
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
-@pytest.mark.parametrize("more", [b"", b", close"])
-def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked, more):
-    body = ENTRY % 1
-    length = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
-    sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
-    head = b"POST /v1/entries?source=shop&position=1&durable=true" + HOST + b"Content-Type: application/x-ndjson\r\n"
-    # Java's client offers HTTP/2 in each request
-    head += OFFER.replace(b"Settings\r", b"Settings" + more + b"\r", 1) + length + b"\r\n\r\n"
-    with index_in(tmp_path) as index, on_a_port(index) as client:
-        for parts, entries in (([head, sent], 1), ([head + sent + ALIVE], 0)):
-            with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
-                for part in parts:
-                    connection.sendall(part)
-                assert b'"entries":%d,' % entries in answer(connection)
-        assert len(index.query("orders", "a")) == 1
-
-
-def entries_with_an_offer(position: int) -> tuple[bytes, bytes]:
-    """Return the head and the body of a request, as Java's client sends them."""
+def entries_with_an_offer(position: int, is_chunked: bool = False) -> tuple[bytes, bytes]:
+    """Return the head and the body of a request, as Java's client sends them: it offers HTTP/2 in each request."""
     body = ENTRY % position
+    length = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
     head = b"POST /v1/entries?source=shop&position=%d&durable=true" % position + HOST + OFFER
-    return head + b"Content-Type: application/x-ndjson\r\nContent-Length: %d\r\n\r\n" % len(body), body
+    head += b"Content-Type: application/x-ndjson\r\n" + length + b"\r\n\r\n"
+    return head, b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
 
 
 def test_bodies_beside_offers_of_another_protocol_are_read_on_one_connection(tmp_path):
     with index_in(tmp_path) as index, on_a_port(index) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
             for position in (1, 2, 3):
-                head, body = entries_with_an_offer(position)
+                head, body = entries_with_an_offer(position, is_chunked=position == 2)
                 # refused before its body has come
                 connection.sendall(head.replace(b"/v1/entries", b"/v1/files"))
                 assert b" 405 " in answer(connection)
@@ -207,6 +182,8 @@ def test_bodies_beside_offers_of_another_protocol_are_read_on_one_connection(tmp
                 connection.sendall(head)
                 connection.sendall(body)
                 assert b'"entries":1,' in answer(connection)
+            connection.sendall(head + body + ALIVE)
+            assert b'"entries":0,' in answer(connection)
         assert len(index.query("orders", "a")) == 3
 
 
@@ -237,23 +214,6 @@ def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch
             assert rest(connection) == b""
 
 
-@pytest.mark.parametrize("has_rsa", [False, True])
-def test_a_renewed_certificate_is_served_without_a_restart(tmp_path, caplog, has_rsa):
-    """Also one of another kind of key."""
-    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second", has_rsa=has_rsa)
-    file = tmp_path / "served.pem"
-    file.write_bytes(first.server_file.read_bytes())
-    listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
-    with loop_in_thread() as portal, portal.wrap_async_context_manager(listener):
-        assert is_answered(listener, first) and not is_answered(listener, second)
-        file.write_text("half of a file")
-        until(lambda: "new connections have the former certificate" in caplog.text)
-        assert is_answered(listener, first)
-        file.write_bytes(second.server_file.read_bytes())
-        until(lambda: is_answered(listener, second), every_s=0.1)
-        assert not is_answered(listener, first)
-
-
 def test_clients_of_a_ca_that_was_removed_are_refused_without_a_restart(tmp_path):
     own, first, second = (Authority(tmp_path / name) for name in ("own", "first", "second"))
     clients = tmp_path / "clients.pem"
@@ -271,15 +231,6 @@ def test_a_head_that_does_not_arrive_ends_its_connection(connection, monkeypatch
     monkeypatch.setattr(listening, "FIRST_S", 0.0)
     connection.sendall(sent)
     assert rest(connection).count(b"200 OK") == (1 if ALIVE in sent else 0)
-
-
-def test_a_clock_that_is_set_back_keeps_no_idle_connection(client, monkeypatch):
-    assert client.get("/livez").is_success
-    monkeypatch.setattr(listening, "FIRST_S", 0.0)
-    monkeypatch.setattr(uvicorn.server, "time", SimpleNamespace(time=lambda: 0.0))
-    with socket.create_connection((client.base_url.host, client.base_url.port), 10.0) as connection:
-        connection.sendall(b"GET /livez HT")
-        assert rest(connection) == b""
 
 
 def test_strangers_make_place_for_others(index, tmp_path):
@@ -406,19 +357,6 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, path):
 
 
 @pytest.mark.usefixtures("little_sent")
-def test_requests_of_a_client_that_leaves_are_no_errors(index, caplog):
-    """Also if several wait: otherwise a stranger could fill the log."""
-    with on_a_port(index) as client:
-        for _ in range(5):
-            with taking_little(client.base_url.host, client.base_url.port) as asking:
-                asking.sendall((b"GET /openapi.json" + HOST + b"\r\n") * 10)
-                assert asking.recv(9) == b"HTTP/1.1 "
-                asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        until(lambda: "requests_in_flight 1.0" in client.get("/metrics").text)
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
-
-
-@pytest.mark.usefixtures("little_sent")
 def test_a_stream_under_way_at_the_end_of_the_service_is_cut_without_a_traceback(many, caplog):
     """The client takes nothing for longer than the service gives requests under way."""
     request = b"GET /v1/query?topic=orders&key=k&all=true" + HOST + b"Accept: application/x-ndjson\r\n\r\n"
@@ -447,3 +385,34 @@ def test_a_client_that_takes_its_stream_slowly_gets_it_whole(many, monkeypatch):
             # longer in all than a piece may take, also if the machine is busy
             time.sleep(max(0.0, began_s + len(got) / 5e6 - time.monotonic()))
     assert b'"status":"complete","count":100000' in got and len(got) / 5e6 > 2.0
+
+
+def test_requests_that_break_the_protocol_fill_no_log(index, caplog):
+    with on_a_port(index) as client:
+        for _ in range(30):
+            with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+                connection.sendall(b"no HTTP" + HOST + b"\r\n")
+                assert b" 400 " in rest(connection)
+    assert sum("Invalid HTTP request" in line for line in caplog.messages) <= 1
+
+
+def test_a_clock_that_is_set_back_keeps_no_idle_connection(client, monkeypatch):
+    assert client.get("/livez").is_success
+    monkeypatch.setattr(listening, "FIRST_S", 0.0)
+    monkeypatch.setattr(uvicorn.server, "time", SimpleNamespace(time=lambda: 0.0))
+    with socket.create_connection((client.base_url.host, client.base_url.port), 10.0) as connection:
+        connection.sendall(b"GET /livez HT")
+        assert rest(connection) == b""
+
+
+@pytest.mark.usefixtures("little_sent")
+def test_requests_of_a_client_that_leaves_are_no_errors(index, caplog):
+    """Also if several wait: otherwise a stranger could fill the log."""
+    with on_a_port(index) as client:
+        for _ in range(5):
+            with taking_little(client.base_url.host, client.base_url.port) as asking:
+                asking.sendall((b"GET /openapi.json" + HOST + b"\r\n") * 10)
+                assert asking.recv(9) == b"HTTP/1.1 "
+                asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: "requests_in_flight 1.0" in client.get("/metrics").text)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -58,6 +58,7 @@ RULES = [
 PANELS = json.loads((DEPLOY / "grafana/tiered-index.json").read_text())["panels"]
 DAY_S = 86_400
 REGION = botocore.configprovider.BOTOCORE_DEFAUT_SESSION_VARIABLES["region"][1]
+NAMES_OF_SETTINGS = {"BUCKET", REGION, "AWS_ENDPOINT_URL_S3"}
 
 
 def of_kind(*kinds: str) -> list[Any]:
@@ -167,29 +168,20 @@ def test_pods_are_confined(workload: Any) -> None:
     assert spec["securityContext"]["runAsNonRoot"] and not spec["automountServiceAccountToken"]
     # the Service tiered-index would set variables TIERED_INDEX_*
     assert spec["enableServiceLinks"] is False
-    accounts = {account["metadata"]["name"]: account for account in of_kind("ServiceAccount")}
-    assert spec["serviceAccountName"] in accounts
+    assert spec["serviceAccountName"] in {account["metadata"]["name"] for account in of_kind("ServiceAccount")}
     assert (DEPLOY / f"iam/{spec['serviceAccountName'].removeprefix('tiered-index-')}.json").exists()
-    volumes = {volume["name"] for volume in spec["volumes"]}
-    volumes |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
     for container in spec["containers"]:
         resources = container["resources"]
         assert {"cpu", "memory"} <= resources["requests"].keys() and "memory" in resources["limits"]
         assert not container["securityContext"]["allowPrivilegeEscalation"]
-        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-
-
-@pytest.mark.parametrize(("workload", "container"), OURS, ids=lambda workload: workload.get("name"))
-def test_written_files_are_on_a_volume(workload: Any, container: Any) -> None:
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
-    assert "/tmp" in writable
-    options = dict(argument.lstrip("-").partition("=")[::2] for argument in container["args"])
-    for option in {"root", "cache-dir", "audit-log"} & options.keys():
-        assert any(Path(options[option]).is_relative_to(path) for path in writable)
-    if "follow" in options:
-        (store,) = [m for m in container["volumeMounts"] if m["mountPath"] == options["follow"]]
-        assert store["readOnly"]
+        if (workload, container) in OURS:
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            # what a command writes is on a volume, and a broker's store is not written
+            writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
+            options = dict(argument.lstrip("-").partition("=")[::2] for argument in container["args"])
+            for option in {"root", "cache-dir", "audit-log"} & options.keys():
+                assert any(Path(options[option]).is_relative_to(path) for path in writable)
+            assert "/tmp" in writable and options.get("follow") not in writable
 
 
 def test_compose_is_confined_and_its_files_are_there() -> None:
@@ -290,7 +282,9 @@ def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:
                 continue
             assert re.fullmatch(r"[\w./-]+@sha256:[0-9a-f]{64}", container["image"])
             assert container["envFrom"][0] == {"configMapRef": {"name": settings["metadata"]["name"]}}
-            assert region_of(container)["name"] == settings["metadata"]["name"]
+            # optional, because a server without regions needs none
+            expected = {"name": settings["metadata"]["name"], "key": REGION, "optional": True}
+            assert region_of(container) == expected and settings["data"].keys() <= NAMES_OF_SETTINGS
             name, *options = container["args"]
             CLI[name].make_context(name, list(options))
     reader = by_name["Deployment", "tiered-index-reader"]["spec"]["template"]["spec"]
@@ -536,15 +530,6 @@ def test_the_buckets_rules_keep_the_indexs_objects() -> None:
         assert len(bucket.get_bucket_lifecycle_configuration(Bucket=BUCKET)["Rules"]) == len(rules)
 
 
-def test_the_token_for_prometheus_operator_has_no_line_end(tmp_path: Path) -> None:
-    # the operator copies the secret as it is, and no header may have a line end
-    (line,) = re.findall(r"^tiered-index (token prometheus .*> token)\b", (DEPLOY / "README.md").read_text(), re.M)
-    script = f"{shlex.quote(str(Path(sys.executable).with_name('tiered-index')))} {line}"
-    command = ["bash", "-euo", "pipefail", "-c", script]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    assert re.fullmatch(r"ti_[\w-]+", (tmp_path / "token").read_text())
-
-
 def test_the_buffers_alert_fires_before_either_bound() -> None:
     config = IndexConfig()
     bounds = {"buffered_bytes": config.buffer_max_bytes, "buffered_entries": config.buffer_max_entries}
@@ -554,21 +539,10 @@ def test_the_buffers_alert_fires_before_either_bound() -> None:
     assert all(0.5 < float(thresholds[name]) / bound < 0.9 for name, bound in bounds.items())
 
 
-def test_overlays_set_the_region_by_the_variable_that_boto3_reads() -> None:
-    # optional, because a server without regions needs none
-    expected = {"name": "tiered-index", "key": REGION, "optional": True}
-    assert all(region_of(container) == expected for _, container in OURS)
-    for file in (DEPLOY / "kubernetes").rglob("kustomization.yaml"):
-        for made in yaml.safe_load(file.read_text()).get("configMapGenerator", []):
-            if made["name"] == "tiered-index":
-                names = {literal.partition("=")[0] for literal in made["literals"]}
-                assert REGION in names and names <= {"BUCKET", REGION, "AWS_ENDPOINT_URL_S3"}, file
-
-
-def test_a_lag_that_is_not_known_and_a_writer_on_another_host_fire_their_alerts() -> None:
-    # a comparison leaves NaN out, so the expression subtracts the healthy ones instead
-    name = "tiered_index_follow_lag_seconds"
-    assert EXPRESSIONS["TieredIndexFollowerBehind"] == f"{name} unless {name} <= 300"
-    # the series of another host is new and constant, so it has no change
-    name = "tiered_index_writer_epoch"
-    assert EXPRESSIONS["TieredIndexTakenOver"] == f"changes({name}[1h]) > 0 or ({name} > 0 unless {name} offset 1h)"
+def test_the_token_for_prometheus_operator_has_no_line_end(tmp_path: Path) -> None:
+    # the operator copies the secret as it is, and no header may have a line end
+    (line,) = re.findall(r"^tiered-index (token prometheus .*> token)\b", (DEPLOY / "README.md").read_text(), re.M)
+    script = f"{shlex.quote(str(Path(sys.executable).with_name('tiered-index')))} {line}"
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    assert re.fullmatch(r"ti_[\w-]+", (tmp_path / "token").read_text())

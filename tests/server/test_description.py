@@ -1,11 +1,24 @@
-"""The description is correct: it names the routes, their parameters and bodies, and the fields of answers."""
+"""The description is correct: it names the routes, their parameters and bodies, and the fields of answers.
+
+Schemathesis sends requests that it allows or forbids. No answer is a server's error or undescribed.
+"""
 
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
-from tests.server.conftest import DESCRIPTION, serving
+from tests.server.conftest import DESCRIPTION, index_in, put_entries, service_of, serving
+from tiered_index.server import wire
 from tiered_index.server.app import HttpService
 from tiered_index.service.read.messages import MessagesResult, MessageState
 from tiered_index.types import (
@@ -19,6 +32,7 @@ from tiered_index.types import (
     TopicSummary,
 )
 
+load_all_checks()
 SCHEMAS = DESCRIPTION["components"]["schemas"]
 
 
@@ -93,3 +107,42 @@ def test_it_names_every_state_of_a_message_and_so_does_the_page_on_rocketmq():
     assert SCHEMAS["FetchedMessage"]["properties"]["state"]["enum"] == sorted(get_args(MessageState))
     page = (Path(__file__).parents[2] / "docs" / "rocketmq.md").read_text()
     assert all(f"| `{state}` |" in page for state in get_args(MessageState))
+
+
+def test_it_is_one_of_openapi(client):
+    document = client.get("/openapi.json").json()
+    assert [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+    for path in ("/livez", "/readyz"):
+        # it marks the routes that need no token
+        assert document["paths"][path]["get"]["security"] == []
+
+
+@schemathesis.serializer(wire.NDJSON, wire.ARROW)
+def as_it_is(_, value):
+    """Return a body of lines or bytes unchanged."""
+    return str(value).encode()
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    """The description of a service whose index accepts entries."""
+    with index_in(tmp_path_factory.mktemp("fuzzed")) as index:
+        put_entries(index)
+        with service_of(index) as service:
+            yield schemathesis.openapi.from_asgi("/openapi.json", service.app)
+
+
+def test_every_answer_is_described(described):
+    checks = [status_code_conformance, content_type_conformance, response_schema_conformance]
+    checks.append(schemathesis.checks.not_a_server_error)
+    paths = set()
+    for operation in (result.ok() for result in described.get_all_operations()):
+
+        @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=HealthCheck)
+        @given(case=operation.as_strategy())
+        def ask(case):
+            case.call_and_validate(checks=checks)
+
+        ask()
+        paths.add(operation.path)
+    assert paths == described.raw_schema["paths"].keys()

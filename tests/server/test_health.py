@@ -239,6 +239,16 @@ def test_metrics_tell_how_a_writer_is(tmp_path):
     assert {name: shown["tiered_index_" + name[0], *name[1:]] for name in expected} == expected
 
 
+def test_a_short_time_of_lookups_is_none_for_probes_and_no_short_sum_for_du(tmp_path):
+    caps = Caps(limits=LookupLimits(10_000, 1 << 30, 1e-7))
+    with IndexReader.open(published(tmp_path)) as reader, serving(reader, caps=caps) as client:
+        assert client.get("/v1/health").json() == {"status": "healthy", "ready": True, "problems": []}
+        assert client.get("/readyz").json()["problems"] == []
+        answer = client.get("/v1/du")
+        assert (answer.status_code, answer.json()["error"]) == (422, "BudgetExceeded")
+        assert "was not read" in answer.json()["detail"] and "totals" not in answer.json()
+
+
 def test_a_writer_that_has_not_read_its_log_has_no_log_number(tmp_path):
     # 0, and then the number, would fire the alert for a restored storage
     published(tmp_path)
@@ -255,13 +265,3 @@ def test_a_writer_that_has_not_read_its_log_has_no_log_number(tmp_path):
         storage.clear()
         index.run_lifecycle()
         assert values(client)["tiered_index_log_number",] > 0
-
-
-def test_a_short_time_of_lookups_is_none_for_probes_and_no_short_sum_for_du(tmp_path):
-    caps = Caps(limits=LookupLimits(10_000, 1 << 30, 1e-7))
-    with IndexReader.open(published(tmp_path)) as reader, serving(reader, caps=caps) as client:
-        assert client.get("/v1/health").json() == {"status": "healthy", "ready": True, "problems": []}
-        assert client.get("/readyz").json()["problems"] == []
-        answer = client.get("/v1/du")
-        assert (answer.status_code, answer.json()["error"]) == (422, "BudgetExceeded")
-        assert "was not read" in answer.json()["detail"] and "totals" not in answer.json()

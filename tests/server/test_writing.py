@@ -126,6 +126,7 @@ WRONG = [
     (ARROW, arrow(message(1))[:-200], "the body is not an Arrow stream"),
     (ARROW, arrow(message(1)) + arrow(message(2)), "has data after the end of the Arrow stream"),
     (ARROW, arrow({"topic": "orders", "key": "k"}), "column 'queue_id' is missing"),
+    (ARROW, arrow_of(ONE.drop_columns("keys")), "give a column 'key' (text) or 'keys' (list of text)"),
     (ARROW, arrow(message(1, body="x")), "'body' is not a column of messages"),
     (ARROW, arrow({**message(1), "size": None}), "a value is missing"),
     (ARROW, arrow(message(1), message(2, size=-1)), "size"),
@@ -194,37 +195,6 @@ def test_a_damaged_stream_is_refused():
             data[chance.randrange(len(data))] = chance.randrange(256)
         with contextlib.suppress(InvalidArgument, Refused):
             assert parsed(bytes(data), wire.ARROW, 1 << 20).messages <= 20
-
-
-COLUMNS = (
-    pa.array(["t", "u"]),
-    pa.array([["k", "l"], []]),
-    pa.array([[None], None], pa.list_(pa.null())),
-    pa.array([1, -1]),
-    pa.array([1.5, 2.5]),
-    pa.nulls(2),
-    pa.array(["k", None]).dictionary_encode(),
-    pa.array([[1], [2]]),
-    pa.array([5, 6], pa.timestamp("ms")),
-    pa.array([b"x", b"y"]),
-)
-
-
-def test_columns_of_any_type_and_name_are_taken_or_refused(index):
-    chance = random.Random(31)
-    names = ("topic", "queue_id", "offset", "size", "timestamp_ms", "key", "keys", "topic_id")
-    taken = 0
-    for _ in range(400):
-        of_message = [pa.array(["t", "u"]), *[pa.array([1, 2])] * 4, pa.array(["k", "l"]), COLUMNS[1], pa.array([7, 8])]
-        table = pa.table([chance.choice(COLUMNS) if chance.random() < 0.15 else column for column in of_message], names)
-        table = table.select(sorted(range(8), key=lambda _: chance.random())[: chance.choice((6, 7, 8))])
-        if chance.random() < 0.2:
-            table = table.append_column(chance.choice(names), chance.choice(COLUMNS))
-        body = arrow_of(table.slice(0, chance.choice((0, 1, 2))))
-        with contextlib.suppress(InvalidArgument, Refused):
-            index.put_batch(parsed(body, wire.ARROW, 1 << 20).columns)
-            taken += 1
-    assert 20 < taken < 380
 
 
 def test_a_column_without_rows_has_no_offsets_that_count():
@@ -325,3 +295,34 @@ def test_short_lines_are_not_held_all_at_once():
         with pytest.raises(InvalidArgument, match="line 1: "):
             parsed(body, wire.NDJSON, 1 << 24)
         assert traced()[1] < len(body)
+
+
+COLUMNS = (
+    pa.array(["t", "u"]),
+    pa.array([["k", "l"], []]),
+    pa.array([[None], None], pa.list_(pa.null())),
+    pa.array([1, -1]),
+    pa.array([1.5, 2.5]),
+    pa.nulls(2),
+    pa.array(["k", None]).dictionary_encode(),
+    pa.array([[1], [2]]),
+    pa.array([5, 6], pa.timestamp("ms")),
+    pa.array([b"x", b"y"]),
+)
+
+
+def test_columns_of_any_type_and_name_are_taken_or_refused(index):
+    chance = random.Random(31)
+    names = ("topic", "queue_id", "offset", "size", "timestamp_ms", "key", "keys", "topic_id")
+    taken = 0
+    for _ in range(400):
+        of_message = [pa.array(["t", "u"]), *[pa.array([1, 2])] * 4, pa.array(["k", "l"]), COLUMNS[1], pa.array([7, 8])]
+        table = pa.table([chance.choice(COLUMNS) if chance.random() < 0.15 else column for column in of_message], names)
+        table = table.select(sorted(range(8), key=lambda _: chance.random())[: chance.choice((6, 7, 8))])
+        if chance.random() < 0.2:
+            table = table.append_column(chance.choice(names), chance.choice(COLUMNS))
+        body = arrow_of(table.slice(0, chance.choice((0, 1, 2))))
+        with contextlib.suppress(InvalidArgument, Refused):
+            index.put_batch(parsed(body, wire.ARROW, 1 << 20).columns)
+            taken += 1
+    assert 20 < taken < 380
