@@ -3,8 +3,6 @@
 Each page and batch reads only what it needs.
 """
 
-import contextlib
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +24,6 @@ OTHERS = 300
 KINDS = ["packed", "plain", "rocketmq"]
 
 
-@functools.cache
 def giant_columns():
     """Return the hot key's entries, several per second and some late, with other keys' entries between them."""
     rng = np.random.default_rng(7)
@@ -42,35 +39,24 @@ def giant_columns():
 
 @dataclass
 class Giant:
-    hot: IndexService
     storage: Recorder
 
     def reader(self, **settings):
         return IndexReader.open(storage_backend=self.storage, refresh_interval_s=10**6, **settings)
 
-    @property
-    def name(self):
-        return next(iter(self.hot.log_state.objects))
-
-
-@contextlib.contextmanager
-def stored(root, kind, batch):
-    storage = Recorder(MemoryStorage())
-    settings = {"slots": 64, "items": ENTRIES + OTHERS + 1, "background": False, "max_early_s": 10**9}
-    settings |= {"preset": "rocketmq" if kind == "rocketmq" else "native", "clock": ManualClock(BASE_MS)}
-    opened = IndexService.open(root=root, storage_backend=storage, disk=FaultDisk(), **settings)
-    with plain_files(kind == "plain"), opened as service:
-        service.put_batch(batch)
-        service.seal()
-        service.run_lifecycle()
-        assert [handle.place for handle in service.files()] == ["uploaded"]
-        yield Giant(service, storage)
-
 
 @pytest.fixture(scope="module", params=KINDS)
 def giant(request, tmp_path_factory):
-    with stored(tmp_path_factory.mktemp("giant") / "root", request.param, giant_columns()) as index:
-        yield index
+    storage = Recorder(MemoryStorage())
+    settings = {"slots": 64, "items": ENTRIES + OTHERS + 1, "background": False, "max_early_s": 10**9}
+    settings |= {"preset": "rocketmq" if request.param == "rocketmq" else "native", "clock": ManualClock(BASE_MS)}
+    root = tmp_path_factory.mktemp("giant") / "root"
+    opened = IndexService.open(root=root, storage_backend=storage, disk=FaultDisk(), **settings)
+    with plain_files(request.param == "plain"), opened as service:
+        service.put_batch(giant_columns())
+        service.seal()
+        service.run_lifecycle()
+        yield Giant(storage)
 
 
 def test_all_of_it_is_one_range(giant):
