@@ -318,9 +318,8 @@ def test_large_numbers_work_together(tmp_path):
     """A file of many slots or items is too large for a test, and ages of topics are in `test_retention`."""
     settings = {table: {} for table in TABLES}
     for path in PATHS:
-        if not {int, float} & {kind_of(path), *get_args(kind_of(path))} or path[-1].endswith(
-            ("slots", "items", "topics")
-        ):
+        is_number = {int, float} & {kind_of(path), *get_args(kind_of(path))}
+        if not is_number or path[-1].endswith(("slots", "items", "topics")):
             continue
         of_table = settings[path[0]] if path[1:] else settings
         for of_table[path[-1]] in LARGE:

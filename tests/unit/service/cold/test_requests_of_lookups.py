@@ -92,7 +92,6 @@ def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(index):
         assert [r for r in reads if r in directories] and all(directory in reads for directory in directories)
         assert (first.explain.requests, first.explain.bytes) == (20, index.storage.asked_bytes)
         assert index.storage.operations == ["get_range"] * 20
-        index.storage.reset()
         # another key is in other groups, and the files' directories are known
         for file in (0, 9, 4):
             index.storage.reset()

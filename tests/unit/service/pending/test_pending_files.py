@@ -87,12 +87,8 @@ def test_lists_of_files_name_pending_ones(open_spark, tmp_path):
         of_service = client.get("/v1/files").json()
         for document in (of_command, of_service):
             (row,) = document["files"]
-            assert (row["state"], row["object"], row["entries"], row["file_id"]) == (
-                "pending",
-                name,
-                3,
-                pending.file_id,
-            )
+            shown = [row[column] for column in ("state", "object", "entries", "file_id")]
+            assert shown == ["pending", name, 3, pending.file_id]
             assert document["totals"]["by_state"] == {"pending": 1} and document["totals"]["entries"] == 3
         assert client.get(f"/v1/files/{pending.file_id}").json() == row | {"topics": None}
         assert "1 pending file: lookups of the storage find" in run_here("files", "--storage", uri).out
