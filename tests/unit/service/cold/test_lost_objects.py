@@ -46,9 +46,10 @@ def lose(index, gone):
 
 def remove(index, gone):
     """Remove files as a merge does: by a record, then from the storage."""
-    log = open_log(index.inner)
-    publish(log, log.state.epoch, remove=tuple(stored.name for stored in gone))
-    lose(index, gone)
+    if gone:
+        log = open_log(index.inner)
+        publish(log, log.state.epoch, remove=tuple(stored.name for stored in gone))
+        lose(index, gone)
 
 
 def rest(index, gone):
@@ -62,36 +63,20 @@ def requests_of(result, outcome):
     return sum(report.requests for report in result.explain.files if report.outcome == outcome)
 
 
-@pytest.mark.parametrize("count", [1, 5, FILES])
-def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(index, reader, ask, count):
-    gone = index.stored[::2][:count] if count < FILES else index.stored
-    lose(index, gone)
-    result = ask(reader)
-    assert ([Answer.of(item) for item in result], result.status) == (rest(index, gone), "partial")
-    assert {report.file for report in result.failed} == {stored.file_id for stored in gone}
-    assert len(index.storage.reads) == FILES
-    assert index.storage.operations == ["get_range"] * FILES + ["list"]
-    assert (requests_of(result, "read"), requests_of(result, "failed")) == (FILES - count, count)
-    (log,) = (report for report in result.explain.files if report.outcome == "refreshed")
-    assert (log.file, log.requests) == ("log", 1)
-    assert result.explain.requests == FILES + 1
-
-
-def test_a_file_that_a_record_removed_causes_one_more_pass(index, reader, ask):
-    gone, lost = index.stored[2:4], index.stored[5:8]
+@pytest.mark.parametrize(("removed", "lost"), [(0, 1), (0, 5), (0, FILES), (2, 3)])
+def test_lost_objects_cost_one_look_at_the_log_and_removed_ones_one_more_pass(index, reader, ask, removed, lost):
+    gone, missing = index.stored[:removed], index.stored[removed:][::-1][:lost]
     remove(index, gone)
-    lose(index, lost)
-    result = ask(reader)
-    assert ([Answer.of(item) for item in result], result.status) == (rest(index, [*gone, *lost]), "partial")
-    assert {report.file for report in result.failed} == {stored.file_id for stored in lost}
-    first, second = FILES, FILES - len(gone)
-    assert len(index.storage.reads) == first + second
-    log = len(index.storage.operations) - first - second
-    assert requests_of(result, "outdated") == first
-    assert requests_of(result, "read") + requests_of(result, "failed") == second
-    assert requests_of(result, "refreshed") == log
-    assert result.explain.requests == len(index.storage.operations)
-    assert result.explain.files_read == second - len(lost)
+    lose(index, missing)
+    result, again = ask(reader), FILES - removed if removed else 0
+    assert ([Answer.of(item) for item in result], result.status) == (rest(index, [*gone, *missing]), "partial")
+    assert {report.file for report in result.failed} == {stored.file_id for stored in missing}
+    assert len(index.storage.reads) == FILES + again
+    looks = len(index.storage.operations) - FILES - again
+    spent = [requests_of(result, outcome) for outcome in ("outdated", "read", "failed", "refreshed")]
+    assert spent == [FILES if removed else 0, FILES - removed - lost, lost, looks]
+    assert removed or index.storage.operations == ["get_range"] * FILES + ["list"]
+    assert result.explain.requests == sum(spent) and result.explain.files_read == FILES - removed - lost
 
 
 def test_a_lookup_ends_though_the_log_changes_at_every_try(index, reader, ask, monkeypatch):

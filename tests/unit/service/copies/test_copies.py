@@ -390,42 +390,27 @@ def test_a_stop_ends_it_between_objects(life, inner):
     assert (report.kept, report.sent) == (1, len(life.state.objects) - 1)
 
 
-def test_bytes_stay_in_the_copy_for_the_grace(life, inner):
+@pytest.mark.parametrize("records", [0, 119])
+def test_bytes_stay_in_the_copy_for_the_grace_and_go_however_many_records_follow(life, inner, records):
     fill(life, 1)
-    copy_job = copier(life, inner)
+    copy_job, log = copier(life, inner), life.log()
     copy_job.run_once()
     merge_first_day(life)
     removed = copy_job.run_once().removed
-    life.clock.advance(2 * DAY_S)
-    assert (len(removed), copy_job.sweep(3 * DAY_S).objects) == (2, ())
-    assert {info.name for info in inner.list("data/")} >= set(removed)
-    life.clock.advance(2 * DAY_S)
-    # a sweep was interrupted
-    assert copy_job.may_sweep(3 * DAY_S)
-    inner.delete_many([min(removed)])
-    assert copy_job.may_sweep(3 * DAY_S)
-    assert {info.name for info in copy_job.sweep(3 * DAY_S).objects} == {max(removed)}
-    assert not copy_job.may_sweep(3 * DAY_S)
-    check_target(life, inner)
-
-
-def test_bytes_of_a_source_that_becomes_quiet_go_however_many_records_follow(life, inner):
-    fill(life, 1)
-    copy_job = copier(life, inner)
-    copy_job.run_once()
-    merge_first_day(life)
-    removed = copy_job.run_once().removed
-    log = StorageLog(life.storage, life.clock)
-    log.open()
-    for number in range(1, 120):
+    log.refresh()
+    for number in range(records):
         life.clock.advance(600)
-        record = LogRecord(0, "test", 0, "", 0, positions={"ticks": number})
+        record = LogRecord(0, "test", 0, "", 0, positions={"ticks": number + 1})
         log.append("a record", None, lambda state, record=record: record)
         copy_job.run_once()
-    assert not copy_job.may_sweep(DAY_S)
+    assert (len(removed), copy_job.may_sweep(DAY_S), copy_job.sweep(DAY_S).objects) == (2, False, ())
     # the last sweep was some minutes before the last record: it could not delete them yet
-    assert copy_job.may_sweep(118 * 600)
-    life.clock.advance(DAY_S)
+    assert not records or copy_job.may_sweep((records - 1) * 600)
+    life.clock.advance(2 * DAY_S)
+    # a sweep was interrupted
     assert copy_job.may_sweep(DAY_S)
-    assert {info.name for info in copy_job.sweep(DAY_S).objects} == {*removed}
+    inner.delete_many([min(removed)])
+    assert copy_job.may_sweep(DAY_S)
+    assert {info.name for info in copy_job.sweep(DAY_S).objects} == {max(removed)}
     assert not copy_job.may_sweep(DAY_S)
+    check_target(life, inner)

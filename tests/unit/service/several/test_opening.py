@@ -39,12 +39,11 @@ def test_an_invalid_list_of_indexes_is_refused(wrong):
 
 
 def test_several_have_no_root(cluster, tmp_path, monkeypatch):
-    for settings in ({"root": tmp_path}, {"storage_backend": MemoryStorage()}):
+    for settings in ({"root": tmp_path}, {"storage_backend": MemoryStorage()}, {}):
+        if not settings:
+            monkeypatch.setenv("TIERED_INDEX_ROOT", str(tmp_path))
         with pytest.raises(InvalidArgument, match="without one"):
             IndexReader.open(cluster.uris, **settings)
-    monkeypatch.setenv("TIERED_INDEX_ROOT", str(tmp_path))
-    with pytest.raises(InvalidArgument, match="without one"):
-        IndexReader.open(cluster.uris)
 
 
 def test_places_that_can_not_be_read_together_are_refused_and_closed(cluster, prefix, opened, tmp_path):
