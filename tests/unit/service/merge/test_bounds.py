@@ -1,7 +1,7 @@
 """Each task of a merge holds, reads and sends a bounded amount, for any number of windows, and for a hot key."""
 
 from collections import Counter
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import pytest
 
@@ -21,38 +21,27 @@ from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.prices import PriceTable
 
-PIECE = 200
 SOME = [("t", "hot"), ("t", "k1"), ("t", "k22")]
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(task_module, "PIECE_ITEMS", PIECE)
+def most_parts(life):
+    """Return the shards of the slots that have most of them, the newest first."""
+    by_slots = {}
+    for stored in [stored for stored in life.state.objects.values() if stored.shard]:
+        by_slots.setdefault((stored.shard.table, stored.shard.slot_low), []).append(stored)
+    return sorted(max(by_slots.values(), key=len), key=lambda stored: -stored.second_max)
 
 
-def parts_of(life):
-    """Return the shards of the tables by their slots. Each list is newest first."""
-    shards = [
-        (s.shard.table, s.shard.slot_low, s.shard.slot_high, -s.second_max, s.name, s)
-        for s in life.state.objects.values()
-        if s.shard
-    ]
-    return [[row[-1] for row in group] for _, group in groupby(sorted(shards), key=lambda row: row[:3])]
-
-
-def fill_hot(life, files=3, hot=600, others=100):
-    for number in range(files):
+def test_a_hot_key_has_several_parts_and_a_page_reads_only_the_newest(life, monkeypatch):
+    monkeypatch.setattr(task_module, "PIECE_ITEMS", 200)
+    for number in range(3):
         start = BASE_MS + number * HOUR_MS
-        life.put([(start + step * 7000, "hot") for step in range(hot)])
-        life.put([(start + step * 20_000, f"k{step % 23}") for step in range(others)])
+        life.put([(start + step * 7000, "hot") for step in range(600)])
+        life.put([(start + step * 20_000, f"k{step % 23}") for step in range(100)])
         life.publish()
     life.later()
-
-
-def test_a_hot_key_has_several_parts_and_a_page_reads_only_the_newest(life):
-    fill_hot(life)
     life.merge()
-    parts = max(parts_of(life), key=len)
+    parts = most_parts(life)
     assert len(parts) >= 5
     for newer, older in pairwise(parts):
         assert newer.second_min > older.second_max
@@ -67,7 +56,7 @@ def test_a_hot_key_has_several_parts_and_a_page_reads_only_the_newest(life):
             assert len({read.name for read in recorder.reads}) == reads
     # the next tier merges the parts, and writes parts again
     life.merge(30 * 86400)
-    assert len(max(parts_of(life), key=len)) >= 5
+    assert len(most_parts(life)) >= 5
     life.check(questions=SOME)
 
 
@@ -76,12 +65,6 @@ PART = 1 << 10
 ROWS = 160
 FULL_WINDOWS = Bounds().full_windows
 GIB = 1 << 30
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    """A storage whose writers send parts of `PART` bytes, with the fixture `held`."""
-    return LocalStorage(tmp_path / "storage", disk=UnsyncedDisk())
 
 
 @pytest.fixture
@@ -108,20 +91,16 @@ def held(monkeypatch):
     return seen
 
 
-def fill(life, days):
-    """Put files that each begin an hour before a midnight, so that one job has all of them."""
-    for day in range(days):
-        begin = BASE_MS + day * DAY_MS - HOUR_MS
-        life.put((begin + row * DAY_MS // ROWS, f"k{row % 40}") for row in range(ROWS))
-        life.publish()
-    life.later()
-
-
 @pytest.mark.parametrize("days", [5, 40])
-def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, tiny, held, days):
-    life = merging(storage=tiny, settings={"slots": 200})
+def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, tmp_path, held, days):
+    """The files each begin an hour before a midnight, so that one job has all of them."""
+    life = merging(storage=LocalStorage(tmp_path / "storage", disk=UnsyncedDisk()), settings={"slots": 200})
     with plain_files():
-        fill(life, days)
+        for day in range(days):
+            begin = BASE_MS + day * DAY_MS - HOUR_MS
+            life.put((begin + row * DAY_MS // ROWS, f"k{row % 40}") for row in range(ROWS))
+            life.publish()
+        life.later()
     (job,) = life.plan().rewrites
     assert len(job.windows) == days + 1
     assert all(len(task.windows) <= FULL_WINDOWS for task in job.tasks)
