@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.demo.command import LOOKUP_COLUMNS, demo_place, lookup_cells, refuse_
 from tests.demo.processes import ProcessFailed
 from tests.demo.workload import Measured
 from tests.support.kafka_cluster import PARTITIONS, Cluster, Producing, kafka_cluster
+from tests.support.processes import started
 from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_count, human_seconds
 from tiered_index.cli.session import Session, command
@@ -113,7 +113,8 @@ class Stages:
                     follower.kill()
             writing.join()
             if follower.wait() != -9:
-                raise ProcessFailed(f"ingest ended by itself: {_errors(follower)}")
+                assert follower.stderr is not None
+                raise ProcessFailed(f"ingest ended by itself: {follower.stderr.read().strip()}")
         self.say(f"SIGKILL at {killed_at:,} records, while others arrive")
         with self._ingest("--wait") as again:
             output, errors = again.communicate()
@@ -155,13 +156,12 @@ class Stages:
         shown = {"records_at_brokers": left, "shown": archived, "gets_per_record": round(gets / max(1, archived), 2)}
         self.figures |= shown | {"shown_wrong": [*wrong, *(state for state in states if state != "archived")]}
 
-    def _ingest(self, *more: str) -> subprocess.Popen[str]:
+    def _ingest(self, *more: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
         place = f"kafka://{self.cluster.servers}/{','.join(TOPICS)}"
         keys = [text for key in KEYS for text in ("--key", key)]
         places = ["--root", f"{self.config.root}", "--storage", f"{self.config.storage}", "--json", "--quiet"]
         geometry = ["--slots", "50000", "--items", "200000", "--archive"]
-        command = [sys.executable, "-m", "tiered_index", "ingest", place, *keys, *places, *geometry, *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return started([sys.executable, "-m", "tiered_index", "ingest", place, *keys, *places, *geometry, *more])
 
     def look_up(self) -> None:
         """Look keys of each kind up, and every record by its trace."""
@@ -190,8 +190,8 @@ class Stages:
 
     def _take_census(self, reader: IndexReader) -> None:
         lost = doubled = 0
-        for some in _batches(self.records):
-            records = [Record(number) for number in some]
+        for first in range(0, self.records, _LOOKUPS_AT_ONCE):
+            records = [Record(number) for number in range(first, min(self.records, first + _LOOKUPS_AT_ONCE))]
             answers = reader.query_many([Lookup(topic=record.topic, key=record.keys[1]) for record in records])
             for record, answer in zip(records, answers, strict=True):
                 places = [(item.queue_id, item.offset) for item in answer]
@@ -201,19 +201,9 @@ class Stages:
         self.say(f"every record looked up by its trace: {lost} lost, {doubled} doubled")
 
 
-def _batches(records: int) -> Iterator[range]:
-    for first in range(0, records, _LOOKUPS_AT_ONCE):
-        yield range(first, min(records, first + _LOOKUPS_AT_ONCE))
-
-
 def _shown(reader: IndexReader, topic: str) -> dict[str, Any]:
     answer = reader.query(topic, ASKED)
     return {"topic": topic, "places": [[item.queue_id, item.offset, item.timestamp_ms] for item in answer]}
-
-
-def _errors(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
-    return process.stderr.read().strip()
 
 
 @command

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from tests.demo.workload import TOPICS, Workload
 from tests.support.child import Child
+from tests.support.processes import started
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.cli.ending import Ending
@@ -75,8 +76,7 @@ class Follower:
                     process.terminate()
                     terminated = True
                 time.sleep(_POLL_S)
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             _output(process, "ingest")
         return False
 
@@ -126,25 +126,15 @@ class Follower:
         geometry = ("--slots", str(self.layout.slots), "--items", str(self.layout.items))
         return ("ingest", str(self.source), "--follow", *geometry)
 
-    @contextlib.contextmanager
-    def _started(self, *arguments: str, hold_uploads: bool = False) -> Iterator[subprocess.Popen[str]]:
-        """Yield a process of the command line; it is killed at the block's end if it still lives."""
+    def _started(
+        self, *arguments: str, hold_uploads: bool = False
+    ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        """Start a process of the command line; it is killed at the block's end if it still lives."""
         places = ["--root", str(self.root), "--storage", self.storage_uri, "--json", "--quiet"]
         held = {"HOLD_UPLOADS_S": str(_HOLD_S), "HOLD_UPLOADS_MARK": str(self._mark)}
         # with a slot table an object is large enough that a kill can interrupt its upload
-        with subprocess.Popen(
-            [sys.executable, "-m", "tests.support.plain_files", *arguments, *places],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | (held if hold_uploads else {}),
-        ) as process:
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.kill()
+        command = [sys.executable, "-m", "tests.support.plain_files", *arguments, *places]
+        return started(command, os.environ | (held if hold_uploads else {}))
 
 
 def _output(process: subprocess.Popen[str], name: str) -> str:
