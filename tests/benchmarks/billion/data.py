@@ -1,7 +1,5 @@
 """The messages of the year, made by Spark, and the keys that are looked up.
 
-    python -m tests.benchmarks.billion.data FOLDER ENTRIES MASTER
-
 Messages are in order of time, a Parquet file a day. One message in fifty is up to six hours late. Half of the messages
 have a key of their own. The others share keys: the hottest key has some ten thousand times as many messages as the
 median one. Topics are skewed too: a fifth of the messages are in the first of 200 topics.
@@ -10,7 +8,6 @@ median one. Topics are skewed too: a fifth of the messages are in the first of 2
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,10 +69,11 @@ def columns(number: Any, entries: int) -> list[Column]:
     ]
 
 
-def write(spark: SparkSession, folder: Path, entries: int) -> None:
+def write(place: str, count: str, master: str) -> None:
     """Write the messages, the source of the audit that must find differences, and the keys."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+    folder, entries, spark = Path(place), int(count), quiet_session(master)
     source = folder / SOURCE
     numbers = spark.range(0, entries, 1, DAYS)
     numbers.select(*columns(F.col("id"), entries)).write.option("compression", "zstd").parquet(str(source))
@@ -92,21 +90,11 @@ def write(spark: SparkSession, folder: Path, entries: int) -> None:
             rows.coalesce(1).write.mode("overwrite").parquet(written)
             (part,) = Path(written).glob("part-*.parquet")
             part.rename(folder / CHANGED / files[place].name)
-    count = min(KEYS, max(1, entries // 2))
-    step = entries // count
+    wanted_keys = min(KEYS, max(1, entries // 2))
+    step = entries // wanted_keys
     number: Any = F.col("id") * step + F.pmod(F.xxhash64("id", F.lit(3)), F.lit(step))
     number = F.when(F.col("id") % _ABSENT_ONE_IN == 0, F.col("id") + _ABSENT).otherwise(number)
-    wanted = spark.range(0, count, 1, 4).select(*columns(number, entries)).select("topic", "key").distinct()
+    wanted = spark.range(0, wanted_keys, 1, 4).select(*columns(number, entries)).select("topic", "key").distinct()
     wanted.coalesce(2).write.parquet(str(folder / KEYS_FILE))
     spark.read.parquet(str(folder / KEYS_FILE)).limit(_FEW).coalesce(1).write.parquet(str(folder / FEW_KEYS))
-
-
-def main(folder: str, entries: str, master: str) -> None:
-    """Write everything."""
-    spark = quiet_session(master)
-    write(spark, Path(folder), int(entries))
     spark.stop()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,18 +1,12 @@
 """Checks answers by DuckDB: it finds the messages of the keys in the source, and compares the answers of a lookup.
 
-    python -m tests.benchmarks.billion.oracle FOLDER find               writes the messages of the keys
-    python -m tests.benchmarks.billion.oracle FOLDER sort ENTRIES       writes all messages sorted by topic and key
-    python -m tests.benchmarks.billion.oracle FOLDER look_up_sorted     looks the keys up in these
-
 An index keeps whole seconds, so times are compared by the second.
 """
 
 import contextlib
 import itertools
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +47,11 @@ _WRONG = {
 
 
 @contextlib.contextmanager
-def _database(folder: Path, keys: str = KEYS_FILE) -> Iterator[Any]:
+def _database(place: Path | str, keys: str = KEYS_FILE) -> Iterator[Any]:
     """A database with the views `source` and `keys`."""
     import duckdb
 
+    folder = Path(place)
     settings: dict[str, Any] = {
         "temp_directory": str(folder / "spilled"),
         "memory_limit": _MEMORY,
@@ -68,18 +63,19 @@ def _database(folder: Path, keys: str = KEYS_FILE) -> Iterator[Any]:
         yield db
 
 
-def find(folder: Path) -> None:
+def find(folder: Path | str) -> None:
     """Write all messages of the keys."""
     with _database(folder) as db:
         rows = "SELECT source.* FROM source JOIN keys USING (topic, key)"
-        db.sql(f"COPY ({rows}) TO '{folder / FOUND}' (FORMAT parquet)")
+        db.sql(f"COPY ({rows}) TO '{folder}/{FOUND}' (FORMAT parquet)")
 
 
-def sort(folder: Path, entries: str) -> None:
+def sort(place: str, entries: str) -> None:
     """Write all messages sorted by topic and key, a range of topics after the other so that each sort spills less."""
     parts = -(-int(entries) // _SORTED_AT_ONCE)
     # equal shares of the messages, because topics are drawn by the third power
     bounds = [f"topic-{round(TOPICS * (part / parts) ** 3):03}" for part in range(parts + 1)]
+    folder = Path(place)
     (folder / SORTED).mkdir()
     with _database(folder) as db:
         for part, (low, high) in enumerate(itertools.pairwise(bounds)):
@@ -88,23 +84,19 @@ def sort(folder: Path, entries: str) -> None:
             db.sql(f"COPY ({rows}) TO '{file}' (FORMAT parquet, COMPRESSION zstd)")
 
 
-def look_up_sorted(folder: Path, count: int = 20) -> dict[str, float]:
+def look_up_sorted(folder: str, count: int = 20) -> dict[str, float]:
     """Look some keys up one by one, and all keys by a join; return the seconds of both."""
     with _database(folder) as db:
-        db.sql(f"CREATE VIEW sorted AS FROM '{folder / SORTED}/*.parquet'")
+        db.sql(f"CREATE VIEW sorted AS FROM '{folder}/{SORTED}/*.parquet'")
         keys = db.sql(f"SELECT topic, key FROM keys LIMIT {count}").fetchall()
         taken = []
         for topic, key in keys:
             begun = time.perf_counter()
-            db.execute(
-                f"SELECT * FROM '{folder / SORTED}/*.parquet' WHERE topic = ? AND key = ?", [topic, key]
-            ).fetchall()
+            db.execute("SELECT * FROM sorted WHERE topic = ? AND key = ?", [topic, key]).fetchall()
             taken.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        (joined,) = db.sql(
-            f"SELECT count(*) FROM '{folder / SORTED}/*.parquet' JOIN keys USING (topic, key)"
-        ).fetchone()
-        (wanted,) = db.sql(f"SELECT count(*) FROM '{folder / FOUND}'").fetchone()
+        (joined,) = db.sql("SELECT count(*) FROM sorted JOIN keys USING (topic, key)").fetchone()
+        (wanted,) = db.sql(f"SELECT count(*) FROM '{folder}/{FOUND}'").fetchone()
         if joined != wanted:
             raise RuntimeError(f"the sorted messages have {joined:,} of {wanted:,} messages of the keys")
         return {"one_key_s": sorted(taken)[count // 2], "all_keys_s": time.perf_counter() - begun}
@@ -161,10 +153,3 @@ def check(folder: Path, answers: Path, keys: str = KEYS_FILE) -> dict[str, int]:
                 raise RuntimeError(f"{answers}: {wrong:,} {problem}")
         counted, entries = db.sql("SELECT count(DISTINCT (topic, key)), count(position) FROM given").fetchone()
         return {"keys_checked": counted, "entries_checked": entries}
-
-
-_TASKS: dict[str, Callable[[Path], Any]] = {"find": find, "sort": sort, "look_up_sorted": look_up_sorted}
-
-if __name__ == "__main__":
-    if (figures := _TASKS[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])) is not None:
-        print(json.dumps(figures))

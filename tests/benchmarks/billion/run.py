@@ -61,8 +61,8 @@ class Run:
     def _all(self, with_sparks_ways: bool) -> Iterator[tuple[str, Sequence[str], Callable[[], dict[str, Any]]]]:
         """Yield name, paths that the step makes, and the step."""
         source = (SOURCE, CHANGED, KEYS_FILE, FEW_KEYS)
-        yield "messages", source, partial(self._module, "data", self.folder, self.entries, self.master)
-        yield "messages of the keys (DuckDB)", (oracle.FOUND,), partial(self._module, "oracle", self.folder, "find")
+        yield "messages", source, partial(self._step, "data", "write", self.folder, self.entries, self.master)
+        yield "messages of the keys (DuckDB)", (oracle.FOUND,), partial(self._step, "oracle", "find", self.folder)
         yield "build", (BY_SPARK,), partial(self._build, "spark", "build", "--source", SOURCE, "--window", "1d")
         yield "audit, equal", (), partial(self._audit, SOURCE)
         yield "audit, 0.1 % different", (), partial(self._audit, CHANGED)
@@ -83,9 +83,9 @@ class Run:
         yield "delete the tables that one process merged", (), partial(self._sweep, ALONE)
         yield "million keys, one process's index", (ANSWERS,), partial(self._look_up, ALONE)
         yield "delete the index of one process", (), partial(self._delete, ALONE, ROOT)
-        sort = partial(self._module, "oracle", self.folder, "sort", self.entries)
+        sort = partial(self._step, "oracle", "sort", self.folder, self.entries)
         yield "sorted Parquet (DuckDB)", (oracle.SORTED,), sort
-        yield "keys in it (DuckDB)", (), partial(self._module, "oracle", self.folder, "look_up_sorted")
+        yield "keys in it (DuckDB)", (), partial(self._step, "oracle", "look_up_sorted", self.folder)
         yield "delete the sorted Parquet", (), partial(self._delete, oracle.SORTED)
         if with_sparks_ways:
             yield "start of Spark", (), partial(self._spark, "start")
@@ -96,13 +96,13 @@ class Run:
             yield "thousand keys joined (Spark)", (), partial(self._spark, "join_few")
             yield "delete the buckets", (), partial(self._delete, BUCKETS)
 
-    def _module(self, name: str, *arguments: object) -> dict[str, Any]:
-        command = [sys.executable, "-m", f"tests.benchmarks.billion.{name}", *map(str, arguments)]
+    def _step(self, module: str, function: str, *arguments: object) -> dict[str, Any]:
+        command = [sys.executable, "-m", "tests.benchmarks.billion.step", module, function, *map(str, arguments)]
         figures, document = measured(command, self.folder)
         return {**figures, **(document or {})}
 
     def _spark(self, task: str) -> dict[str, Any]:
-        figures = self._module("ways", task, self.folder, self.master)
+        figures = self._step("ways", "on_spark", task, self.folder, self.master)
         if "joined" in figures:
             wanted = oracle.count(self.folder, FEW_KEYS if task == "join_few" else KEYS_FILE)
             self._require(figures["joined"], wanted, task)
@@ -142,7 +142,7 @@ class Run:
         return {**figures, **_requests(document), **checked}
 
     def _singles(self, place: str) -> dict[str, Any]:
-        return self._module("singles", self.folder, f"file://{self.folder / place}", self.entries)
+        return self._step("singles", "look_up", self.folder, f"file://{self.folder / place}", self.entries)
 
     def _erase(self) -> dict[str, Any]:
         topic, key, count = oracle.hottest(self.folder)
@@ -162,7 +162,7 @@ class Run:
         return {**figures, **_requests(document)}
 
     def _put(self) -> dict[str, Any]:
-        figures = self._module("ways", "put", self.folder, self.folder / ROOT, f"file://{self.folder / ALONE}")
+        figures = self._step("ways", "put", self.folder, self.folder / ROOT, f"file://{self.folder / ALONE}")
         self._require(figures["entries"], self.entries, "one process")
         return {**figures, "stored_bytes": self._stored(ALONE)}
 

@@ -1,11 +1,6 @@
-"""Single lookups in an index: in fresh readers, in a warm one, and of absent keys.
+"""Single lookups in an index: in fresh readers, in a warm one, and of absent keys."""
 
-python -m tests.benchmarks.billion.singles FOLDER STORAGE ENTRIES        prints a JSON document
-"""
-
-import json
 import statistics
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,8 +44,8 @@ def _counts(folder: Path, keys: list[tuple[str, str]]) -> list[int]:
     return [counts.get(pair, 0) for pair in keys]
 
 
-def main(folder: str, storage: str, entries: str) -> None:
-    """Measure and print; `entries` are those of the index."""
+def look_up(folder: str, storage: str, entries: str) -> dict[str, object]:
+    """Measure; `entries` are those of the index."""
     table = ds.dataset(Path(folder) / KEYS_FILE).to_table(columns=["topic", "key"])
     some = np.random.default_rng(1).permutation(table.num_rows)[: _SINGLE + _FRESH]
     keys = [(row["topic"], row["key"]) for row in table.take(some).to_pylist()]
@@ -77,8 +72,4 @@ def main(folder: str, storage: str, entries: str) -> None:
             document[caches + "absent"], none = _timed(reader, [(topic, f"no-{key}") for topic, key in keys[_FRESH:]])
         if fresh_counts + counts != wanted or any(none):
             raise RuntimeError("answers of single lookups differ from the source")
-    print(json.dumps(document))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return document

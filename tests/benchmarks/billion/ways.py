@@ -1,7 +1,4 @@
-"""Other ways to do the same work, each a program: one process without Spark, and what Spark does without an index.
-
-    python -m tests.benchmarks.billion.ways put FOLDER ROOT STORAGE      put, compact and upload; prints a document
-    python -m tests.benchmarks.billion.ways TASK FOLDER MASTER           a task on Spark
+"""Other ways to do the same work: one process without Spark, and what Spark does without an index.
 
 A data engineer would otherwise use Parquet. *Sorted Parquet* is partitioned by day, and sorted by a 64-bit hash of
 topic and key. Its row groups of 1 MiB (about 30,000 rows) have a Bloom filter on the hash. *Buckets* are a table of
@@ -10,8 +7,6 @@ Spark by topic and key, with a sorted file in each; keys are joined with it. Bot
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +26,8 @@ _COLUMNS = "topic string, queue_id int, key string, offset long, size int, times
 _CLUSTERED = f"CLUSTERED BY (topic, key) SORTED BY (topic, key) INTO {_BUCKETS} BUCKETS"
 
 
-def put(folder: str, root: str, storage: str) -> None:
-    """Put all messages, and print how many there were."""
+def put(folder: str, root: str, storage: str) -> dict[str, int]:
+    """Put, compact and upload all messages; return how many there were."""
     import pyarrow.dataset as ds
 
     config = IndexConfig.load(root=root, storage=storage, background=False, max_late_s=1e10, local_keep_s=0)
@@ -47,7 +42,7 @@ def put(folder: str, root: str, storage: str) -> None:
                 entries, waiting = entries + waiting, 0
         index.seal()
         index.run_lifecycle()
-    print(json.dumps({"entries": entries + waiting}))
+    return {"entries": entries + waiting}
 
 
 def start(spark: SparkSession, folder: Path) -> None:
@@ -110,11 +105,10 @@ _ON_SPARK: dict[str, Callable[[SparkSession, Path], Any]] = {
     task.__name__: task for task in (start, frame, sort, buckets, join, join_few)
 }
 
-if __name__ == "__main__":
-    if sys.argv[1] == "put":
-        put(*sys.argv[2:])
-    else:
-        session = quiet_session(sys.argv[3])
-        figures = _ON_SPARK[sys.argv[1]](session, Path(sys.argv[2]))
-        print(json.dumps(figures or {}))
-        session.stop()
+
+def on_spark(task: str, folder: str, master: str) -> Any:
+    """Do a task on Spark."""
+    spark = quiet_session(master)
+    figures = _ON_SPARK[task](spark, Path(folder))
+    spark.stop()
+    return figures
