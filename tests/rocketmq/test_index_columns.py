@@ -98,11 +98,12 @@ def test_more_messages_than_a_block_make_no_difference():
     assert rows(decode_index_columns(messages.joined(made), 0)) == [row for half in halves for row in rows(half)]
 
 
-def test_a_message_with_very_many_keys():
-    keys = [f"k{i % 3000}" for i in range(5000)]
-    made = messages.message(0, properties=f"KEYS\x01{' '.join(keys)}\x02".encode())
-    batch = decode_index_columns(made.encode() + messages.message(made.size, properties=b"KEYS\x01k1\x02").encode(), 0)
-    assert batch.columns.column("key").to_pylist() == [*dict.fromkeys(keys), "k1"]
+def test_very_many_keys_and_few_that_differ_in_one_byte():
+    for keys in ([f"k{i % 3000}" for i in range(5000)], ["order-100", "order-101", "order-10000000", "order-10000001"]):
+        made = messages.message(0, properties=f"KEYS\x01{' '.join(keys)}\x02".encode())
+        after = messages.message(made.size, properties=b"KEYS\x01k1\x02")
+        batch = decode_index_columns(messages.joined([made, after]), 0)
+        assert batch.columns.column("key").to_pylist() == [*dict.fromkeys(keys), "k1"]
 
 
 def test_keys_with_invalid_utf8_are_counted_and_replaced_as_by_the_broker():

@@ -460,6 +460,7 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
     (topic, key), matches = most_found(messages)
     chosen = random.Random(8)
     whole = [m for m in matches if m.physical_offset < BEGIN_OF_LAST]
+    newest = max(m.store_ms for m in messages if m.is_visible and m.index_keys) // 1000 * 1000
     for _ in range(15):
         wanted = chosen.choice(whole)
         name = next(s.name for s in index.archived() if s.start <= wanted.physical_offset < s.end)
@@ -468,6 +469,7 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
         with IndexReader.open(storage_backend=storage) as reader:
             broker = ReadOnlyBroker(reader)
             answer = response_to(broker, QUERY, **by_key(topic, key, maxNum="1000"))
+            assert answer.fields == {"indexLastUpdateTimestamp": f"{newest}", "indexLastUpdatePhyoffset": "0"}
             remark = re.fullmatch(r"([0-9]+) of ([0-9]+) messages are not available: (.+)", answer.remark)
             assert (answer.code, int(re.search(r"([0-9]+) damaged", remark[3])[1]) > 0) == (0, True)
             intact = [m for m in matches if m.encode() in answer.body]
