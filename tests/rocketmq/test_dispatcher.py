@@ -265,7 +265,8 @@ def mount(followed: Followed) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "other names"])
-def test_a_commit_log_without_segments_is_unavailable_and_the_position_stays(followed, how):
+def test_a_commit_log_without_segments_is_unavailable_and_the_position_stays(followed, how, monkeypatch):
+    """Also one that is unmounted while it is looked at."""
     followed.write(30)
     dispatcher = followed.dispatcher(skip_missing=True, skip_corrupt=True)
     *_, done = rounds(dispatcher)
@@ -282,6 +283,19 @@ def test_a_commit_log_without_segments_is_unavailable_and_the_position_stays(fol
         dispatcher = followed.dispatcher(skip_missing=True)
     mount(followed)
     followed.write(5)
+    is_changed = Scrubber.is_changed
+
+    def unmounting(*arguments):
+        changed = is_changed(*arguments)
+        unmount(followed, how)
+        return changed
+
+    with monkeypatch.context() as looking:
+        looking.setattr(Scrubber, "is_changed", unmounting)
+        with pytest.raises(StorageUnavailable, match="mounted"):
+            dispatcher.run_once()
+    assert dispatcher.position == done.end
+    mount(followed)
     *_, after = rounds(dispatcher)
     assert (after.begin, after.messages, after.losses) == (done.end, 5, ())
     followed.check()
@@ -301,24 +315,3 @@ def test_a_log_that_is_not_there_at_the_first_start_is_unavailable_beside_files_
             again.run_once()
     (store / "commitlog").mkdir()
     assert dispatcher.run_once().caught_up
-
-
-def test_a_log_that_is_unmounted_while_it_is_looked_at(followed, monkeypatch):
-    followed.write(30)
-    dispatcher = followed.dispatcher(skip_missing=True)
-    *_, done = rounds(dispatcher)
-    followed.write(5)
-    real = Scrubber.is_changed
-
-    def unmounting(*arguments):
-        changed = real(*arguments)
-        unmount(followed, "other names")
-        return changed
-
-    with monkeypatch.context() as looking:
-        looking.setattr(Scrubber, "is_changed", unmounting)
-        with pytest.raises(StorageUnavailable, match="has no segment"):
-            dispatcher.run_once()
-    assert dispatcher.position == done.end
-    mount(followed)
-    assert [round.losses for round in rounds(dispatcher)] == [()]
