@@ -379,7 +379,7 @@ def repair(storage, store=None, standby=None, *, yes=True):
 
 @pytest.mark.parametrize(
     ("selection", "origin"),
-    [(None, "store"), (None, "copy"), ("key", "store"), ("key", "copy"), ("queue", "store"), ("topic", "store")],
+    [(None, "store"), ("key", "store"), ("key", "copy"), ("queue", "store"), ("topic", "store")],
 )
 def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, selection, origin):
     """The segments come from the source's file, or from a copy of the index made before the erasure."""
