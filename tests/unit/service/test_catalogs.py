@@ -368,8 +368,11 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
     assert log.state.catalogs.keys() == {repair.replaced_by}
 
 
-def harmed(data, damage):
-    return data[:60] if damage == "cut" else flipped(data, 30)
+def harm(storage, name, damage):
+    data = storage.get(name)
+    storage.delete_many([name])
+    if damage != "missing":
+        storage.put(name, data[:60] if damage == "cut" else flipped(data, 30))
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "cut"])
@@ -378,11 +381,7 @@ def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage
     places = {name: [(name, 0), ("m", 100 * at), ("z", 100 * at)] for at, name in enumerate(("a", "b", "c", "d"))}
     names = {key: add_catalog(log, [a_segment(*place) for place in of]) for key, of in places.items()}
     for key in ("a", "c"):
-        stored = names[key]
-        if damage == "missing":
-            life.storage.delete_many([stored.name])
-        else:
-            life.storage.put(stored.name, harmed(life.storage.get(stored.name), damage))
+        harm(life.storage, names[key].name, damage)
     missing = {a_segment(*place).name for key in ("b", "d") for place in places[key]}
     # whether it is a stray is unknown: its catalog is damaged
     life.storage.put(a_segment("a", 0).name, b"bytes")
@@ -405,10 +404,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     life.clock.advance(2 * 86400)
     with pytest.raises(InvalidArgument, match="whole"):
         give_up(life.storage, log, [lost.name])
-    if damage == "missing":
-        life.storage.delete_many([lost.name])
-    else:
-        life.storage.put(lost.name, harmed(life.storage.get(lost.name), damage))
+    harm(life.storage, lost.name, damage)
     planned = give_up(life.storage, log, [lost.name], dry_run=True)
     assert lost.name in log.refresh().catalogs
     done = give_up(life.storage, log, [lost.name])

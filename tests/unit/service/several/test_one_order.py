@@ -3,12 +3,13 @@
 The order in which the indexes are given does not matter.
 """
 
+import contextlib
 import itertools
 from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.support.pages import items_by_pages
+from tests.support.pages import items_by_pages, pages_of
 from tests.support.several_indexes import BASE_MS, Cluster
 from tiered_index import Fetched, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor, StorageUnavailable
@@ -30,14 +31,11 @@ class Brokers:
 @pytest.mark.parametrize("count", [3, 1000])
 def test_messages_have_the_order_of_their_entries(cluster, count):
     with cluster.reader() as reader:
-        limits = {"max_count": count, "cursor": None}
-        while True:
-            page, entries = reader.messages("t", "k", **limits, source=Brokers()), reader.query("t", "k", **limits)
+        asked = {"max_count": count}
+        read = pages_of(reader.messages, "t", "k", source=Brokers(), **asked)
+        for page, entries in zip(read, pages_of(reader.query, "t", "k", **asked), strict=True):
             assert [message.item for message in page.messages] == list(entries)
             assert (page.status, page.cursor) == (entries.status, entries.cursor)
-            if page.cursor is None:
-                break
-            limits["cursor"] = page.cursor
         broken = Brokers()
         broken.broken = cluster.uris[1]
         with pytest.raises(StorageUnavailable):
@@ -77,24 +75,18 @@ def test_pages_by_readers_of_other_orders_and_of_one_source_more(cluster, count,
     """The next reader continues the cursor of the one before: sources in another order, one more, one fewer."""
     first = cluster.uris[:2]
     steps = [first, first[::-1], first, cluster.uris, cluster.uris[::-1], cluster.uris[1:]]
-    readers = {}
     cursor, after, pages = None, None, 0
-    for step in itertools.chain(steps, itertools.repeat(cluster.uris)):
-        if pages and cursor is None:
-            break
-        if tuple(step) not in readers:
-            readers[tuple(step)] = cluster.reader(step), cluster.model(step)
-        reader, model = readers[tuple(step)]
-        expected = model.query("t", "k", BASE_MS, BASE_MS + 3_999, None, after)
-        limits = {"begin_ms": BASE_MS, "end_ms": BASE_MS + 3_999, "max_count": count, "cursor": cursor}
-        page = (
-            reader.query_many([Lookup(topic="t", key="k", **limits)])[0] if many else reader.query("t", "k", **limits)
-        )
-        after = cluster.check_page(page, expected, count) or after
-        cursor = page.cursor
-        pages += 1
-    for reader, _ in readers.values():
-        reader.close()
+    with contextlib.ExitStack() as stack:
+        readers = {tuple(uris): stack.enter_context(cluster.reader(uris)) for uris in steps}
+        for uris in itertools.chain(steps, itertools.repeat(cluster.uris)):
+            reader = readers[tuple(uris)]
+            expected = cluster.model(uris).query("t", "k", BASE_MS, BASE_MS + 3_999, None, after)
+            limits = {"begin_ms": BASE_MS, "end_ms": BASE_MS + 3_999, "max_count": count, "cursor": cursor}
+            page = reader.query_many([Lookup("t", "k", **limits)])[0] if many else reader.query("t", "k", **limits)
+            after = cluster.check_page(page, expected, count) or after
+            cursor, pages = page.cursor, pages + 1
+            if cursor is None:
+                break
     assert pages > len(steps) or count == 1000
 
 
