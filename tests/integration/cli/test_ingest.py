@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from dataclasses import replace
 
 import pyarrow.csv
 import pyarrow.parquet
@@ -17,6 +18,10 @@ from tests.integration.cli.conftest import BEGIN_MS, Made, expected_offsets, mes
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, config
+from tiered_index.cli.ingest import FileIntake
+from tiered_index.follow import PatientPut
+from tiered_index.sources.files import open_source
+from tiered_index.sources.places import LocalFile
 
 SMALL = ("--slots", 32, "--items", 400)
 
@@ -416,3 +421,13 @@ def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, pla
     assert run_here("ingest", path, *again, *where).document["resumed_from"] == path.stat().st_size
     path.write_text(path.read_text().replace("A-1", "A-2"))
     assert "--restart" in run_here("ingest", path, "--column", "key=order_id", "--constant", "topic=new", *where).err
+
+
+def test_a_message_in_quarantine_that_no_line_matches_is_named_by_its_batch(places):
+    source = open_source(LocalFile(write_source(places.source, 3, 4)))
+    with IndexService.open(root=places.root, storage=places.uri, background=False, max_late_s=1) as index:
+        index.put("orders", 0, "now", 1, 1, BEGIN_MS + 10**9)
+        intake = FileIntake(index, source, "source", False, PatientPut(index, 1))
+        (batch,) = source.batches(0)
+        intake.take(replace(batch, records=lambda: iter(())))
+    assert [bad["where"] for bad in intake.quarantined] == [f"bytes up to {batch.end:,}"]
