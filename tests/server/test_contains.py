@@ -42,16 +42,11 @@ def ask(client, **more):
     return got.json()
 
 
-def test_an_excerpt_is_the_beginning_of_a_body(held):
+def test_only_messages_that_contain_a_text_are_given_page_by_page_with_an_excerpt(held):
     index, store, _ = held
     with serving(index, store=store) as client:
         text = BODIES[3].decode()[:200]
         assert bodies(ask(client)) == ["PAID", "paid 18 EUR", text, BODIES[2].hex(), "refused: card", "Paid 17 EUR"]
-
-
-def test_only_messages_that_contain_a_text_are_given_page_by_page(held):
-    index, store, _ = held
-    with serving(index, store=store) as client:
         answer = ask(client, contains="PaId")
         assert bodies(answer) == ["PAID", "paid 18 EUR", "Paid 17 EUR"]
         assert (answer["status"], answer["collisions"]) == ("complete", 3)

@@ -14,12 +14,14 @@ from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, scan
 from tests.rocketmq.messages import full, joined, log, write_log
 from tests.server.conftest import on_a_port
+from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
+from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED, Host, offset_msg_id
 from tiered_index.rocketmq.log.message import Message
 
+T = 1_700_000_000_000
 BEGIN_OF_LAST = 81_920
 TOPIC, KEY = "TopicOrder", "order-0"
 
@@ -293,3 +295,92 @@ def test_messages_of_several_brokers_are_one_answer(run_here, brokers):
     text = run_here(*command, "--explain").out
     assert re.findall(r"^  source +(\S+)$", text, re.MULTILINE) == [source for source, *_ in shown]
     assert "2 found (2 archived), complete" in text
+
+
+def test_a_unique_key_that_many_messages_carry_as_a_key_is_found_page_by_page(run_here, tmp_path):
+    """ONE is one message's unique key, MANY that of 40 messages. Other messages have both as keys, too."""
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.put("t", 0, b"the one", uniq_key="ONE", store_ms=T)
+        for number in range(70):
+            writer.put("t", 0, b"later", keys=["ONE"], uniq_key=f"X{number}", store_ms=T + 1_000 + number)
+        for number in range(40):
+            writer.put("t", 0, b"again", uniq_key="MANY", store_ms=T + 2_000 + number)
+            writer.put("t", 0, b"later", keys=["MANY", "NOBODY"], uniq_key=f"Y{number}", store_ms=T + 2_000 + number)
+    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage")
+    assert run_here("ingest", tmp_path / "store", *places, "--slots", 97, "--items", 5000).code == 0
+
+    def ask(key, *more):
+        return run_here("message", key, "--topic", "t", *places[:2], "--store", tmp_path / "store", *more)
+
+    done = ask("ONE", "--json")
+    assert done.code == 0, done.err
+    assert [row["message"]["body"] for row in done.document["messages"]] == ["the one"]
+    assert (done.document["status"], done.document["cursor"]) == ("complete", None)
+    text = ask("ONE").out
+    assert "the one" in text and "cursor" not in text
+    hint = "no file that was read has topic 'T'; did you mean 't'?"
+    assert ask("ONE", "--topic", "T").out == f"no message of T with the unique key ONE\n{hint}\n"
+    # a key that is no unique key is denied after all messages were read
+    done = ask("NOBODY", "--json")
+    assert (done.code, done.document) == (1, {"messages": [], "status": "complete", "cursor": None})
+    assert ask("NOBODY").out == "no message of t with the unique key NOBODY\n"
+    # a cut answer says so
+    first = ask("MANY", "--json").document
+    second = ask("MANY", "--json", "--cursor", first["cursor"]).document
+    assert [(len(page["messages"]), page["status"]) for page in (first, second)] == [(32, "truncated"), (8, "complete")]
+    shown = [row["message"] for row in (*first["messages"], *second["messages"])]
+    assert {message["uniq_key"] for message in shown} == {"MANY"}
+    assert len({message["physical_offset"] for message in shown}) == 40
+    assert f"32 found, truncated\nmore with --cursor {first['cursor']}\n" in ask("MANY", "--body", "none").out
+
+
+def test_messages_that_were_cut_off_are_missing_if_the_root_is_given(run_here, tmp_path):
+    store, uri = tmp_path / "store", f"file://{tmp_path}/storage"
+    places = ("--root", tmp_path / "root", "--storage", uri)
+    ingest = ("ingest", store, *places, *["--slots", "97", "--items", "5000", "--skip-missing", "--wait"])
+    writer = StoreWriter(store, segment_bytes=1 << 16)
+    put = [writer.put("t", 0, b"x" * 50, uniq_key=f"U{number}", store_ms=T + number * 1000) for number in range(30)]
+    writer.flush()
+    assert run_here(*ingest).code == 0
+    writer = StoreWriter(store, segment_bytes=1 << 16, cut=put[10].offset)
+    for number in range(3):
+        writer.put("t", 0, b"again" * 20, uniq_key=f"new{number}", store_ms=T + 90_000)
+    writer.flush()
+    assert run_here(*ingest).code == 0
+    for number, state in ((9, "local"), (25, "missing")):
+        msg_id = offset_msg_id(Host("127.0.0.1", 10911), put[number].offset)
+        for line in (
+            ("query", "t", f"U{number}", "--messages"),
+            ("message", f"U{number}", "--topic", "t"),
+            ("message", msg_id),
+        ):
+            shown = run_here(*line, "--root", tmp_path / "root", "--store", store).out
+            assert (f"  {state}\n" in shown) is (state == "local"), line
+            assert ("after the end of the log (cut off)" in shown) is (state == "missing"), line
+    # the storage alone doesn't show it
+    assert "  local\n" in run_here("query", "t", "U25", "--messages", "--storage", uri, "--store", store).out
+
+
+def test_a_place_has_the_same_state_with_a_topic_as_without(run_here, tmp_path):
+    store = tmp_path / "store"
+    with StoreWriter(store, segment_bytes=4_096) as writer:
+        put = [writer.put("t", 0, b"b" * 500, uniq_key=f"{number:032X}", store_ms=T) for number in range(20)]
+    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage")
+    assert run_here("ingest", store, *places, "--slots", 97, "--items", 5000).code == 0
+    first, *_, last = sorted((store / "commitlog").iterdir())
+    first.unlink()
+    flip(last, put[-2].offset - int(last.name) + put[-2].size // 2)
+
+    def ask(number, *topic):
+        msg_id = offset_msg_id(Host("127.0.0.1", 10911), put[number].offset)
+        done = run_here("message", msg_id, *topic, "--store", store, "--root", tmp_path / "root", "--json")
+        return done.code, [row["state"] for row in done.document["messages"]]
+
+    # deleted, damaged, whole
+    for number, state, code in ((0, "expired", 1), (-2, "missing", 1), (-1, "local", 0)):
+        assert ask(number) == ask(number, "--topic", "t") == (code, [state])
+    # a message of another topic is not a match, and a unique key names no place
+    assert ask(-1, "--topic", "u") == (1, [])
+    unknown = "0A010203000118B4AAC2" + "00" * 6
+    assert run_here("message", unknown, "--topic", "t", "--store", store, *places[:2]).code == 1
+    assert run_here("message", unknown, "--store", store).code == 2
