@@ -58,7 +58,6 @@ RULES = [
 PANELS = json.loads((DEPLOY / "grafana/tiered-index.json").read_text())["panels"]
 DAY_S = 86_400
 REGION = botocore.configprovider.BOTOCORE_DEFAUT_SESSION_VARIABLES["region"][1]
-NAMES_OF_SETTINGS = {"BUCKET", REGION, "AWS_ENDPOINT_URL_S3"}
 
 
 def of_kind(*kinds: str) -> list[Any]:
@@ -170,7 +169,10 @@ def test_pods_are_confined(workload: Any) -> None:
     assert spec["enableServiceLinks"] is False
     assert spec["serviceAccountName"] in {account["metadata"]["name"] for account in of_kind("ServiceAccount")}
     assert (DEPLOY / f"iam/{spec['serviceAccountName'].removeprefix('tiered-index-')}.json").exists()
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    volumes |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
     for container in spec["containers"]:
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
         resources = container["resources"]
         assert {"cpu", "memory"} <= resources["requests"].keys() and "memory" in resources["limits"]
         assert not container["securityContext"]["allowPrivilegeEscalation"]
@@ -178,10 +180,11 @@ def test_pods_are_confined(workload: Any) -> None:
             assert container["securityContext"]["readOnlyRootFilesystem"]
             # what a command writes is on a volume, and a broker's store is not written
             writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
+            read_only = {m["mountPath"] for m in container["volumeMounts"]} - {*writable}
             options = dict(argument.lstrip("-").partition("=")[::2] for argument in container["args"])
             for option in {"root", "cache-dir", "audit-log"} & options.keys():
                 assert any(Path(options[option]).is_relative_to(path) for path in writable)
-            assert "/tmp" in writable and options.get("follow") not in writable
+            assert "/tmp" in writable and {options[name] for name in {"follow"} & options.keys()} <= read_only
 
 
 def test_compose_is_confined_and_its_files_are_there() -> None:
@@ -282,9 +285,7 @@ def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:
                 continue
             assert re.fullmatch(r"[\w./-]+@sha256:[0-9a-f]{64}", container["image"])
             assert container["envFrom"][0] == {"configMapRef": {"name": settings["metadata"]["name"]}}
-            # optional, because a server without regions needs none
-            expected = {"name": settings["metadata"]["name"], "key": REGION, "optional": True}
-            assert region_of(container) == expected and settings["data"].keys() <= NAMES_OF_SETTINGS
+            assert region_of(container)["name"] == settings["metadata"]["name"]
             name, *options = container["args"]
             CLI[name].make_context(name, list(options))
     reader = by_name["Deployment", "tiered-index-reader"]["spec"]["template"]["spec"]
@@ -546,3 +547,14 @@ def test_the_token_for_prometheus_operator_has_no_line_end(tmp_path: Path) -> No
     command = ["bash", "-euo", "pipefail", "-c", script]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
     assert re.fullmatch(r"ti_[\w-]+", (tmp_path / "token").read_text())
+
+
+def test_overlays_set_the_region_by_the_variable_that_boto3_reads() -> None:
+    # optional, because a server without regions needs none
+    expected = {"name": "tiered-index", "key": REGION, "optional": True}
+    assert all(region_of(container) == expected for _, container in OURS)
+    for file in (DEPLOY / "kubernetes").rglob("kustomization.yaml"):
+        for made in yaml.safe_load(file.read_text()).get("configMapGenerator", []):
+            if made["name"] == "tiered-index":
+                names = {literal.partition("=")[0] for literal in made["literals"]}
+                assert REGION in names and names <= {"BUCKET", REGION, "AWS_ENDPOINT_URL_S3"}, file
