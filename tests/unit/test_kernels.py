@@ -14,7 +14,6 @@ from tests.support.core import compiled_core, using
 from tiered_index import kernels
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import KEYED_SCHEMA, Column, Schema
-from tiered_index.format.slots import by_slot
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.types import IndexItem, KeyedIndexItem, column
 
@@ -44,20 +43,6 @@ numbers = st.integers(0, 2**32 - 1)
 
 def listed(arrays):
     return [array.tolist() if isinstance(array, np.ndarray) else array for array in arrays]
-
-
-@settings(max_examples=40)
-@given(
-    seed=numbers,
-    count=st.sampled_from([1, 50, 9_000]),
-    slots=st.sampled_from([1, 4_096, 4_097, 20_000]),
-    hashes=st.sampled_from([2, 5_000, 2**32]),
-)
-def test_entries_by_slot(loops, seed, count, slots, hashes):
-    """Slots are counted in parts of 4,096. Any stored hash has a slot, also a negative one."""
-    entries = np.zeros(count, KEYED_SCHEMA.entry)
-    entries["key_hash"] = np.random.default_rng(seed).integers(0, hashes, count).astype(np.uint32).view(np.int32)
-    both(loops, lambda: listed(by_slot(entries, slots, np.empty(count, np.uint64))))
 
 
 OWN = Schema(
@@ -107,17 +92,6 @@ def test_entries_of_columns(loops, seed, count, slots, unit_ms):
         return parts, table.heads.tolist(), table.slots_in_use, table.end_ms
 
     both(loops, make)
-
-
-def test_items_of_negative_hashes_are_left_to_numpy(loops):
-    """Their ranks may be those of another slot: the hashes for the filter would not be distinct."""
-    entries = np.zeros(2, KEYED_SCHEMA.entry)
-    for key_hash, expected in ((7, 1), (-(2**31), 1), (-5, -1)):
-        entries["key_hash"] = key_hash
-        entries["offset"] = [1, 2]
-        items, hashes = np.empty((2, KEYED_SCHEMA.item.itemsize), np.uint8), np.empty(2, np.uint64)
-        order = np.array([1, 0], np.int32)
-        assert loops.gather(entries.view(np.uint8), entries.itemsize, order, 3, 28, items, hashes) == expected
 
 
 @pytest.mark.parametrize("count", range(1, 10))

@@ -271,21 +271,6 @@ def test_a_fenced_writer_notices_even_without_messages(tmp_path, monkeypatch):
             follower.run()
 
 
-def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, capsys, monkeypatch, fast):
-    (start,) = followed.write(6)[-1:]
-    data = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(data[: start + 90] + bytes(len(data) - start - 60))
-    follower = follower_of(followed, quiet=False)
-    run_rounds(follower, monkeypatch, 5)
-    out, err = capsys.readouterr()
-    records = [json.loads(line) for line in out.splitlines()]
-    assert [line["torn"] is None for line in records] == [True, False]
-    assert records[-1]["state"] == "torn"
-    assert records[-1]["torn"]["begin"] == start < records[-1]["torn"]["end"] <= start + 90
-    assert err.count("torn: commit log offsets") == 1
-    assert follower.to_dict()["torn"] == records[-1]["torn"]
-
-
 def test_the_error_of_a_source_ends_a_follower_in_the_background(followed):
     with Follower(followed.index, Rows({"topic": ["orders"]})).in_background() as follower:
         while not follower.has_ended():

@@ -12,17 +12,13 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiered_index import KeyedIndexItem, column
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.schema import Schema
 from tiered_index.sources import files, parquet
 from tiered_index.sources.columns import columns_of
 from tiered_index.sources.files import source_name
@@ -308,14 +304,6 @@ def test_cells_of_csv_are_the_same_in_both_ways_of_reading(tmp_path):
     ]
 
 
-def test_a_constant_beyond_its_limit_is_named(tmp_path):
-    path = tmp_path / "orders.csv"
-    path.write_text("order_id,queue_id,offset,created\nA-1,0,1,1700000000000\n")
-    constants = {"topic": "t", "size": 2**63}
-    (batch,) = open_source(path, Fields({"key": "order_id", "timestamp_ms": "created"}, constants)).batches(0)
-    assert [record.problem for record in batch.records()] == [f"size {2**63} is outside 0..{2**31 - 1}"]
-
-
 @pytest.mark.parametrize("kind", ["ndjson", "ndjson.gz", "parquet"])
 def test_an_object_is_read_as_a_file_is(tmp_path, write_lines, make_message, kind):
     values = [make_message(i, keys=["k"]) for i in range(30)]
@@ -510,20 +498,6 @@ def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, mak
         offsets = [record.message.offset for record in read(open_source(path, source.fields), end)]
         assert offsets == list(rows_)[len(rows_) - len(offsets) :]
         assert (len(offsets) == 20) == (number == 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order(KeyedIndexItem):
-    uuid: bytes = column("S16")
-
-
-def test_a_uuid_of_parquet_is_its_bytes(make_message, tmp_path):
-    path, uuids = tmp_path / "m.parquet", [UUID(int=n << 8) for n in range(1, 4)]
-    column_of_uuids = pa.array([uuid.bytes for uuid in uuids], pa.uuid())
-    pq.write_table(table([make_message(i, keys=["k"]) for i in range(3)], uuid=column_of_uuids), path)
-    (batch,) = open_source(path, Fields(schema=Schema.of(Order))).batches(0)
-    assert batch.columns["uuid"].to_pylist() == [uuid.bytes for uuid in uuids]
-    assert [record.message.own for record in batch.records()] == [(uuid.bytes,) for uuid in uuids]
 
 
 def test_a_last_line_without_an_end_is_taken_once(write_lines, make_message):

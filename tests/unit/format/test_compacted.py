@@ -215,21 +215,6 @@ def write_shard(items, slots, step, slot_range=None, *, packed=False):
     return b"".join(parts), writer, items
 
 
-@pytest.mark.parametrize("slots", MAPS, ids=str)
-def test_slots_rise_with_the_rank_in_every_map(slots):
-    hashes = np.append(shard_items(5000)["key_hash"].astype(np.int32), [0, 2**31 - 1]).astype(np.int32)
-    order = np.argsort(hash_rank(hashes, slots.base), kind="stable")
-    of_slot = slots.slots_of(hashes[order])
-    assert (np.diff(of_slot) >= 0).all()
-    assert of_slot[0] >= 0 and of_slot[-1] < slots.slots
-    assert [slots.slot_of(int(h)) for h in hashes[:100]] == slots.slots_of(hashes[:100]).tolist()
-    base = hashes.astype(np.int64) % slots.base
-    for low in (0, slots.base // 3, slots.base - 1):
-        first, last = slots.slots_of_base(low, low + 1)
-        mine = slots.slots_of(hashes[base == low])
-        assert ((mine >= first) & (mine < last)).all()
-
-
 def test_maps_that_cannot_be():
     for arguments in ({"base": 0}, {"base": 5, "split": 2, "join": 2}, {"base": 2**30, "split": 4}):
         with pytest.raises(ConfigError):

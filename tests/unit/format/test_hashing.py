@@ -106,14 +106,6 @@ def test_min_value_becomes_zero():
     assert hashes.tolist() == [0, 0]
 
 
-def test_hash_and_fingerprint_are_independent():
-    """Keys with equal Java hashes ("Aa" and "BB" add the same to a hash) have different fingerprints."""
-    colliding = ["".join("Aa" if bits >> n & 1 else "BB" for n in range(10)) for bits in range(1024)]
-    hashes, fingerprints = hash_batch(["t"], np.zeros(1024, np.int64), code_units(colliding))
-    assert len(set(hashes.tolist())) == 1
-    assert len(set(fingerprints.tolist())) == 1024
-
-
 @pytest.mark.parametrize(("topic", "key", "said"), [(1, "k", "topic must be text, not int"), ("t", 2, "key must be")])
 def test_a_hash_of_other_than_text_is_refused(topic, key, said):
     with pytest.raises(InvalidArgument, match=said):

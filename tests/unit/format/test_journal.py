@@ -98,20 +98,6 @@ def test_a_lost_record_is_noticed():
         parse_journal(OPEN[:12] + RECORDS[1], "j")
 
 
-BATCH = {"kind": "batch", "first": 1, "count": 1, "positions": {}}
-BATCH |= dict.fromkeys(("crc32", "second_min", "second_max", "end_ms"), 0)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [{}, {"kind": "batch"}, BATCH | {"count": -1}, BATCH | {"count": 100}, BATCH | {"positions": []}],
-    ids=str,
-)
-def test_sound_frames_with_wrong_content(document):
-    with pytest.raises(CorruptFile):
-        parse_journal(OPEN + record(document), "j")
-
-
 def test_entries_behind_the_seal():
     batch = encode_batch(BatchRecord(1, 1, 0, 0, 0, 0), {})
     sealed = OPEN + encode_seal() + encode_batch(BatchRecord(1, 0, 0, 0, 0, 0), {"s": 3})

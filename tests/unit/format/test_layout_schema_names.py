@@ -1,16 +1,14 @@
 """Layouts, schemas and names have limits, and wrong declarations are refused."""
 
-import pickle
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import pytest
 
 from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch
 from tiered_index.format import names
-from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, Header, Layout, read_header
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.schema import BASE_COLUMNS, KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.types import IndexItem, KeyedIndexItem, column
 
@@ -43,19 +41,6 @@ def test_layout_round_trip():
             Layout.from_json(layout.to_json() | change)
     with pytest.raises(SchemaMismatch):
         Layout.from_json(layout.to_json() | {"schema": {}})
-
-
-def test_headers():
-    header = Header(NATIVE.begin_magic, -1, 2**62, 3, 4)
-    assert read_header(header.pack() + b"more", "f") == header
-    assert len(header.pack()) == HEADER_SIZE
-    with pytest.raises(CorruptFile, match="shorter than a header"):
-        read_header(header.pack()[:-1], "f")
-    with pytest.raises(CorruptFile, match="wrong magic"):
-        read_header(bytes(HEADER_SIZE), "f")
-    magics = [magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic)]
-    assert len(set(magics)) == 4
-    assert bytes.fromhex(f"{NATIVE.begin_magic:x}{NATIVE.end_magic:x}") == b"TIXUTIXC"
 
 
 def test_declared_schema():
@@ -170,12 +155,3 @@ def test_names():
     for name in ("log/12", "log/" + "1" * 21, "log/", "log/0000000000000000001x", "log/" + "\u0661" * 20):
         with pytest.raises(CorruptFile, match="not a numbered object"):
             names.number_of(name)
-
-
-def test_a_used_layout_can_be_pickled():
-    """Spark broadcasts the layout with its schema and all cached properties of the schema."""
-    schema = Schema(KEYED_SCHEMA.name, KEYED_SCHEMA.extra)
-    for name in [name for name, member in vars(Schema).items() if isinstance(member, cached_property)]:
-        getattr(schema, name)
-    assert len(vars(schema)) > 6
-    assert pickle.loads(pickle.dumps(schema)) == schema

@@ -295,17 +295,6 @@ def test_short_reads_are_findings(files):
     assert verify_compacted(lambda position, length: b"", len(small), "f")[0].part == "tail"
 
 
-def test_items_that_the_filter_denies_make_one_finding_at_the_first(files):
-    begin = SMALL.items_position
-    findings = verify(
-        rebuilt(files["file"], **item(3, fingerprint=lambda items: items["fingerprint"][3] ^ 1 << 20)), "file"
-    )
-    (finding,) = [finding for finding in findings if finding.part == "filter"]
-    assert (finding.problem, finding.offset) == ("1 items are excluded by the filter", begin + 3 * SIZE)
-    (finding,) = verify(rebuilt(files["file"], filter_bytes=bytes(32)), "file")
-    assert (finding.part, finding.offset) == ("filter", begin) and finding.problem.startswith("12 items")
-
-
 def test_every_bit_of_the_filter_counts():
     """If one bit of any block is cleared, the filter excludes an item."""
     data, _ = random_file(Layout(NATIVE, NATIVE.schema, 50, 500), 400)
