@@ -5,10 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.foreign_lookups import stored_ms
 from tiered_index.format.bloom import FilterBuilder
-from tiered_index.format.foreign import ForeignUnsealed
-from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import Finding, verify_compacted
@@ -42,14 +39,3 @@ def built_filter(hashes: np.ndarray) -> bytes:
     builder = FilterBuilder(np.empty(len(hashes), np.uint64))
     builder.add(hashes)
     return builder.build()
-
-
-def rebuilt(image: ForeignUnsealed) -> tuple[UnsealedTable, np.ndarray]:
-    """Return the table and the entries of a foreign file, as this project's writer would make them."""
-    table = UnsealedTable(image.layout, image.header.begin_ms)
-    columns = {name: image.entries[name] for name in image.layout.schema.item.names or ()}
-    times = stored_ms(image.entries, image.header.begin_ms)
-    batch = table.prepare(normal_hashes(image.entries["key_hash"]), times, columns)
-    table.commit(batch)
-    table.end_ms = max(table.end_ms, image.header.end_ms) if image.count else 0
-    return table, batch.entries

@@ -779,30 +779,6 @@ def test_files_without_a_row_beside_others_change_nothing(tmp_path, where, inges
     assert "has --key customer.id; " in refused(tmp_path / "b.csv", *KEYS, *where)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_lists_and_other_jmespaths_are_read_from_columns(tmp_path, where, ingest, rows_of, kind):
-    """As from NDJSON: elements of lists, functions, and a time in a structure of a list."""
-    rows = [
-        {
-            "items": [{"sku": f"s{n % 3}", "at": BEGIN_S + n}, {"sku": f"x{n % 5}", "at": 0}],
-            "user": {"id": n % 4},
-            "n": n,
-        }
-        for n in range(40)
-    ]
-    rows[7]["items"] = None
-    log, keys = tmp_path / f"a.{kind}", ("items[].sku", "join('-', ['u', to_string(user.id)])", "n")
-    write_rows(log, rows, 7)
-    options = [option for key in keys for option in ("--key", key)]
-    document = ingest(log, "--skip-bad", fields=("--topic", "orders", *options, "--time", "items[0].at"))
-    assert (document["rows"], document["skipped"]) == (39, 1)
-    assert document["skipped_first"][0] == {"where": f"{log.as_uri()}, row 8", "problem": "no time at items[0].at"}
-    for key, chosen in (("s1", (3, 1)), ("x2", (5, 2)), ("u-3", (4, 3))):
-        assert rows_of(key) == ([n for n in range(40) if n != 7 and n % chosen[0] == chosen[1]], [])
-    told = refused(log, "--topic", "t", "--key", "goods[].sku", "--time", "n", *where)
-    assert "has --key goods[].sku; the first one has items, user, n" in told
-
-
 def test_a_bad_row_is_named_and_skipped_only_on_demand(tmp_path, where, ingest):
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 3) + b"{broken\n" + lines(3, 5) + b'{"order_id": 1, "at": "yesterday"}\n')

@@ -26,7 +26,6 @@ from tiered_index.sources.keys import read_lookups
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import LocalFile, opened_place
 from tiered_index.sources.rows import text as rows_of_text
-from tiered_index.storage.opening import open_storage
 
 
 def open_source(path, fields=None):
@@ -302,26 +301,6 @@ def test_cells_of_csv_are_the_same_in_both_ways_of_reading(tmp_path):
         *(("a", 1), ("b", 1)),
         *(("c", 7), ("d", 8)),
     ]
-
-
-@pytest.mark.parametrize("kind", ["ndjson", "ndjson.gz", "parquet"])
-def test_an_object_is_read_as_a_file_is(tmp_path, write_lines, make_message, kind):
-    values = [make_message(i, keys=["k"]) for i in range(30)]
-    data = write_lines(values).read_bytes()
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(values), tmp_path / "m.parquet")
-        data = (tmp_path / "m.parquet").read_bytes()
-    uri = f"memory://{tmp_path.name}/sub"
-    open_storage(uri).put(f"day.{kind}", gzip.compress(data) if kind.endswith("gz") else data)
-    with opened_place(f"{uri}/day.{kind}", IndexConfig()) as place:
-        source = files.open_source(place)
-        assert [record.message.offset for record in read(source)] == list(range(30))
-        name = source_name(source, [], restart=False)
-        assert name.startswith(f"file:{uri}/day.{kind}#")
-        assert source_name(source, [name], restart=False) == name
-    with pytest.raises(InvalidArgument, match=f"{uri}/none.csv: no such object"):
-        with opened_place(f"{uri}/none.csv", IndexConfig()):
-            pass
 
 
 @contextlib.contextmanager

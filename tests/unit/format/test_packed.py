@@ -16,7 +16,7 @@ from tiered_index.format import compacted as module
 from tiered_index.format.compacted import GROUP_BYTES, SealedFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
-from tiered_index.format.packed import Packing, PackingOptions, packed_bytes, read_options
+from tiered_index.format.packed import Packing, PackingOptions, read_options
 from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.format.shard import answer_sorted
@@ -143,32 +143,6 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
             # an empty answer would claim that the run lacks the key
             with pytest.raises(CorruptFile, match="differs from the 2 of its header"):
                 items_of_runs(packing, [(data, 4)], packing.ranks_of(np.array([key_hash], np.int32)))
-
-
-def log_like(count: int, per_key: int) -> Any:
-    """Return entries of a day's log as a broker writes it, in a table's order."""
-    rng = np.random.default_rng(7)
-    items = np.zeros(count, KEYED_SCHEMA.item)
-    key = rng.permutation(count) // per_key
-    topics = rng.integers(1, 9, count)
-    for name, top in (("key_hash", 2**31), ("fingerprint", 2**32)):
-        items[name] = rng.integers(0, top, count)[key]
-    items["topic_id"] = topics[key]
-    items["queue_id"] = rng.integers(0, 8, count)
-    items["size"] = rng.integers(200, 2000, count)
-    items["offset"] = 10**12 + np.cumsum(items["size"].astype(np.int64))
-    items["time_diff_s"] = np.sort(rng.integers(0, 86400, count))
-    slots = SlotMap.for_count(1_000_000, count)
-    return items[answer_sorted(items, items["time_diff_s"].astype(np.int64), slots, KEYED_SCHEMA)]
-
-
-@pytest.mark.parametrize(("per_key", "most"), [(1, 13), (4, 8.4)])
-def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
-    items = log_like(200_000, per_key)
-    packing = Packing(KEYED_SCHEMA, 1_000_000, PackingOptions.of(items, range(1, 9), len(items)))
-    runs = [pack(packing, items[start : start + 512]) for start in range(0, len(items), 512)]
-    assert sum(map(len, runs)) / len(items) < most
-    assert sum(map(len, runs)) < packed_bytes(KEYED_SCHEMA, len(items))
 
 
 @pytest.mark.parametrize("wrong", [[3, 3], [3, 2], [2**31], ["1"], 3, {}, [True]], ids=str)

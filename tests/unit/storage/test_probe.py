@@ -56,24 +56,12 @@ def test_the_probe_passes_other_errors_on_and_cleans_up(faulty: FaultStorage) ->
         probe_put_if_absent(faulty, "probe/x")
 
 
-def test_writers_and_jobs_put_no_probe_where_no_server_decides(tmp_path: Path) -> None:
-    written: list[str] = []
-
-    class Noting(LocalStorage):
-        def put_if_absent(self, name: str, data: Bytes) -> None:
-            written.append(name)
-            super().put_if_absent(name, data)
-
-    root, folder = tmp_path / "root", tmp_path / "storage"
-    IndexService.open(root=root, storage_backend=Noting(folder)).close()
-    assert any(name.startswith("probe/") for name in written)
-    written.clear()
-    IndexService.open(root=root, storage_backend=Noting(folder)).close()
-    assert written and not any(name.startswith("probe/") for name in written)
-    served = FaultStorage(LocalStorage(folder))
+def test_a_root_is_not_opened_at_a_server_that_ignores_put_if_absent(tmp_path: Path) -> None:
+    IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/storage").close()
+    served = FaultStorage(LocalStorage(tmp_path / "storage"))
     served.ignore_put_if_absent()
     with pytest.raises(StorageMisconfigured, match="ignores put-if-absent"):
-        IndexService.open(root=root, storage_backend=served)
+        IndexService.open(root=tmp_path / "root", storage_backend=served)
 
 
 class Framing(WrapperStorage):
