@@ -2,6 +2,9 @@
 call.
 """
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,13 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.unsealed import UnsealedTable
+
+
+def test_every_file_that_rocketmqs_code_wrote_has_the_recorded_sha256():
+    recorded = json.loads((naive.DATA / "MANIFEST.json").read_text())["sha256"]
+    files = [path for path in naive.DATA.rglob("*") if path.is_file() and path.name != "MANIFEST.json"]
+    names = {str(path.relative_to(naive.DATA)).removesuffix(".gz") for path in files}
+    assert {name: hashlib.sha256(naive.raw(name)).hexdigest() for name in names} == recorded and len(recorded) == 203
 
 
 @pytest.mark.parametrize("batch", [1, 7, 10**9])

@@ -27,6 +27,33 @@ from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import LocalFile, opened_place
 from tiered_index.sources.rows import text as rows_of_text
 
+BEGIN_MS = 1_700_000_000_000
+
+
+def make_message(number, **changes):
+    """Return the fields of message `number`."""
+    fields = {
+        "topic": "orders" if number % 3 else "payments",
+        "queue_id": number % 4,
+        "keys": [f"k{number % 7}", f"u{number % 5}"],
+        "offset": number,
+        "size": 100 + number % 50,
+        "timestamp_ms": BEGIN_MS + number * 1000,
+    }
+    return fields | changes
+
+
+@pytest.fixture
+def write_lines(tmp_path):
+    """Return a function that writes values, one per line, and returns the path. A dict is written as JSON."""
+
+    def write(values):
+        lines = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
+        (path := tmp_path / "messages.ndjson").write_bytes(b"".join(line + b"\n" for line in lines))
+        return path
+
+    return write
+
 
 def open_source(path, fields=None):
     return files.open_source(LocalFile(path), fields)
@@ -70,7 +97,7 @@ CASES = [*BAD, *(json.dumps({"field": f, "value": v}).encode() for f, values in 
 
 
 @pytest.mark.parametrize("line", CASES)
-def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, line):
+def test_a_bad_line_never_passes_for_a_message(write_lines, line):
     good = json.dumps(make_message(1)).encode()
     for keys in (["k"], []):
         bad, expected = line, BAD.get(line)
@@ -96,7 +123,7 @@ def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, line):
 
 
 @pytest.mark.parametrize("null", [b"null", b" \tnull", b"\xef\xbb\xbfnull", b"null null"])
-def test_a_null_in_place_of_a_message_is_refused_wherever_it_is(write_lines, make_message, null):
+def test_a_null_in_place_of_a_message_is_refused_wherever_it_is(write_lines, null):
     """Arrow's parser crashes if it is the first row."""
     good = json.dumps(make_message(1)).encode()
     for lines in ([null, good], [b"", null, good], [good, null]):
@@ -106,7 +133,7 @@ def test_a_null_in_place_of_a_message_is_refused_wherever_it_is(write_lines, mak
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".bz2"])
-def test_names_and_positions_of_texts_are_those_of_the_unpacked_text(tmp_path, make_message, ending):
+def test_names_and_positions_of_texts_are_those_of_the_unpacked_text(tmp_path, ending):
     """Indexes of earlier versions have them."""
     pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[ending]
     lines = [json.dumps(make_message(number)).encode() + b"\n" for number in range(4)]
@@ -125,7 +152,7 @@ def test_names_and_positions_of_texts_are_those_of_the_unpacked_text(tmp_path, m
 
 @pytest.mark.parametrize("grows", [True, False])
 @pytest.mark.parametrize("kind", ["ndjson", "csv"])
-def test_a_last_line_that_may_be_cut_is_held_back(make_message, tmp_path, kind, grows):
+def test_a_last_line_that_may_be_cut_is_held_back(tmp_path, kind, grows):
     """The cut line of CSV is a message of its own. A file may also grow while it is read."""
     path = tmp_path / f"messages.{kind}"
     if kind == "csv":
@@ -156,7 +183,7 @@ def table(messages, named="keys", **changes):
     return pa.table(columns | changes)
 
 
-def test_parquet_takes_timestamps_rows_without_key_and_names_bad_rows(make_message, tmp_path):
+def test_parquet_takes_timestamps_rows_without_key_and_names_bad_rows(tmp_path):
     messages = [make_message(i) for i in range(4)]
     times = pa.array([m["timestamp_ms"] * 1_000_000 + 999_999 for m in messages], pa.timestamp("ns"))
     path = tmp_path / "m.parquet"
@@ -178,7 +205,7 @@ def test_parquet_takes_timestamps_rows_without_key_and_names_bad_rows(make_messa
             open_source(path)
 
 
-def test_files_that_are_not_sources(tmp_path, make_message):
+def test_files_that_are_not_sources(tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"not parquet")
     (tmp_path / "x.txt").write_bytes(b"hello")
     pq.write_table(table([make_message(i) for i in range(4)]), half := tmp_path / "half.parquet")
@@ -203,7 +230,7 @@ def test_files_that_are_not_sources(tmp_path, make_message):
             open_source(tmp_path / name, fields)
 
 
-def test_the_name_of_a_source_distinguishes_a_grown_file_from_a_changed_one(write_lines, make_message, tmp_path):
+def test_the_name_of_a_source_distinguishes_a_grown_file_from_a_changed_one(write_lines, tmp_path):
     path = write_lines([make_message(i) for i in range(5)])
     first = source_name(open_source(path), [], restart=False)
     known = ["other", f"file:{path}x#5-0000000000000000", first]
@@ -221,7 +248,7 @@ def test_the_name_of_a_source_distinguishes_a_grown_file_from_a_changed_one(writ
         assert source_name(open_source(changed), known, restart=True) not in known
 
 
-def test_lines_have_one_key_or_several_and_times_as_numbers_or_text(write_lines, make_message):
+def test_lines_have_one_key_or_several_and_times_as_numbers_or_text(write_lines):
     """NDJSON accepts `key` in the same forms as `keys`. If both are there, `keys` counts. A null key is no key."""
     plain = {name: value for name, value in make_message(1).items() if name != "keys"}
     ways = [{"key": "a"}, {"key": ["a", "b"]}, {"keys": ["a", "b"]}, {"keys": None, "key": "a"}, {"key": None}]
@@ -316,7 +343,7 @@ def piped(monkeypatch, data, *, is_blocking=True):
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
-def test_stdin_is_taken_as_it_comes(make_message, monkeypatch, gzipped):
+def test_stdin_is_taken_as_it_comes(monkeypatch, gzipped):
     """Reading does not wait for a whole block, reads nothing twice, and still numbers the lines."""
     lines = [json.dumps(make_message(i)).encode() + b"\n" for i in range(4)]
     first, second = (gzip.compress(p) if gzipped else p for p in (b"".join(lines), b"nope\n" + lines[0]))
@@ -335,7 +362,7 @@ def test_stdin_is_taken_as_it_comes(make_message, monkeypatch, gzipped):
     ]
 
 
-def test_a_pause_of_a_pipe_that_does_not_block_is_no_end(make_message, monkeypatch):
+def test_a_pause_of_a_pipe_that_does_not_block_is_no_end(monkeypatch):
     lines = [json.dumps(make_message(i)).encode() + b"\n" for i in range(2)]
     with piped(monkeypatch, lines[0], is_blocking=False) as (place, pipe):
         batches = files.open_source(place).batches(0)
@@ -450,7 +477,7 @@ def test_a_record_of_csv_may_have_several_lines_but_in_one_of_several_parts(tmp_
 
 
 @pytest.mark.parametrize("kind", ["ndjson", "csv", "parquet"])
-def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, make_message, monkeypatch, kind):
+def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 200)
     monkeypatch.setattr(parquet, "BATCH_ROWS", 3)
     path = tmp_path / f"m.{kind}"
@@ -479,7 +506,7 @@ def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, mak
         assert (len(offsets) == 20) == (number == 0)
 
 
-def test_a_last_line_without_an_end_is_taken_once(write_lines, make_message):
+def test_a_last_line_without_an_end_is_taken_once(write_lines):
     path = write_lines([make_message(0), make_message(1)])
     path.write_bytes(path.read_bytes()[:-1])
     source = open_source(path)
@@ -490,7 +517,7 @@ def test_a_last_line_without_an_end_is_taken_once(write_lines, make_message):
     assert [record.message.offset for record in read(open_source(path), size)] == [2]
 
 
-def test_row_numbers_of_ndjson_that_a_member_states_are_used(write_lines, make_message):
+def test_row_numbers_of_ndjson_that_a_member_states_are_used(write_lines):
     values = [make_message(i, keys=["k"], **({} if i == 2 else {"rownumber": 700 + i})) for i in range(4)]
     (batch,) = open_source(write_lines(values), Fields({"offset": "rownumber"})).batches(0)
     assert batch.columns["offset"].to_pylist() == [700, 701, 2, 703]
