@@ -186,9 +186,10 @@ def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, rows_of):
 
 
 def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_path, where, ingest, rows_of):
-    log, other = tmp_path / "app.log", tmp_path / "other.log"
+    log, other, new = (tmp_path / name for name in ("app.log", "other.log", "new"))
     log.write_bytes(lines(0, 50))
     other.write_bytes(lines(50, 60))
+    new.write_bytes(lines(60, 99))
     assert ingest(log, other)["rows"] == 60
     # of the same size, with the same keys
     log.write_bytes(lines(0, 50).replace(b'"n": 1', b'"n": 2'))
@@ -203,8 +204,7 @@ def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_pa
     numbers, problems = rows_of("10")
     assert (numbers, len(problems)) == ([20], 2)
     # another file takes its place
-    other.write_bytes(lines(60, 99))
-    other.rename(log)
+    new.rename(log)
     assert [ingest(log)["changed"] for _ in range(2)] == [[log.as_uri()], []]
     assert rows_of("10")[0] == [90]
 
