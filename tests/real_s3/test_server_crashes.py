@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.real_s3.cluster import Cluster
-from tests.real_s3.commands import TIMEOUT_S
+from tests.real_s3.commands import TIMEOUT_S, ingest_command, settings
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import MESSAGES, Sample
 from tests.support.plain_files import plain_files
+from tests.support.processes import started
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists, StorageError, StorageUnavailable
@@ -116,3 +117,24 @@ def test_uploads_continue_after_the_server_was_killed(
     with IndexReader.open(server.uri(place)) as reader:
         sample.check(reader, sample.questions(60))
         assert len(reader.query("while it is down", "key")) == 1
+
+
+def test_a_waiting_ingest_outlives_the_server(
+    server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample
+) -> None:
+    """`--wait` waits: the command succeeds although the server dies and starts again meanwhile."""
+    source = tmp_path / "messages.parquet"
+    sample.write_parquet(source, 0, MESSAGES, group_rows=50_000)
+    server_gate.hold("PUT", r"partNumber=2\b")
+    command = ingest_command(source, tmp_path / "root", server.uri(place, server_gate.endpoint_url))
+    with started([*command, "--patience", "60"], settings()) as process:
+        server_gate.wait()
+        cluster.kill()
+        server_gate.release()
+        cluster.start()
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, err
+    with IndexReader.open(server.uri(place)) as reader:
+        sample.check(reader, sample.questions(60))
+        assert sum(o.count for o in reader.log_state.objects.values()) == sample.workload.entries
+        assert list(reader.log_state.positions.values()) == [MESSAGES]
