@@ -10,7 +10,6 @@ from tests.kafka.campaign import run
 )
 def test_followers_that_are_killed_beside_brokers_that_fail(tmp_path, records):
     outcome = run(records, 20, 1, tmp_path)
-    print(outcome.table())
     assert outcome.is_right(), outcome
     assert outcome.kills == 20
     assert outcome.faults.total() > 0

@@ -200,16 +200,12 @@ def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mo
         path.chmod(0o755)
     environment = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
     environment |= {"TIERED_INDEX_ARCHIVE": "e.tar.gz"} if archive else {"PYSPARK_PYTHON": "/opt/python"}
-    done = {
-        name: subprocess.run(
-            [SUBMIT, "--master", "yarn", *mode, "--", name], env=environment, capture_output=True, text=True, check=True
-        )
-        for name in ("merge", "build")
-    }
-    assert done["merge"].stderr.endswith("/job.py merge\n") and done["build"].stderr.endswith("/job.py spark build\n")
-    interpreters = done["build"].stdout.split()
     node = "./environment/bin/python" if archive else "/opt/python"
-    assert interpreters == [node if "cluster" in "".join(mode) else str(python), node]
+    for name, job in (("merge", "merge"), ("build", "spark build")):
+        command = [SUBMIT, "--master", "yarn", *mode, "--", name]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stderr.endswith(f"/job.py {job}\n")
+        assert done.stdout.split() == [node if "cluster" in "".join(mode) else str(python), node]
 
 
 @pytest.mark.parametrize(
