@@ -19,10 +19,8 @@ from tests.spark.commands import outcome_of
 from tests.spark.entries import BEGIN_MS, DAY_MS, has_slot_of, messages, states, sweep, write_parquet
 from tests.support.changes import replace
 from tests.support.damage import flip_object
-from tests.support.merging import RegionItem
 from tests.unit.format.test_verify import rebuilt
-from tiered_index import IndexConfig, IndexService, hash_key
-from tiered_index.clock import ManualClock
+from tiered_index import IndexConfig, hash_key
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import log_name
 from tiered_index.format.slots import SlotMap
@@ -218,33 +216,6 @@ def test_entries_that_an_append_doubled_are_reported(spark, sound, copy):
     counts = f"counts +missing 0, extra 0, wrong 0\n.*source entries +{COUNT:,}\n +index entries +{2 * COUNT:,}\n"
     assert re.search(counts, done.out, re.S)
     assert f"the index has {COUNT:,} entries more than once" in done.out
-
-
-@pytest.mark.long
-def test_further_columns_are_compared(spark, tmp_path):
-    """An identity with another value of a column is another entry. Other columns with another value make the entry
-    wrong.
-    """
-    uri = f"file://{tmp_path}/index"
-    settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
-    rows = messages(60).to_pylist()
-    for n, row in enumerate(rows):
-        row |= {"region": n % 7, "price": n / 4, "tag": b"%04d" % n}
-    with IndexService.open(settings, clock=ManualClock(BEGIN_MS + 2 * DAY_MS)) as index:
-        index.put_batch(pa.Table.from_pylist(rows))
-        index.seal()
-        index.run_lifecycle()
-    for row in rows[:2]:
-        row["region"] += 7
-    for row in rows[2:5]:
-        row["price"] += 0.25
-    rows[5]["tag"] = b"else"
-    source = write_parquet(pa.Table.from_pylist(rows), tmp_path / "source.parquet")
-    differences = audited(spark, tmp_path / "index", source).differences
-    assert differences.counts == {"missing": 2, "extra": 2, "wrong": 4} and differences.unproven == 0
-    wrong = [d for d in differences.listed if d.kind == "wrong"]
-    differ = {d.offset: {name for name in d.expected if d.expected[name] != d.found[name]} for d in wrong}
-    assert differ == {row["offset"]: {"tag"} if row is rows[5] else {"price"} for row in rows[2:6]}
 
 
 def test_entries_hidden_by_damage_are_not_missing(spark, copy, table, tmp_path):

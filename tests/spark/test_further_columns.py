@@ -1,4 +1,4 @@
-"""Text columns through Spark: strings in a build, a write, a lookup, a scan, the table function and an audit."""
+"""Further columns, also texts, through a build, a write, a lookup, a scan, the table function and an audit."""
 
 from dataclasses import dataclass
 
@@ -16,13 +16,15 @@ TEXTS = ["日本語の", "Ελλάδα", "", "cafe"]
 @dataclass(frozen=True, kw_only=True)
 class Place(KeyedIndexItem):
     town: str = column("text", width=12)
+    region: int = column(">u2", identity=True)
+    price: float = column(">f8")
 
 
 @pytest.mark.long
-def test_texts_are_strings(spark, tmp_path):
+def test_further_columns_and_texts_as_strings(spark, tmp_path):
     uri, rows = f"file://{tmp_path}/index", messages(40, days=1).to_pylist()
     for number, row in enumerate(rows):
-        row |= {"key": "k", "topic": "t", "town": TEXTS[number % 4]}
+        row |= {"key": "k", "topic": "t", "town": TEXTS[number % 4], "region": number % 7, "price": number / 4}
     half = pa.Table.from_pylist(rows[:20])
     config = IndexConfig(slots=64, items=100_000, item_type=Place, max_late_s=10**10)
     build(spark, write_parquet(half, tmp_path / "half.parquet"), storage=uri, config=config)
@@ -44,10 +46,18 @@ def test_texts_are_strings(spark, tmp_path):
     assert dict(spark.sql(f"SELECT * FROM tiered_index_lookup('{uri}', 't', 'k')").dtypes)["town"] == "string"
     with IndexReader.open(uri) as reader:
         assert {item.offset: item.town for item in reader.query("t", "k")} == expected
+    # an identity with another value of a column is another entry
+    rows[0]["region"] += 7
     rows[3]["town"] = "Zürich"
+    rows[5]["price"] += 0.25
     source = write_parquet(pa.Table.from_pylist(rows), tmp_path / "source.parquet")
-    [wrong] = audit(spark, source, storage=uri).differences.listed
-    assert (wrong.expected["town"], wrong.found["town"]) == ("Zürich", "cafe")
+    differences = audit(spark, source, storage=uri).differences
+    assert differences.counts == {"missing": 1, "extra": 1, "wrong": 2} and differences.unproven == 0
+    wrong = [d for d in differences.listed if d.kind == "wrong"]
+    assert [(d.offset, d.expected["town"], d.found["town"], d.expected["price"] - d.found["price"]) for d in wrong] == [
+        (rows[3]["offset"], "Zürich", "cafe", 0),
+        (rows[5]["offset"], rows[5]["town"], rows[5]["town"], 0.25),
+    ]
     long = pa.Table.from_pylist([{**rows[0], "town": "é" * 7}])
     with pytest.raises(InvalidArgument, match="row 1: town must be text of at most 12 bytes in UTF-8, and 'ééééééé'"):
         build(spark, write_parquet(long, tmp_path / "long.parquet"), storage=uri, mode="append")
