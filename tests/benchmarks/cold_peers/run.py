@@ -182,19 +182,14 @@ def _environment(endpoint_url: str, peer: bool) -> dict[str, str]:
 
 
 def versions(columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return each column's versions, by column, and the packages that other columns lack, by title."""
+    """Return each column's versions, by column, and the first package that other columns lack, by title."""
     installed, lacking = {}, {}
     for name in columns:
-        known, missing = {}, []
-        for package in COLUMNS[name].packages:
-            try:
-                known[package] = version(package)
-            except PackageNotFoundError:
-                missing.append(package)
-        if missing:
-            lacking[COLUMNS[name].title] = ", ".join(missing)
-        else:
-            installed[name] = ", ".join(f"{package} {each}" for package, each in known.items()) or __version__
+        try:
+            packages = [f"{package} {version(package)}" for package in COLUMNS[name].packages]
+            installed[name] = ", ".join(packages) or __version__
+        except PackageNotFoundError as error:
+            lacking[COLUMNS[name].title] = str(error.name)
     return installed, lacking
 
 
@@ -243,9 +238,6 @@ class _Run:
         place = {"endpoint_url": self.server.endpoint_url, "bucket": _BUCKET, "prefix": prefix}
         return {"module": column.module, "phase": phase, "place": place, **more}
 
-    def _worker(self, name: str, job: dict[str, Any]) -> _Worker:
-        return _Worker(self.server.endpoint_url, job)
-
     def built(self, name: str) -> dict[str, list[float]]:
         """Build a column; return its bytes per entry and the CPU seconds."""
         column = COLUMNS[name]
@@ -254,7 +246,7 @@ class _Run:
         if column.base is not None:
             self.server.copy(column.base, name)
         job = self._job(name, "build", source=str(self.source), options=column.build)
-        with self._worker(name, job) as worker:
+        with _Worker(self.server.endpoint_url, job) as worker:
             said = worker.answer()
         # None: the build leaves no garbage
         prefixes = [name] if said["prefixes"] is None else [f"{name}/{each}" for each in said["prefixes"]]
@@ -265,7 +257,7 @@ class _Run:
     def opened(self, name: str) -> Iterator[_Worker]:
         """Yield a worker that has looked up enough keys to know all metadata."""
         job = self._job(name, "serve", options=COLUMNS[name].warm)
-        with self._worker(name, job) as worker:
+        with _Worker(self.server.endpoint_url, job) as worker:
             worker.answer()
             numbers = self.data.drawn(2 * self.amounts.lookups, 0)
             for keys in (self.data.texts(numbers), self.data.absent(numbers), [self.data.hot(0)]):
@@ -332,12 +324,12 @@ class _Run:
         waits = []
         with contextlib.ExitStack() as stack:
             prefix = f"{name}-followed"
-            writer = stack.enter_context(self._worker(name, self._job(name, "write", prefix)))
+            writer = stack.enter_context(_Worker(self.server.endpoint_url, self._job(name, "write", prefix)))
             writer.answer()
             writer.ask(key="first")
             time.sleep(2)
             job = self._job(name, "serve", prefix, options={"follow": True})
-            reader = stack.enter_context(self._worker(name, job))
+            reader = stack.enter_context(_Worker(self.server.endpoint_url, job))
             reader.answer()
             self.server.counts()
             began_s = time.monotonic()
@@ -368,7 +360,7 @@ def main(suite: str, arguments: list[str]) -> None:
     wanted = {part for name in flags.only.split(",") for part in (COLUMNS[name].base, name)}
     installed, lacking = versions([name for name in COLUMNS if name in wanted])
     for title, packages in lacking.items():
-        note(f"{title} is left out: {packages} not installed")
+        note(f"{title} is left out: {packages} is not installed")
     chosen = [name for name in installed if COLUMNS[name].base is None or COLUMNS[name].base in installed]
     amounts = Amounts(rounds=flags.rounds, delay_ms=flags.delay)
     document: dict[str, Any] = {
