@@ -9,14 +9,13 @@ from hypothesis.stateful import rule
 
 from tests.property.index_machine import asked_keys, asked_topics, ranges
 from tests.property.published import mark
-from tests.property.rules_of_readers import PLAIN, SOURCED, ReadingMachine, askers
+from tests.property.rules_of_readers import SOURCED, ReadingMachine, askers, plain_askers
 from tests.support.log_records import publish
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError
 from tiered_index.service.read.parts import source_number
 from tiered_index.service.read.results import QueryResults
 
 counts = st.sampled_from([1, 3, 64])
-plain_askers = st.sampled_from(PLAIN)
 # the arguments that a rule of lookups draws, besides the reader
 LOOKUP = {"topic": asked_topics, "key": asked_keys, "limits": ranges, "count": counts}
 LOOKUP |= {"many": st.booleans(), "partial": st.booleans()}
