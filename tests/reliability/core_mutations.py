@@ -5,9 +5,7 @@
 
 Each change depends only on its seed. To continue a stopped campaign, use `--first`; a failure names the command that
 repeats it. A lookup must have NumPy's answer or a typed error. Each file is in memory of exactly its size, so
-`python -m tests.support.native --mutations` (AddressSanitizer) detects a read behind it. A changed filter may hide its
-keys: then the core must answer as NumPy does with the same filter. A changed summary must never give a directory that
-differs from the file's own.
+`python -m tests.support.native --mutations` (AddressSanitizer) detects a read behind it.
 """
 
 import argparse
@@ -31,7 +29,6 @@ from tests.support.core import compiled_core, using
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format import compacted as compaction
 from tiered_index.format import shard
-from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.journal import Journal
@@ -57,9 +54,8 @@ _TOTAL = 1_000_000
 TOPICS = {0: "t", 2**30: "u", 2: "t"}
 # two of them have the same Java hash; others have a negative one
 KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
-_FAMILY = {"packed": NATIVE, "plain": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE, "filter": NATIVE}
+_FAMILY = {"packed": NATIVE, "plain": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE}
 KINDS = (*_FAMILY, "unsealed")
-_SHARES = (0.3, 0.1, 0.15, 0.2, 0.05, 0.18, 0.02)
 # number of seeds that use the same file
 _OF_ONE_FILE = 50
 
@@ -189,8 +185,7 @@ def whole_file(kind: str, number: int) -> tuple[bytes, Trailer]:
             parts = [writer.begin(), bytes(writer.add(items))]
             data = b"".join([*parts, writer.finish("table", "", "", TOPICS, {"table": "table"})])
         else:
-            packed = kind == "packed" or (kind == "filter" and random.random() < 0.5)
-            compacted = Compaction(entries, layout, T * 1000, T * 1000 + 1_000_000, packed=packed)
+            compacted = Compaction(entries, layout, T * 1000, T * 1000 + 1_000_000, packed=kind == "packed")
             about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
             data = b"".join(compacted.pieces(file_id="file", topics=tuple(TOPICS.items()), **about))
     return data, parse_trailer(data, "file", len(data))
@@ -219,16 +214,6 @@ def _changed_body(random: Random, data: bytes, whole: Trailer) -> InMemory:
     room[-TAIL_SIZE:] = tail.encode(int.from_bytes(data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12], "big"))
     # the metadata is unchanged
     return InMemory(bytes(room), Trailer(tail, Directory.decode(directory, "file"), whole.metadata))
-
-
-def _changed_filter(random: Random, data: bytes, whole: Trailer) -> InMemory:
-    tail, room = whole.tail, bytearray(data)
-    held = slice(tail.position, tail.directory_position)
-    for _ in range(random.choice([1, 3, 40])):
-        room[random.randrange(held.start, held.stop)] = random.choice([0, 255, random.randrange(256)])
-    tail = tail._replace(filter_crc32=crc32(room[held]))
-    room[-TAIL_SIZE:] = tail.encode(int.from_bytes(data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12], "big"))
-    return InMemory(bytes(room), Trailer(tail, whole.directory, whole.metadata))
 
 
 def _drawn_lookup(random: Random) -> PreparedLookup:
@@ -294,19 +279,14 @@ def try_compacted(core: ModuleType, kind: str, seed: int) -> bool:
     """Look up in a compacted file or the shard of a window table; return whether rows were compared."""
     random = Random(f"{kind} {seed}")
     data, whole = whole_file(kind, seed // _OF_ONE_FILE)
-    resealing = random.random() < 0.2
     try:
-        if kind == "filter":
-            file = _changed_filter(random, data, whole)
-        elif resealing:
+        if random.random() < 0.2:
             file = InMemory(resealed.compacted(random, data))
         else:
             file = _changed_body(random, data, whole)
     except TieredIndexError:
         return False
     schema, lookup = file.trailer().metadata.layout.schema, _drawn_lookup(random)
-    if kind == "filter":
-        return _try_filter(core, file, lookup, schema)
     # the keys of changed items are not in the filter
     file._trailer = replace(file._trailer, tail=file._trailer.tail._replace(filter_length=0))
     has_rows = _compare(core, "search", _single(file.search, lookup, schema))
@@ -321,23 +301,6 @@ def try_compacted(core: ModuleType, kind: str, seed: int) -> bool:
         stored_many = _many(lambda many: collected(search_file(file, many)), batch, schema, metadata)
         _compare(core, "stored search of a batch", stored_many)
     return has_rows
-
-
-def _try_filter(core: ModuleType, file: InMemory, lookup: PreparedLookup, schema: Any) -> bool:
-    tail = file.trailer().tail
-    held = bytes(file.data[tail.position : tail.directory_position])
-    with using(None):
-        expected = _single(file.search, lookup, schema)()
-        mixed = filter_hash.__wrapped__(lookup.key_hash, lookup.fingerprint if schema.keyed else 0)
-        at = 32 * block_number(mixed, len(held) // 32)
-        excludes = not block_may_hold(held[at : at + 32], mixed)
-    with using(core):
-        assert excludes != block_may_hold(held[at : at + 32], mixed)
-        # the core checks the filter after some searches without a match
-        answers = {_single(file.search, lookup, schema)() for _ in range(3)}
-    possible = {expected, b""} if excludes else {expected}
-    assert answers <= possible, f"filter: {answers!r:.300}, and NumPy {expected!r:.300}"
-    return bool(expected)
 
 
 def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
@@ -420,19 +383,15 @@ def _unsealed(family: Any, number: int) -> tuple[UnsealedTable, Any]:
     return table, np.frombuffer(body.ljust(layout.unsealed_size, b"\0"), np.uint8)
 
 
-TRIES: dict[str, Callable[[ModuleType, str, int], bool]] = {
-    **dict.fromkeys(_FAMILY, try_compacted),
-    "unsealed": try_unsealed,
-}
-
-
 def run(core: ModuleType, counts: dict[str, int], first: int = 0, *, shows: bool = False) -> Tally:
     """Try the given number of seeds of each kind, from `first` on."""
     tally = Tally("core_mutations")
     for kind, count in counts.items():
         for seed in range(first, first + count):
             try:
-                tally.tried[f"with rows, of {kind}"] += TRIES[kind](core, kind, seed)
+                tally.tried[f"with rows, of {kind}"] += (try_unsealed if kind == "unsealed" else try_compacted)(
+                    core, kind, seed
+                )
             except Exception as error:  # noqa: BLE001 - every exception is a finding
                 again = f"python -m tests.reliability.core_mutations --kind {kind} --first {seed} --count 1"
                 tally.fail_by(error, again)
@@ -444,12 +403,6 @@ def run(core: ModuleType, counts: dict[str, int], first: int = 0, *, shows: bool
     return tally
 
 
-def shared(total: int, kinds: tuple[str, ...] = KINDS) -> dict[str, int]:
-    """Return the number of changes of each kind among `total`."""
-    weights = {kind: weight for kind, weight in zip(KINDS, _SHARES, strict=True) if kind in kinds}
-    return {kind: max(1, round(total * weight / sum(weights.values()))) for kind, weight in weights.items()}
-
-
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=20_000, help="changes in all")
     parser.add_argument("--all", action="store_true", help=f"{_TOTAL:,} of them")
@@ -459,8 +412,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> Tally:
     logging.getLogger("tiered_index").setLevel(logging.CRITICAL)
-    total = _TOTAL if options.all else options.count
-    return run(compiled_core(), shared(total, tuple(options.kind) or KINDS), options.first, shows=True)
+    kinds = options.kind or KINDS
+    each = -(-(_TOTAL if options.all else options.count) // len(kinds))
+    return run(compiled_core(), dict.fromkeys(kinds, each), options.first, shows=True)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,6 @@ def test_a_sample_of_every_format() -> None:
     }
 
 
-@pytest.mark.slow
-def test_a_larger_sample() -> None:
-    tally = run(60_000, first=2 * SEED, every=60)
-    assert not tally.failures, "\n".join(tally.failures)
-
-
 def test_each_kind_of_failure_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def writes_outside(campaign: Campaign) -> None:
         (tmp_path.parent / "outside").write_text("x")

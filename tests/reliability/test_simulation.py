@@ -87,23 +87,6 @@ def test_a_deadlock_of_threads_is_reported() -> None:
         run(act)
 
 
-def test_a_seed_decides_who_is_next() -> None:
-    def act(scheduler: Scheduler) -> None:
-        process = Process("p")
-
-        def steps() -> None:
-            for n in range(20):
-                scheduler.pause(str(n))
-
-        for name in "abc":
-            scheduler.start(process, name, steps)
-        scheduler.join(process)
-
-    traces = [run(act, seed).trace for seed in (1, 1, 2)]
-    assert traces[0] == traces[1] != traces[2]
-    assert sorted(traces[0]) == sorted(traces[2])
-
-
 def test_a_killed_process_does_nothing_more() -> None:
     done: list[str] = []
 
