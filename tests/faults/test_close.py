@@ -131,33 +131,21 @@ def test_a_close_flushes_before_it_waits_for_a_round_and_after_an_interrupt_wait
         assert running.ended() and closing() is None
 
 
-@pytest.mark.parametrize("place", ["storage alone", "beside a root"])
-def test_a_closed_reader_reads_nothing_more(open_index, open_reader, tmp_path, place):
-    service = open_index()
-    put(service, 1)
-    service.seal()
-    service.run_lifecycle()
-    service.close()
-    before = census(tmp_path).below
-    reader = open_reader("root" if place == "beside a root" else None)
-    assert len(reader.query("t", "k")) == 1
+def test_a_closed_index_does_nothing(make_world):
+    world = make_world()
+    service = world.open()
+    world.publish(3)
+    reader = IndexReader.open(root=world.root, storage_backend=world.storage)
     number = reader.refresh().number
-    reader.close()
-    for act in (reader.refresh, reader.refresh, lambda: reader.query("t", "k")):
-        with pytest.raises(IndexClosed, match="closed"):
-            act()
-    assert census(tmp_path).below == before
+    lookups = {"query": ("t", "k"), "query_many": ([],), "files": ()}
+    calls = {"put": ("t", 0, "k", 0, 0, 0), "put_batch": ({},), "flush": (), "seal": (), "run_lifecycle": ()}
+    for index, arguments in ((reader, lookups | {"refresh": ()}), (service, lookups | calls | {"files_table": ()})):
+        index.close()
+        index.close()
+        for name in arguments:
+            with pytest.raises(IndexClosed, match="closed"):
+                getattr(index, name)(*arguments[name])
     assert reader.log_state.number == number > 0
-
-
-def test_a_closed_writer_does_nothing(make_world):
-    service = make_world().open()
-    service.close()
-    service.close()
-    arguments = {"put": ("t", 0, "k", 0, 0, 0), "put_batch": ({},), "query": ("t", "k"), "query_many": ([],)}
-    for name in (*arguments, "flush", "seal", "run_lifecycle", "files", "files_table"):
-        with pytest.raises(IndexClosed, match="closed"):
-            getattr(service, name)(*arguments.get(name, ()))
 
 
 @pytest.mark.parametrize("name", ["flush", "seal", "run_lifecycle"])
@@ -325,26 +313,6 @@ def test_after_an_interrupt_each_call_says_what_to_do(open_index, offsets):
     index = open_index()
     assert offsets(index) in ([1], [1, 2])
     assert index.durable_position("s") == 1
-
-
-def test_errors_of_a_source_and_interrupts_of_lookups_end_no_index(open_index, open_reader, storage):
-    faulty = FaultStorage(storage)
-    index = open_index(storage_backend=faulty, local_keep_s=0)
-
-    def gone(at, size):
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        index.archive("l", 0, 1, gone)
-    assert index.archive("l", 0, 1, lambda at, size: b"1")
-    put(index, 1)
-    index.seal()
-    index.run_lifecycle()
-    for either in (index, open_reader(storage_backend=faulty)):
-        faulty.fail("get_range", name_prefix="data/", error=KeyboardInterrupt)
-        with pytest.raises(KeyboardInterrupt):
-            either.query("t", "k", max_requests=9)
-        assert [item.offset for item in either.query("t", "k")] == [1]
 
 
 # An index that nobody closes

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
 from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
 from tiered_index.service.log.records import PendingFile
-from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.local.storage import LocalStorage
@@ -176,18 +175,3 @@ def test_the_writers_cache_drops_erased_entries(begin, tmp_path, how):
     else:
         life.index.run_lifecycle()
     assert cached() <= set(life.state.objects)
-
-
-def test_a_cache_of_others_is_left_alone(tmp_path):
-    def entries(folder: CacheFolder, names: Iterable[str]) -> list[bool]:
-        return [folder.read(name, "trailer", 3) is not None for name in names]
-
-    folder = CacheFolder(DiskCache(tmp_path, 1 << 20), "i")
-    names = ("data/a/1.index", "data/b/1.index")
-    for name in names:
-        folder.write(name, "trailer", b"abc")
-    (tmp_path / "i" / "notes").write_bytes(b"mine")
-    CacheFolder(DiskCache(tmp_path, 1 << 20, read_only=True), "i").forget_unnamed(set())
-    assert entries(folder, names) == [True, True]
-    folder.forget_unnamed({names[1]})
-    assert entries(folder, names) == [False, True] and (tmp_path / "i" / "notes").exists()

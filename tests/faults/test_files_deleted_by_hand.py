@@ -11,7 +11,7 @@ from tests.support.pending import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import Disk
@@ -146,32 +146,13 @@ def test_a_compacted_file_that_is_deleted_under_its_writer_is_published(life: Li
 class RefusingDisk(FaultDisk):
     """The next `refusals` compacted files can't be made."""
 
-    refusals, error = 0, OSError(5, "not yet")
+    refusals = 0
 
     def create(self, path: Path) -> int:
         if path.parent.name == "compacted" and self.refusals:
             self.refusals -= 1
-            raise self.error
+            raise OSError(5, "not yet")
         return super().create(path)
-
-
-def test_a_step_that_fails_unexpectedly_holds_up_no_other_file(life: Life) -> None:
-    disk = RefusingDisk()
-    disk.error = ZeroDivisionError("division by zero")  # type: ignore[assignment]
-    with life.open(disk=disk) as index:
-        for hour in range(2):
-            life.put(index, hour)
-            index.seal()
-        first, second = (file.file_id for file in index.files())
-        for _ in range(2):
-            disk.refusals = 1
-            with pytest.raises(TieredIndexError, match=f"{first} failed: ZeroDivisionError: division by zero"):
-                index.run_lifecycle()
-            assert any(first in problem for problem in index.health()["problems"])
-        assert second in index.log_state.files
-        index.run_lifecycle()
-        assert first in index.log_state.files
-        assert index.health()["problems"] == []
 
 
 @pytest.mark.parametrize("what", ["deleted", "not moved"])

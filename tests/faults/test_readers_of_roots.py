@@ -6,7 +6,6 @@ import time
 import pytest
 
 from tests.faults.conftest import ASK
-from tests.support.log_records import open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.disk import Disk
@@ -130,19 +129,3 @@ def test_a_change_within_one_step_of_the_folders_times_is_seen(open_index, open_
     for folder, time_ns in zip(folders, times, strict=True):
         os.utime(folder, ns=(time_ns, time_ns))
     assert len(reader.query("t", "k")) == 1
-
-
-def test_the_local_copy_of_an_object_that_another_process_removes_is_deleted(open_index, storage, clock, tmp_path):
-    index = open_index(local_keep_s=1e9, refresh_interval_s=0)
-    index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
-    index.seal()
-    index.run_lifecycle()
-    log = open_log(storage, clock)
-    names = tuple(log.state.objects)
-    publish(log, log.state.epoch, remove=names)
-    storage.delete_many(names)
-    clock.advance(10)
-    index.run_lifecycle()
-    assert len(index.query("t", "k")) == 0
-    index.run_lifecycle()
-    assert not index.files() and not list((tmp_path / "root" / "uploaded").iterdir())

@@ -231,29 +231,25 @@ def test_jobs_refuse_a_storage_and_a_root_of_two_indexes(tmp_path, known):
 # Folders that are no roots, or have files of other roots
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"tiered_index": 2}', b"\xff\xfe", b"{" * 100_000])
-def test_an_invalid_marker_is_refused_and_nothing_is_touched(make_world, content):
-    world = make_world()
-    world.root.mkdir()
-    (world.root / "tiered_index.json").write_bytes(content)
-    with pytest.raises(NotAnIndex):
-        world.open()
-    assert [path.name for path in world.root.iterdir()] == ["tiered_index.json"]
-    with pytest.raises(NotAnIndex):
-        IndexReader.open(root=world.root, storage_backend=world.storage)
-    assert not list(world.storage.list())
+MARKERS = (b"", b"{}", b"[1]", b'{"tiered_index": 2}', b"\xff\xfe", b"{" * 100_000)
+PLACES = [("tiered_index.json", marker) for marker in MARKERS]
+PLACES += [(name, b"mine") for name in ("notes.txt", "unsealed/notes.txt", ".hidden", "store/a", "")]
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "unsealed/notes.txt", ".hidden", "store/a", ""])
-def test_somebody_elses_folder_or_file_is_refused_and_nothing_is_touched(make_world, name):
+@pytest.mark.parametrize(("name", "content"), PLACES, ids=range(len(PLACES)))
+def test_somebody_elses_folder_or_file_is_refused_and_nothing_is_touched(make_world, name, content):
+    """Also a root whose marker is invalid or of a later version."""
     world = make_world()
     path = world.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("mine")
+    path.write_bytes(content)
     before = sorted(world.root.rglob("*"))
-    with pytest.raises(NotAnIndex, match="nothing was changed" if name else "root"):
+    told = "version 2" if content == MARKERS[3] else "nothing was changed" if content == b"mine" and name else "root"
+    with pytest.raises(NotAnIndex, match=told):
         world.open()
-    assert sorted(world.root.rglob("*")) == before and path.read_text() == "mine"
+    with pytest.raises(NotAnIndex):
+        IndexReader.open(root=world.root, storage_backend=world.storage)
+    assert sorted(world.root.rglob("*")) == before and path.read_bytes() == content
     assert not list(world.storage.list())
 
 

@@ -208,27 +208,6 @@ def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(
         assert reader.query("orders", "a").freshness == ()
 
 
-def test_answers_do_not_claim_log_records_read_before_the_storage_failed(make_world):
-    world = make_world()
-    world.settings["local_keep_s"] = 86400
-    world.do("open 9 publish")
-    storage = FaultStorage(world.storage)
-    with IndexReader.open(root=world.root, storage_backend=storage, clock=world.clock, refresh_interval_s=10) as reader:
-        storage.fail("*", times=None)
-        world.clock.advance(11)
-        (before,) = reader.query("orders", "a").freshness
-        noted = (world.root / "log").read_bytes()
-        for _ in range(2):
-            world.clock.advance(60)
-            world.publish(9)
-        (world.root / "log").write_bytes(noted)  # as if another process has published
-        storage.clear()
-        storage.fail("get", nth=3, times=None)
-        (after,) = reader.query("orders", "a").freshness
-        assert after.not_asked is not None
-        assert (after.as_of_ms, after.positions) == (before.as_of_ms, before.positions)
-
-
 @pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])
 def test_a_storage_that_is_not_mounted_is_not_taken_for_a_new_one_or_one_without_news(make_world, tmp_path, empty):
     folder = tmp_path / "store"

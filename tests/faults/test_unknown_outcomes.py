@@ -12,7 +12,6 @@ from tests.support.pending import merge_all
 from tests.support.storage_faults import LateRecords
 from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
-from tiered_index.format.names import log_name
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
@@ -101,22 +100,6 @@ def test_a_file_whose_record_arrived_and_that_was_merged_is_not_published_again(
     assert [handle.place for handle in service.files()] == ["storage"]
 
 
-def test_a_file_that_is_merged_between_the_look_at_the_log_and_its_record_is_not_published_again(
-    waiting, storage, clock, open_reader
-):
-    service, late = waiting
-
-    def overtake():
-        late.arrive()
-        clock.advance(2 * 86_400)
-        assert merge_all(storage, clock).sources == 1
-
-    late.meanwhile("get", overtake, name_prefix=log_name(2))
-    service.run_lifecycle()
-    assert not service.log_state.files
-    assert open_reader().topics().topics[0].entries == 1
-
-
 @pytest.mark.parametrize("attempts", [2, 5])
 def test_a_root_knows_each_of_its_attempts_after_a_restart(waiting, storage, open_index, attempts):
     service, late = waiting
@@ -133,17 +116,6 @@ def test_a_root_knows_each_of_its_attempts_after_a_restart(waiting, storage, ope
     assert not service.health()["problems"]
     assert len(service.query("t", "k")) == 1
     assert len(service.log_state.objects) == 1
-
-
-def test_the_room_of_a_note_is_never_too_small_for_the_attempts_of_an_outage(tmp_path):
-    """A longer note would write over the other one, which a crash in the middle of a write leaves."""
-    seen = SeenFile(Root(tmp_path, FaultDisk()))
-    tokens = [f"{number:016x}" for number in range(50)]
-    for token in tokens:
-        seen.note(10**15, "f" * 32, token)
-    last = SeenFile(Root(tmp_path, FaultDisk())).read()
-    assert last == seen.last and last.attempts == tokens[-16:]
-    assert seen.path.stat().st_size == 1024
 
 
 def test_a_claim_notes_no_record_that_is_not_durable_yet(tmp_path):
