@@ -13,7 +13,14 @@ import pytest
 from tests.support.copies import bytes_of
 from tests.support.storage_faults import FaultStorage, LateRecords
 from tiered_index import IndexService
-from tiered_index.errors import LockHeld, NotAnIndex, StorageMisconfigured, StorageUnavailable, WriterFenced
+from tiered_index.errors import (
+    ConfigError,
+    LockHeld,
+    NotAnIndex,
+    StorageMisconfigured,
+    StorageUnavailable,
+    WriterFenced,
+)
 from tiered_index.storage.opening import open_storage
 
 NOW_MS = 1_700_000_000_000
@@ -147,3 +154,8 @@ def test_a_root_whose_storage_is_empty_says_that_it_belongs_to_another_and_makes
             assert part in str(caught.value)
         with open_storage(other or uri) as storage:
             assert list(storage.list()) == []
+
+
+def test_a_bucket_with_too_short_a_name_is_named():
+    with pytest.raises(ConfigError, match=r"'b' is not a bucket's name: .* a name of 3 to 255 letters"):
+        open_storage("s3://b/p")

@@ -1,28 +1,20 @@
 """Merges in any order between uploads of any shape: every answer equals the model's, every entry is there once, and a
 copy made of an export is equal.
-
-A plan is also a partition of the files that it merges. Pieces of any size have the same entries in the same order.
 """
 
 import tempfile
 from collections import Counter
-from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging, RegionItem
 from tiered_index import Lookup
-from tiered_index.format.shard import entry_checksum
 from tiered_index.service.jobs import merge_plan as plan
 from tiered_index.service.jobs import rewrite as task_module
-from tiered_index.service.jobs.rewrite import InputReader
-from tiered_index.service.read.cold_path import ColdPath
 from tiered_index.service.read.lookups import Lookups
 
 KINDS = {"native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}}
@@ -121,41 +113,3 @@ def exported(index: Lookups, *arguments: Any) -> tuple[pa.Table, int]:
 def counted(table: pa.Table) -> Counter[Any]:
     rows = table.to_pylist()
     return Counter(tuple(sorted((name, value) for name, value in row.items() if name != "topic_id")) for row in rows)
-
-
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(1, 300), st.integers(1, 8), st.sampled_from([1, 7, 64]), st.integers(0, 2**31))
-def test_pieces_of_any_size_are_the_same_entries(most: int, step: int, slots: int, seed: int) -> None:
-    """Entries are in order of base slots, none twice, none missing. A small size gives several pieces."""
-    rng = np.random.default_rng(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        life = Merging(Path(folder), settings={"slots": slots})
-        try:
-            for _ in range(3):
-                rows = zip(rng.integers(0, 90_000, 70).tolist(), rng.integers(0, 40, 70).tolist(), strict=True)
-                life.put([(BASE_MS + second * 1000, f"k{min(key, 25)}") for second, key in rows])
-                life.publish()
-            life.later()
-            life.merge(HOUR_S, end_s=BASE_MS // 1000 + 50_000)
-            sources, schema = list(life.state.objects.values()), life.state.genesis.layout.schema
-            cold = ColdPath(life.storage, keyed=True)
-            low = slots // 3 // step * step
-            for first, last in ((0, slots), (low, slots)):
-                reader = InputReader(cold, sources, schema, slots, first, last, step, ExitStack())
-                pieces = list(reader.pieces(most))
-                bounds = [(piece.low, piece.high) for piece in pieces if piece.part in (None, 0)]
-                assert all(high <= next_low for (_, high), (next_low, _) in pairwise(bounds))
-                for piece in pieces:
-                    base = piece.items["key_hash"].astype(np.int64) % slots
-                    assert ((base >= piece.low) & (base < piece.high)).all() and piece.low % step == 0
-                whole = InputReader(cold, sources, schema, slots, first, last, step, ExitStack()).pieces(1 << 30)
-                together = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in whole]
-                apart = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in pieces]
-                assert sum(n for n, _ in apart) == sum(n for n, _ in together) == sum(reader.read_counts.values())
-                assert sum(total for _, total in apart) % 2**64 == sum(total for _, total in together) % 2**64
-                if (first, last) == (0, slots):
-                    assert sum(n for n, _ in apart) == life.messages
-                    assert len(apart) > 1 or life.messages <= 4 * most
-            cold.close()
-        finally:
-            life.close()
