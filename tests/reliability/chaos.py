@@ -5,7 +5,7 @@
 Two writers of one index take over from each other. Four timelines of events run in parallel. The seed decides their
 events:
 
-- the processes: SIGKILL, SIGSTOP, SIGTERM, and deletions of orphans while nobody writes
+- the processes: SIGKILL, SIGSTOP and SIGTERM
 - the server: it or a part of it is killed, stopped or restarted, its disk is full, or its quota is used up
 - the network of each of the two hosts: a proxy disturbs requests
 
@@ -42,7 +42,7 @@ from tests.real_s3.cluster import Cluster, ClusterError
 from tests.real_s3.packages import install
 from tests.real_s3.server import ENDPOINT_VARIABLE, STATE_VARIABLE
 from tests.reliability.chaos_crew import HANG_S, LEASE_TTL_S, Place
-from tests.reliability.chaos_settling import settle, sweep
+from tests.reliability.chaos_settling import settle
 from tests.reliability.tally import Tally
 from tests.reliability.tally import main as tally_main
 from tests.storage.scripted_server import error as s3_error
@@ -53,7 +53,6 @@ from tiered_index.storage.opening import open_storage
 
 CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "merger": 1, "eraser": 0}
 """The processes of the campaign, and the host of each."""
-_PUBLISHERS = ("writer-a", "writer-b", "merger", "eraser")
 _LOOK_S = 0.05
 _PATIENCE_S = 60.0
 _TRIES = 5
@@ -186,14 +185,11 @@ class Campaign:
     def _processes(self, chance: random.Random) -> Timeline:
         while True:
             yield chance.uniform(0.2, 5)
-            what = chance.choices(("kill", "stop", "end", "kill both writers", "sweep"), (8, 8, 2, 1, 1))[0]
+            what = chance.choices(("kill", "stop", "end", "kill both writers"), (8, 8, 2, 1))[0]
             both = ("writer-a", "writer-b")
             names = both if what == "kill both writers" else (chance.choice((*CREW, *both)),)
             pause_s = chance.choice((0.0, 0.5, 3.0, LEASE_TTL_S + 2))
             asleep_s = chance.choice((0.2, 1.0, 3.0, LEASE_TTL_S + 1, LEASE_TTL_S + 5))
-            if what == "sweep":
-                self._sweep_alone()
-                continue
             for name in names:
                 if what.startswith("kill"):
                     self._kill(name, pause_s)
@@ -359,39 +355,13 @@ class Campaign:
 
         self.proxies[host].fault = fault
 
-    def _wait_idle(self) -> bool:
-        """Return whether the server has answered all requests. A later write would look like one of another process."""
+    def _wait_idle(self) -> None:
+        """Wait until the server has answered all requests. A later write would look like one of another process."""
         deadline_s = time.monotonic() + _PATIENCE_S + 5
         while any(self.begun[host] != len(proxy.exchanges) for host, proxy in enumerate(self.proxies)):
             if time.monotonic() > deadline_s:
-                return False
+                return
             time.sleep(0.2)
-        return True
-
-    # Sweeps
-
-    def _sweep_alone(self) -> None:
-        """Delete orphans as if two days had passed. This is safe, because the campaign kills all writers first."""
-        for name in _PUBLISHERS:
-            self._signal(name, signal.SIGKILL)
-        for name in _PUBLISHERS:
-            process = self.crew[name].process
-            if process is not None:
-                process.wait()
-            self._reap(name)
-        self.count("kills (SIGKILL)", len(_PUBLISHERS))
-        if not self._wait_idle():
-            self.note("no sweep: requests are still under way")
-            return
-        try:
-            with open_storage(self.uri()) as storage:
-                objects = sweep(storage)
-        except TieredIndexError as error:
-            self.note(f"no sweep: {error}")
-            return
-        self.note(f"swept {objects} orphans while nobody wrote")
-        self.count("sweeps beside readers")
-        self.count("orphans deleted", objects)
 
     # The end
 
