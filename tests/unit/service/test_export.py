@@ -2,7 +2,6 @@
 
 import shutil
 from collections import Counter
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.support.damage import flip
 from tests.support.pending import merge_all
 from tests.support.rounds import upload
-from tiered_index import IndexReader, KeyedIndexItem, column, hash_key
+from tiered_index import IndexReader, hash_key
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.format import compacted
 from tiered_index.service.read import export as module
@@ -67,19 +66,6 @@ def test_a_file_that_was_merged_before_its_dead_writer_knew_counts_once(open_ind
     again = open_index(place, storage_backend=faulty, lease_ttl_s=1)
     assert rows(again.export()) == before
     assert sum(topic.entries for topic in again.topics().topics) == before.total()
-
-
-def test_a_column_of_the_caller_may_be_called_timestamp(open_index):
-    @dataclass(frozen=True, kw_only=True)
-    class Timed(KeyedIndexItem):
-        timestamp: int = column(">i8")
-
-    index = open_index("root", item_type=Timed)
-    index.put("t", 0, "k", 1, 10, T, timestamp=7)
-    upload(index)
-    with index.export() as export:
-        [row] = pa.Table.from_batches(list(export), export.schema).to_pylist()
-    assert (row["timestamp_ms"], row["timestamp"]) == (T, 7)
 
 
 def test_an_export_stays_at_its_position_beside_writes_and_merges(open_index, storage, clock, tmp_path):

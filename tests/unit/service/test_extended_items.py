@@ -11,7 +11,7 @@ from tests.support.core import compiled_core, using
 from tests.support.merging import BASE_MS, HOUR_MS, RegionItem
 from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
-from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
+from tiered_index import IndexItem, IndexReader, KeyedIndexItem, column
 from tiered_index.errors import BackPressure, ConfigError, InvalidArgument, SchemaMismatch
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.packed import _columns_of
@@ -171,7 +171,7 @@ BYTES = {
 
 def test_bytes_of_fixed_width_keep_every_byte(open_index, storage):
     """One UUID of 256 ends in a zero byte, which ends a text in NumPy and C."""
-    digests = class_of(digest=column("S16"))
+    digests = class_of(digest=column("S16"), timestamp=column(">i8", default=7))
     index, expected = open_index(item_type=digests, items=500), dict(enumerate(VALUES))
     for number, value in expected.items():
         index.put("put", 0, "k", number, 1, T, digest=value)
@@ -198,6 +198,8 @@ def test_bytes_of_fixed_width_keep_every_byte(open_index, storage):
             for rows in reader.export("put"):
                 pairs = zip(rows.column("offset").to_pylist(), rows.column("digest").to_pylist(), strict=True)
                 assert all(expected[offset] == digest for offset, digest in pairs)
+                # a column of the caller may have this name
+                assert {*rows.column("timestamp").to_pylist()} == {7} != {*rows.column("timestamp_ms").to_pylist()}
 
 
 def test_defaults_of_columns_are_stored(open_index):
@@ -210,26 +212,6 @@ def test_defaults_of_columns_are_stored(open_index):
         index.put("t", 0, "k", 3, 1, T)
     with pytest.raises(InvalidArgument, match="'size_class' is missing"):
         index.put_batch(ROW)
-
-
-def test_entries_folded_though_their_content_differs_are_counted(index):
-    """Entries without their own position fold into one answer. The same message put twice is not counted."""
-    for second in (0, 0, 1, 2):
-        index.put("t", 0, "k", 0, 10, T + second * 1000)
-    index.put("t", 0, "k", 0, 11, T)
-    index.flush()  # the file has five entries, and the buffer gets one
-    index.put("t", 1, "k", 0, 10, T)
-    index.put("t", 1, "k", 0, 10, T)
-    result = index.query("t", "k")
-    assert [(i.queue_id, i.timestamp_ms) for i in result] == [(0, T + 2000), (1, T)]
-    assert (result.explain.folded_entries, result.to_dict()["explain"]["folded_entries"]) == (4, 4)
-    assert index.query("t", "none").explain.folded_entries == 0
-    assert index.query_many([Lookup(topic="t", key="k"), Lookup(topic="t", key="x")]).explain.folded_entries == 4
-    # a page counts the entries that are folded up to its end, in a batch as alone
-    upload(index)
-    pages = [index.query("t", "k", max_count=1), index.query_many([Lookup(topic="t", key="k", max_count=1)])]
-    assert [page.explain.folded_entries for page in pages] == [0, 0]
-    assert index.health()["folded_entries"] == 8
 
 
 def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_index, storage, clock, monkeypatch):

@@ -57,15 +57,10 @@ def test_days_and_states_of_topics(now, open_index, storage, clock, tmp_path):
         files = beside.files_table().to_pylist()
         assert {(row["state"], row["entries"]) for row in files} == {("storage", 16), ("storage", 2), ("unsealed", 1)}
         assert sum(row["bytes"] for row in files) == sum(beside.du()["bytes"].to_pylist())
-
-
-def test_archived_segments_are_a_row(now, open_index):
-    index = open_index("root", prices={"storage_per_gib_month_usd": 1.0})
-    data = bytes(5000)
-    assert index.archive("store", 0, len(data), lambda position, length: data[position : position + length])
-    (row,) = index.du().to_pylist()
+    assert index.archive("store", 0, 5000, lambda position, length: bytes(length))
     (segment,) = index.archived()
-    assert (row["state"], row["topic"], row["bytes"]) == ("archived", None, segment.object_bytes)
+    (row,) = [row for row in index.du().to_pylist() if row["state"] == "archived"]
+    assert (row["topic"], row["bytes"]) == (None, segment.object_bytes)
     assert row["usd_a_month"] == pytest.approx(segment.object_bytes / 2**30)
 
 

@@ -80,13 +80,10 @@ def test_every_changed_character_of_a_cursor_is_noticed(index):
     fill(index)
     cursor = index.query("t", "k", max_count=2).cursor
     letters = string.ascii_letters + string.digits + "-_+/= \n\u00e4\0"
-    for place in range(len(cursor)):
-        for letter in letters:
-            if letter != cursor[place]:
-                with pytest.raises(InvalidCursor):
-                    index.query("t", "k", max_count=2, cursor=cursor[:place] + letter + cursor[place + 1 :])
-    longer = [cursor + "A", cursor + "=", "=" + cursor, cursor * 2, " " + cursor, cursor + "\n"]
-    for changed in (cursor[:-1], cursor[1:], cursor[::-1], *longer):
+    places = range(len(cursor))
+    changes = [cursor[:at] + new + cursor[at + 1 :] for at in places for new in letters if new != cursor[at]]
+    changes += [cursor + "A", cursor + "=", "=" + cursor, cursor * 2, " " + cursor, cursor + "\n"]
+    for changed in (*changes, cursor[:-1], cursor[1:], cursor[::-1]):
         with pytest.raises(InvalidCursor):
             index.query("t", "k", max_count=2, cursor=changed)
 
@@ -123,14 +120,15 @@ def test_a_forged_cursor_is_refused(index):
 
 @pytest.mark.parametrize("state", ["unsealed", "uploaded", "two files"])
 def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, state):
-    """An entry is put at three seconds and, at one of them, with two sizes."""
-    index = open_index(local_keep_s=0, items=1000)
+    """An entry is put at three seconds and, at one of them, with two sizes. The same message put twice counts once."""
+    index = open_index(local_keep_s=0, items=2000)
     hidden = 0
     for number in range(3):
         for offset in range(40):
             again = offset % 4 == number
             for size in range(1 + again):
-                index.put("t", 0, "k", offset, size, T + 1000 * (offset * 7 % 40 + 13 * number))
+                for _ in range(2):
+                    index.put("t", 0, "k", offset, size, T + 1000 * (offset * 7 % 40 + 13 * number))
                 hidden += 1
         if state == "two files":
             index.seal()
@@ -141,7 +139,9 @@ def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, sta
         pages = list(index.query_all("t", "k", max_count=count))
         assert sum(page.explain.folded_entries for page in pages) == hidden, count
         assert sum(map(len, pages)) == 40
-    assert index.query_many([("t", "k")]).explain.folded_entries == hidden
+    explain = index.query_many([("t", "k"), ("t", "none")]).explain
+    assert (explain.folded_entries, explain.to_dict()["folded_entries"]) == (hidden, hidden)
+    assert index.health()["folded_entries"] == 9 * hidden
 
 
 def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
