@@ -249,9 +249,6 @@ def test_an_index_is_created_once_and_only_if_it_can_be_opened(storage, clock):
     assert second.create(replace(GENESIS, index_id="other")).genesis == GENESIS
 
 
-# Leases
-
-
 class SteppingClock(ManualClock):
     """The monotonic time advances by a second at each call. The wall time, which is the storage's, stays the same."""
 

@@ -181,9 +181,6 @@ def test_a_call_that_is_pushed_back_gives_a_topic_id_no_meaning(open_index):
     assert len(index.query("w", "k")) == 1
 
 
-# Batches
-
-
 @pytest.mark.parametrize("name", ["topic", "queue_id", "key", "offset", "size", "timestamp_ms"])
 def test_every_column_is_there_and_as_long_as_the_others(refusing, name):
     refused(name, refusing.put_batch, {n: v for n, v in batch(3).items() if n != name})
@@ -302,9 +299,6 @@ def test_batches_are_tables_and_days_are_their_midnight(index):
     refused(None, index.put_batch, pa.table([pa.array([1]), pa.array([1])], names=["a", "a"]))
     index.put_batch(batch(2, key="day", timestamp_ms=np.array(["2023-11-14", "2023-11-15"], "M8[D]")))
     assert [item.timestamp_ms % 86_400_000 for item in index.query("t", "day")] == [0, 0]
-
-
-# Queries
 
 
 def test_a_wrong_query_is_refused(index):

@@ -28,12 +28,6 @@ def archive(index, data, start=0, store="s", modified_ms=None):
     return index.archive(store, start, len(data), lambda at, length: data[at : at + length], modified_ms)
 
 
-# Records
-
-
-# Uploads
-
-
 def test_a_segment_is_uploaded_once(open_index, faulty):
     index = open_index(storage_backend=faulty)
     data = content(1000)
@@ -118,9 +112,6 @@ def test_a_segment_that_overlaps_another_one_or_has_no_place_is_refused(index):
     for start, size in ((-1, 5), (0, 0)):
         with pytest.raises(InvalidArgument):
             index.archive("s", start, size, lambda at, length: b"")
-
-
-# Faults
 
 
 def sending(index, what):
@@ -242,9 +233,6 @@ def test_a_writer_that_was_taken_over_archives_nothing(open_index, faulty, clock
     with pytest.raises(WriterFenced):
         archive(old, content(1000), start=5000)
     assert names(faulty) == [new.archived()[0].name]
-
-
-# Damage
 
 
 def test_a_lost_or_damaged_segment_is_damage_and_a_removed_one_is_not_there(index, storage):

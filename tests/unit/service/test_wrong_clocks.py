@@ -8,8 +8,8 @@ import pytest
 from tests.storage.scripted_server import Answer, scripted_server
 from tests.support.later import Later
 from tests.support.log_records import open_log
-from tests.support.pending import Job, fill, holds, merge_all, names_below, places
-from tiered_index import IndexReader, IndexService
+from tests.support.pending import fill, holds, names_below, places
+from tiered_index import IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import log_name
@@ -23,71 +23,6 @@ from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
 DAYS_S = 3 * 86_400
-SETTINGS = {"refresh_interval_s": 0, "compact_timeout_s": 600, "max_late_s": 10**9, "max_early_s": 10**9}
-
-
-@pytest.fixture
-def open_ahead(open_index, faulty, clock):
-    """Return a function that opens an index. Its host's clock is `ahead_s` ahead of the other clocks."""
-
-    def make(ahead_s, **settings):
-        wrong = ManualClock(clock.now_ms() + ahead_s * 1000)
-        return open_index(
-            "root", **{"storage_backend": faulty, "clock": wrong, "compaction": "spark", **SETTINGS, **settings}
-        )
-
-    return make
-
-
-def append_positions(storage, clock, step):
-    log = open_log(storage, clock)
-    log.append_positions(log.state.epoch, {"elsewhere": step})
-
-
-def entries(storage, clock):
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        return sum(handle.count for handle in reader.files())
-
-
-@pytest.mark.parametrize("ahead_s", [DAYS_S, 0, -DAYS_S])
-@pytest.mark.parametrize("later_s", [0, -DAYS_S, DAYS_S])
-def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later_s):
-    """Before the second job publishes, another merge runs, and a host with another time writes a record."""
-    fill(index := open_ahead(ahead_s), 1, 2, 3)
-    index.run_lifecycle()
-    jobs = [Job(storage, clock).look().compact() for _ in range(2)]
-    assert len(jobs[0].publish()) == 1
-    merge_all(storage, clock)
-    append_positions(storage, ManualClock(clock.now_ms() + later_s * 1000), 1)
-    assert jobs[1].publish() == set()
-    assert Job(storage, clock).run() == set()
-    assert entries(storage, clock) == 3
-
-
-@pytest.mark.parametrize("compaction", ["spark", "local"])
-@pytest.mark.parametrize("ahead_s", [DAYS_S, -DAYS_S])
-def test_a_host_whose_clock_was_put_right_publishes_nothing_again(
-    open_ahead, faulty, storage, clock, compaction, ahead_s
-):
-    """A job published the file, or a record whose response was lost. Then it was merged, and the host restarts."""
-    fill(index := open_ahead(ahead_s, compaction=compaction), 1, 2, 3)
-    if compaction == "local":
-        faulty.fail("put_if_absent", name_prefix="log/", when="after")
-        with pytest.raises(StorageUnavailable):
-            index.run_lifecycle()
-    else:
-        index.run_lifecycle()
-        assert len(Job(storage, clock).run()) == 1
-    index.abandon()
-    assert merge_all(storage, clock).sources == (compaction == "local")
-    append_positions(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
-    again = open_ahead(0, compaction=compaction)
-    again.run_lifecycle()
-    again.run_lifecycle()
-    Job(storage, clock).run()
-    assert entries(storage, clock) == 3
-    assert sum(handle.count for handle in again.files()) == 3
-    assert again.log_state.positions["log"] == 3
 
 
 TICK_MS = 20
