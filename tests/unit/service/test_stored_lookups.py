@@ -82,11 +82,15 @@ def open_reader(store, **settings):
     return IndexReader.open(uri, environment=False, refresh_interval_s=10**6, query_threads=1, **settings)
 
 
-def told_by_both(core_reader, file_reader, ask):
+def told_by_both(core_reader, file_reader, ask, *arguments, **more):
     """Return what the core and the search file by file say."""
     with using(None):
-        expected = ask(file_reader)
-    return ask(core_reader), expected
+        expected = ask(file_reader, *arguments, **more)
+    return ask(core_reader, *arguments, **more), expected
+
+
+def pages_of_one(reader, lookup):
+    return list(reader.query_all(**lookup, max_count=1))
 
 
 SETTINGS = [{}, *each(filter_after_probes=[1], block_cache_bytes=[0], directory_cache_bytes=[0]), CACHED]
@@ -106,9 +110,7 @@ def both(request, store, tmp_path):
 def test_answers_costs_and_pages_are_those_of_the_search_file_by_file(both):
     core_reader, file_reader, settings = both
     for lookup in lookups(1, 20 if "directory_cache_bytes" in settings else 150):
-        of_core, expected = told_by_both(
-            core_reader, file_reader, lambda reader, lookup=lookup: answer_of(reader, lookup)
-        )
+        of_core, expected = told_by_both(core_reader, file_reader, answer_of, lookup)
         assert of_core == expected
     if settings.get("block_cache_bytes") != 0:
         assert core_reader.storage.total.requests == file_reader.storage.total.requests
@@ -116,9 +118,7 @@ def test_answers_costs_and_pages_are_those_of_the_search_file_by_file(both):
     # the number of lookups that the core answered
     assert core_reader._engine.plain.complete > 70 or "directory_cache_bytes" in settings
     for lookup in lookups(2, 30):
-        pages, expected = told_by_both(
-            core_reader, file_reader, lambda reader, lookup=lookup: list(reader.query_all(**lookup, max_count=1))
-        )
+        pages, expected = told_by_both(core_reader, file_reader, pages_of_one, lookup)
         # the first file that is read decides whether the page is proven to be the last
         assert [page.items for page in pages if page.items] == [page.items for page in expected if page.items]
         assert pages[0].seen == expected[0].seen
@@ -129,9 +129,7 @@ def test_lookups_with_limits_are_those_of_the_search_file_by_file(store):
         for number, lookup in enumerate(lookups(5, 120)):
             # too few for some lookups, until the caches have more
             limited = lookup | {"max_requests": number % 4 * 2, "allow_partial": number % 8 > 3}
-            of_core, expected = told_by_both(
-                core_reader, file_reader, lambda reader, limited=limited: answer_of(reader, limited)
-            )
+            of_core, expected = told_by_both(core_reader, file_reader, answer_of, limited)
             # without the times of failed files
             for answer in (expected, of_core):
                 if "error" not in answer:
@@ -180,9 +178,7 @@ def test_batches_are_those_of_the_search_file_by_file(both, store):
         if number % 3 == 2:
             # the core then reads ahead
             forget_pages(store)
-        of_core, expected = told_by_both(
-            core_reader, file_reader, lambda reader, batch=batch: told_of_all(reader, batch)
-        )
+        of_core, expected = told_by_both(core_reader, file_reader, told_of_all, batch)
         assert of_core == expected == told_of_all(core_reader, batch, max_requests=1_000)
     if "directory_cache_bytes" in settings:
         return
@@ -201,7 +197,7 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
     whole = path.read_bytes()
     with open_reader(store, block_cache_bytes=0) as core_reader, open_reader(store, block_cache_bytes=0) as file_reader:
         for lookup in lookups(4, 60):
-            told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: answer_of(reader, lookup))
+            told_by_both(core_reader, file_reader, answer_of, lookup)
         all_lookups = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
         sound = core_reader.query_many(all_lookups).explain.requests
         try:
@@ -216,15 +212,10 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
             for batch in batches(30, 3):
                 for partial in (False, True):
                     of_core, expected = told_by_both(
-                        core_reader,
-                        file_reader,
-                        lambda reader, batch=batch, of=partial: told_of_all(reader, batch, allow_partial=of),
+                        core_reader, file_reader, told_of_all, batch, allow_partial=partial
                     )
                     assert of_core == expected
-            answers = [
-                told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: answer_of(reader, lookup))
-                for lookup in lookups(5, 60)
-            ]
+            answers = [told_by_both(core_reader, file_reader, answer_of, lookup) for lookup in lookups(5, 60)]
             assert any("error" in expected for _, expected in answers)
             for of_core, expected in answers:
                 assert of_core.get("error") == expected.get("error")

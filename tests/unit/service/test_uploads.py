@@ -22,7 +22,6 @@ from tiered_index.retention import Retention
 from tiered_index.service.jobs.orphans import find_orphans
 from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import stored_file
 from tiered_index.service.log.session import writer_of
 from tiered_index.service.read.unsealed import UnsealedFile
 
@@ -107,7 +106,15 @@ def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, fau
 
 def test_a_writer_deletes_what_a_crash_left_an_hour_after_its_opening(open_index, faulty, clock):
     """There is no rule of retention."""
-    left, _ = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    faulty.fail("put", name_prefix="data/", when="after")
+    faulty.fail("delete_many", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    (left,) = objects(faulty)
+    index.abandon()
     faulty.clear()
     segment = "segments/s/00000000000000000000/00000000000000000001-0123456789abcdef.log"
     faulty.put(segment, b"never named")
@@ -122,24 +129,19 @@ def test_a_writer_deletes_what_a_crash_left_an_hour_after_its_opening(open_index
     assert [item.offset for item in index.query("t", "k")] == [1]
 
 
-def published_unmoved(open_index, faulty):
-    """Return a writer whose file's record exists, but whose file was not moved, and the name of the file's object."""
-    index = open_index("root", storage_backend=faulty)
-    index.put("t", 0, "k", 1, 1, T)
-    compact_only(index, faulty)
-    index._lifecycle._context.root.disk.fail("rename", times=None)
-    with pytest.raises(StorageUnavailable, match="moving"):
-        index.run_lifecycle()
-    (name,) = index.log_state.objects
-    return index, name
-
-
 @pytest.mark.parametrize("meanwhile", ["repair", "merge"])
 def test_a_restart_leaves_an_object_that_a_repair_has_sent_or_a_merge_has_just_removed(
     open_index, faulty, storage, clock, meanwhile
 ):
     """The record exists, but the file was not moved. An export may still read the removed object."""
-    index, name = published_unmoved(open_index, faulty)
+    disk = FaultDisk()
+    index = open_index("root", storage_backend=faulty, disk=disk)
+    index.put("t", 0, "k", 1, 1, T)
+    compact_only(index, faulty)
+    disk.fail("rename", times=None)
+    with pytest.raises(StorageUnavailable, match="moving"):
+        index.run_lifecycle()
+    (name,) = index.log_state.objects
     assert [handle.place for handle in index.files()] == ["compacted"]
     index.abandon()
     left = [name]
@@ -158,21 +160,6 @@ def test_a_restart_leaves_an_object_that_a_repair_has_sent_or_a_merge_has_just_r
     if meanwhile == "merge":
         clock.advance(2 * 86_400)
         assert [info.name for info in find_orphans(storage, open_log(storage, clock)).objects] == [name]
-
-
-def leave_an_upload(index, faulty):
-    """Compact a file and send its object, without a record. Return the object's name and description."""
-    index.put("t", 0, "k", 1, 1, T)
-    index.seal()
-    faulty.fail("put", name_prefix="data/", when="after")
-    faulty.fail("delete_many", name_prefix="data/")
-    with pytest.raises(StorageUnavailable):
-        index.run_lifecycle()
-    (name,) = objects(faulty)
-    (file,) = index.files()
-    described = stored_file(name, file.local.trailer(), file.local.size_bytes, T)
-    index.abandon()
-    return name, described
 
 
 def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):
