@@ -127,12 +127,3 @@ def test_a_place_that_cannot_be_asked_is_an_error_or_named(filled):
     assert (report.begin_ms, report.end_ms) == (T + 96_000, T + 99_000)
     rest = filled.messages("t", "k", max_count=20, cursor=answer.cursor, source=Library())
     assert offsets(rest) == list(range(279, 259, -1))
-
-
-def test_a_source_that_answers_out_of_order_is_caught(filled):
-    class Wrong(Library):
-        def fetch(self, items, topic, key):
-            return super().fetch(items, topic, key)[::-1]
-
-    with pytest.raises(AssertionError, match="in order"):
-        filled.messages("t", "k", source=Wrong())

@@ -34,10 +34,14 @@ def growing(tmp_path, clock, storage):
         yield index, tmp_path / "root"
 
 
+def put(index, offset, key="k", **more):
+    index.put("t", 0, key, offset, 1, T_MS, **more)
+    index.flush()
+
+
 def test_a_file_that_is_shorter_than_its_layout_is_damaged_for_lookups_and_checks(growing):
     index, root = growing
-    index.put("t", 0, "k", 1, 1, T_MS)
-    index.flush()
+    put(index, 1)
     index.close()
     (path,) = (root / "unsealed").glob("*.index")
     os.truncate(path, path.stat().st_size - 1)
@@ -52,11 +56,9 @@ def test_a_file_that_is_shorter_than_its_layout_is_damaged_for_lookups_and_check
 def test_damage_behind_what_was_read_fails_the_next_lookup(growing):
     index, root = growing
     with IndexReader.open(root=root, environment=False) as reader:
-        index.put("t", 0, "k", 1, 1, T_MS)
-        index.flush()
+        put(index, 1)
         assert [item.offset for item in reader.query("t", "k")] == [1]
-        index.put("t", 0, "k", 2, 1, T_MS)
-        index.flush()
+        put(index, 2)
         (journal,) = (root / "unsealed").glob(f"*{JOURNAL_SUFFIX}")
         layout = next(file for file in index.files() if file.count == 2).layout
         with journal.with_suffix(".index").open("r+b") as file:
@@ -69,12 +71,10 @@ def test_damage_behind_what_was_read_fails_the_next_lookup(growing):
 def test_entries_that_the_writer_cut_off_are_not_read_on(growing, clock, storage):
     index, root = growing
     with IndexReader.open(root=root, environment=False) as reader:
-        index.put("t", 0, "k", 1, 1, T_MS)
-        index.flush()
+        put(index, 1)
         (journal,) = (root / "unsealed").glob(f"*{JOURNAL_SUFFIX}")
         length = journal.stat().st_size
-        index.put("t", 0, "lost", 2, 1, T_MS)
-        index.flush()
+        put(index, 2, "lost")
         assert len(reader.query("t", "lost")) == 1
         index.close()
         # as after a sync that failed, on a disk without room for another journal
@@ -89,20 +89,15 @@ def test_entries_that_the_writer_cut_off_are_not_read_on(growing, clock, storage
 def test_how_much_of_topics_was_read_is_that_of_the_files_that_a_look_returns(growing):
     index, root = growing
     view, name = RootView(Root(root, Disk())), read_name("kafka:c", "t")
-
-    def put(at):
-        index.put_batch(columns([at]), source=name, source_position=at)
-        index.flush()
-
-    put(1)
+    put(index, 1, source=name, source_position=1)
     (file,), reads = view.look()
     assert reads == {name: 1}
-    put(2)
+    put(index, 2, source=name, source_position=2)
     # another thread's look reads on first
     assert file.read_on(file.path.with_suffix(JOURNAL_SUFFIX))
     assert view.look() == ([file], {name: 2})
     # what came between two looks counts also if the file is compacted by then
-    put(3)
+    put(index, 3, source=name, source_position=3)
     upload(index)
     assert view.look().reads == {name: 3}
 
@@ -112,17 +107,13 @@ def test_a_look_that_began_before_a_put_hides_it_from_no_later_one(growing, monk
     """Looks of threads keep the last one: it must not count as one of what came while it was made."""
     index, root = growing
 
-    def put(offset):
-        index.put("t", 0, "k", offset, 1, T_MS)
-        index.flush()
-
-    put(1)
+    put(index, 1)
     view, names, meanwhile = RootView(Root(root, Disk())), Disk.names, [3]
 
     def putting(disk, place):
         # behind the journals
         if place.name == "compacted" and meanwhile:
-            put(meanwhile.pop())
+            put(index, meanwhile.pop())
             # another thread's look begins later, and ends sooner
             assert not is_overtaken or [file.count for file in view.look().handles] == [3]
         return names(disk, place)
@@ -130,25 +121,11 @@ def test_a_look_that_began_before_a_put_hides_it_from_no_later_one(growing, monk
     monkeypatch.setattr(root_view, "STEP_NS", 20_000_000)
     time.sleep(0.1)
     view.look()
-    put(2)
+    put(index, 2)
     monkeypatch.setattr(Disk, "names", putting)
     view.look()
     assert not meanwhile and [file.count for file in view.look().handles] == [3]
     assert view.look() is view.look()
-
-
-def columns(numbers):
-    return {
-        "topic": ["t"] * len(numbers),
-        "queue_id": [0] * len(numbers),
-        "key": [f"k{number}" for number in numbers],
-        "offset": [*numbers],
-        "size": [1] * len(numbers),
-        "timestamp_ms": [T_MS + 1_000 * number for number in numbers],
-    }
-
-
-OFTEN = 300
 
 
 @pytest.mark.parametrize("with_core", [True, False])
@@ -160,7 +137,7 @@ def test_each_flush_is_found_beside_what_was_read_before(growing, monkeypatch, w
     with using(compiled() if with_core else None), IndexReader.open(root=root, environment=False) as reader:
         for flush in range(12):
             keys = [f"key-{number}" for number in random.integers(0, 20 + flush, 25)]
-            keys += ["often"] * (OFTEN // 10) + [f"only-{flush}"]
+            keys += ["often"] * (30) + [f"only-{flush}"]
             for number, key in enumerate(keys):
                 # times fall, too, and each flush has a topic of its own
                 topic, offset = ("t", f"t-{flush}")[number % 2], 1_000 * flush + number
@@ -192,24 +169,20 @@ def test_a_look_that_is_used_again_misses_no_change_of_the_root(growing, tmp_pat
     def offsets():
         return sorted(item.offset for item in reader.query("t", "k", max_count=100))
 
-    def put(offset):
-        index.put("t", 0, "k", offset, 1, T_MS)
-        index.flush()
-
     with IndexReader.open(root=tmp_path / "link", environment=False) as reader:
-        put(1)
+        put(index, 1)
         settle()
-        put(2)
+        put(index, 2)
         assert offsets() == [1, 2]  # the journal is longer
         upload(index)
         assert offsets() == [1, 2]  # the file has moved
-        put(3)
+        put(index, 3)
         assert offsets() == [1, 2, 3]  # another file began
         settle()
         upload(index, rounds=2)
         assert not [*(root / "unsealed").glob("*.index"), *(root / "compacted").glob("*.index")]
         assert offsets() == [1, 2, 3]  # a file has left the root, or is in its last folder
-        put(4)
+        put(index, 4)
         settle()
         (root / "aside").mkdir()
         with pytest.raises(CorruptFile, match="interrupted"):
@@ -229,8 +202,7 @@ def test_a_read_of_the_log_that_began_before_a_file_left_the_root_loses_no_entry
     """The read ended with success after a lookup had looked at the root without the file, and had failed."""
     index, root = open_index("root", local_keep_s=0), tmp_path / "root"
     monkeypatch.setattr(root_view, "STEP_NS", 20_000_000)
-    index.put("t", 0, "k", 1, 1, T_MS)
-    index.flush()
+    put(index, 1)
     answers, is_listed, ends = [], threading.Event(), threading.Event()
     with IndexReader.open(root=root, storage_backend=faulty, clock=clock, environment=False) as reader:
         time.sleep(0.1)
