@@ -272,12 +272,9 @@ def test_a_segment_that_was_rewritten_before_its_record_is_sent_again(open_index
     assert index.segment_archive.read(segment, 0, size) == new
 
 
-def a_segment(start, store="s", attempt="a"):
-    return ArchivedSegment(f"segments/{store}/{start}/{attempt}.log", store, start, 100, 1, 2, 152, 3)
-
-
-@pytest.mark.parametrize("again", [a_segment(0), a_segment(0, attempt="b")])
+@pytest.mark.parametrize("again", ["a", "b"])
 def test_a_place_is_archived_once(again):
-    state = LogState(1, 1, GENESIS).apply(LogRecord(2, "archive", 1, "a", 5, archive=(a_segment(0),)), "x")
+    first, second = (ArchivedSegment(f"segments/s/0/{by}.log", "s", 0, 100, 1, 2, 152, 3) for by in ("a", again))
+    state = LogState(1, 1, GENESIS).apply(LogRecord(2, "archive", 1, "a", 5, archive=(first,)), "x")
     with pytest.raises(CorruptFile, match="archived already"):
-        state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(again,)), "x")
+        state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(second,)), "x")
