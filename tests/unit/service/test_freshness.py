@@ -241,6 +241,8 @@ def test_a_topic_that_no_file_has_is_said(index, storage, clock):
         assert reader.query("x", "k", max_requests=0, allow_partial=True).unknown_topics == ()
         assert unknown(reader) == [("x",), ()]
         assert reader.query("x", "k").to_dict()["unknown_topics"] == ["x"]
+    index.put("fresh", 0, "k", 0, 1, T)
+    assert [index.query(topic, "none").unknown_topics for topic in ("fresh", "x")] == [(), ("x",)]
 
 
 def test_joined_answers_lack_everything_that_one_of_them_lacks():

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.rounds import upload
 from tiered_index import IndexReader
-from tiered_index.errors import BudgetExceeded, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.service.read.inventory import _shared
 
 DAY_MS = 86_400_000
@@ -62,6 +62,10 @@ def test_days_and_states_of_topics(now, open_index, storage, clock, tmp_path):
     (row,) = [row for row in index.du().to_pylist() if row["state"] == "archived"]
     assert (row["topic"], row["bytes"]) == (None, segment.object_bytes)
     assert row["usd_a_month"] == pytest.approx(segment.object_bytes / 2**30)
+    storage.delete_many([*index.log_state.objects])
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        with pytest.raises(CorruptFile, match="does not have it"):
+            reader.du()
 
 
 @pytest.mark.parametrize("how", ["away", "budget"])

@@ -3,11 +3,13 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tests.support.core import using
+from tests.support.hanging import Crew
 from tests.support.rounds import upload
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import CorruptFile
@@ -126,6 +128,24 @@ def test_a_look_that_began_before_a_put_hides_it_from_no_later_one(growing, monk
     view.look()
     assert not meanwhile and [file.count for file in view.look().handles] == [3]
     assert view.look() is view.look()
+
+
+def test_lookups_of_threads_find_each_put_that_ended_before_they_began(growing):
+    index, root = growing
+    crew = Crew()
+    with IndexReader.open(root=root, environment=False) as reader, ThreadPoolExecutor(3) as pool:
+
+        def look():
+            while not crew.stop.is_set():
+                reader.query("t", "k")
+
+        crew.begin(look)
+        try:
+            for count in range(1, 61):
+                put(index, count)
+                assert [*pool.map(lambda _: len(reader.query("t", "k")), range(3))] == [count] * 3
+        finally:
+            crew.finish()
 
 
 @pytest.mark.parametrize("with_core", [True, False])

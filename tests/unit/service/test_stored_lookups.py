@@ -287,6 +287,23 @@ def test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them(
     assert [item.offset for item in index.query("a", "key")] == [3, 2, 1, 0]
 
 
+def test_files_that_come_after_the_search_of_a_view_are_in_the_answer(open_index, storage, clock, monkeypatch):
+    index = open_index(local_keep_s=0)
+    put_and_upload(index, 0)
+    with IndexReader.open(storage_backend=storage, clock=clock, block_cache_bytes=0, environment=False) as reader:
+        assert [item.offset for item in reader.query("a", "key")] == [0]
+        prepare = reader._engine.prepare
+
+        def prepare_late(*arguments):
+            # after the core's search, before the lookup takes its files
+            put_and_upload(index, 1)
+            clock.advance(61)
+            return prepare(*arguments)
+
+        monkeypatch.setattr(reader._engine, "prepare", prepare_late)
+        assert [item.offset for item in reader.query("a", "key")] == [1, 0]
+
+
 def put_flushed(index, number):
     index.put("a", 0, "key", number, 7, T_MS + 1000 * number)
     index.flush()
@@ -309,3 +326,22 @@ def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
         assert len(cold.in_core) > 1
         cold.forget_unnamed(Named())
         assert list(cold.in_core) == [known] and cold.core_bytes == cold.in_core[known].size_bytes
+
+
+def test_a_file_that_two_threads_open_is_opened_once(store):
+    """A second opening changes nothing, because lookups of the first one may still run."""
+    with open_reader(store) as reader:
+        first = [reader.query(**lookup).items for lookup in lookups(6, 60)]
+        cold = reader._cold_paths[0]
+        files = [file for file in cold.in_core.values() if file.is_open]
+        assert files
+        before = cold.core_bytes
+        for view in [reader._views[0].catalog.snapshot.present_view]:
+            for handle in view.handles:
+                for stored in [handle.stored.stored] if hasattr(handle, "stored") else handle.shards:
+                    trailer = cold.trailer(stored)
+                    metadata, groups = trailer.metadata, trailer.directory.group_bytes
+                    slots = metadata.slot_map.base
+                    assert not cold.in_core[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
+        assert cold.core_bytes == before
+        assert [reader.query(**lookup).items for lookup in lookups(6, 60)] == first

@@ -15,7 +15,7 @@ from tests.support.pending import merge_all
 from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
@@ -382,3 +382,12 @@ def test_a_background_round_that_fails_in_any_way_is_repeated_after_longer_and_l
     assert isinstance(worker.error, asyncio.CancelledError) and worker.failed_rounds == len(begun_s)
     # pauses double: the last one is of 0.32 s at least
     assert begun_s[6] - begun_s[5] >= 0.3
+
+
+def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage):
+    settings = {"slots": 7, "items": 30, "seal_after_s": 0.05, "max_late_s": 10**10}
+    with IndexService.open(root=tmp_path / "fresh", storage_backend=storage, **settings) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        until(lambda: index.log_state.objects)
+        with IndexReader.open(storage_backend=storage) as reader:
+            assert len(reader.query("t", "k")) == 1
