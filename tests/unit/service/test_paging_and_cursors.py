@@ -120,14 +120,14 @@ def test_a_forged_cursor_is_refused(index):
 
 @pytest.mark.parametrize("state", ["unsealed", "uploaded", "two files"])
 def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, state):
-    """An entry is put at three seconds and, at one of them, with two sizes. The same message put twice counts once."""
+    """An entry is put at three seconds and, at one of them, with two sizes. The message of the answer is put twice."""
     index = open_index(local_keep_s=0, items=2000)
     hidden = 0
     for number in range(3):
         for offset in range(40):
             again = offset % 4 == number
             for size in range(1 + again):
-                for _ in range(2):
+                for _ in range(1 + (number == 2 and size == again)):
                     index.put("t", 0, "k", offset, size, T + 1000 * (offset * 7 % 40 + 13 * number))
                 hidden += 1
         if state == "two files":
@@ -139,9 +139,10 @@ def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, sta
         pages = list(index.query_all("t", "k", max_count=count))
         assert sum(page.explain.folded_entries for page in pages) == hidden, count
         assert sum(map(len, pages)) == 40
+    before = index.health()["folded_entries"]
     explain = index.query_many([("t", "k"), ("t", "none")]).explain
     assert (explain.folded_entries, explain.to_dict()["folded_entries"]) == (hidden, hidden)
-    assert index.health()["folded_entries"] == 9 * hidden
+    assert index.health()["folded_entries"] - before == hidden
 
 
 def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
