@@ -49,9 +49,9 @@ def by_key(model: ReferenceModel) -> dict[tuple[str, str], ReferenceModel]:
     return parts
 
 
-def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tuple[str, str]] | None = None) -> int:
-    """Compare the answers for every key of the model, and of `more`, with the model's; return their entries' count."""
-    lookups = sorted(names(model) | (more or set()) | {("nobody", "k"), ("orders", "absent")})
+def check(index: IndexService | IndexReader, model: ReferenceModel) -> int:
+    """Compare the answers for every key of the model with the model's; return their entries' count."""
+    lookups = sorted(names(model) | {("nobody", "k"), ("orders", "absent")})
     answers = index.query_many([Lookup(topic=topic, key=key, max_count=100_000) for topic, key in lookups])
     count = 0
     parts = by_key(model)
@@ -96,7 +96,6 @@ class Round:
     entries: int
     hidden: int
     left_out: int
-    replaced_keys: int
     losses: tuple[Loss, ...]
     state: End | None
     torn: Torn | None
@@ -124,7 +123,7 @@ class SteppedDispatcher(Dispatcher):
             self.position or 0,
             sum(batch.messages for batch in batches),
             entries,
-            *(sum(getattr(batch, n) for batch in batches) for n in ("hidden", "left_out", "replaced_keys")),
+            *(sum(getattr(batch, n) for batch in batches) for n in ("hidden", "left_out")),
             tuple(loss for batch in batches for loss in batch.losses),
             None if last.state is None else End(last.state),
             last.torn,
@@ -210,8 +209,8 @@ class Followed:
         self.index.abandon()
         self.index = self.open_index()
 
-    def check(self, more: set[tuple[str, str]] | None = None) -> int:
-        return check(self.index, scan(self.path), more)
+    def check(self) -> int:
+        return check(self.index, scan(self.path))
 
 
 def rounds(dispatcher: SteppedDispatcher) -> Iterator[Round]:
