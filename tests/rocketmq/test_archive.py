@@ -83,7 +83,9 @@ def test_the_golden_store_byte_for_byte(tmp_path, index, storage):
 
 
 def test_the_segment_being_written_waits_until_the_next_one_is_written_to(tmp_path, index, storage):
-    """Also if that has only a blank. A storage that is down is reported and waited for."""
+    """Also if that has only a blank. A storage that is down is reported and waited for. Nothing is skipped for one that
+    went back in time.
+    """
     for name, first in (("nothing", None), ("empty", b""), ("begun", joined(log(2)))):
         begun = write_log(tmp_path / name, SEGMENT, {} if first is None else {0: first})
         assert SegmentArchiver(index, "s", begun).run_once() == 0 and index.archived() == ()
@@ -102,12 +104,6 @@ def test_the_segment_being_written_waits_until_the_next_one_is_written_to(tmp_pa
     (folder / segment_name(3 * SEGMENT)).write_bytes(blank(SEGMENT))
     assert archiver.run_once() == 1
     assert starts(index) == [0, SEGMENT, 2 * SEGMENT]
-
-
-def test_a_storage_that_went_back_in_time_is_no_damage_of_a_segment(tmp_path, index, storage):
-    """Nothing is skipped for it."""
-    folder = three_segments(tmp_path)
-    assert SegmentArchiver(index, "s", folder).run_once() == 2
     storage.delete_many([log_name(index.log_state.number)])
     archiver = SegmentArchiver(index, "s", folder, skip_corrupt=True)
     with pytest.raises(StorageBehind, match="the log ends before it"):

@@ -129,7 +129,9 @@ ASKED = {
 
 
 @pytest.mark.parametrize(("selection", "concerns"), ASKED.values(), ids=ASKED.keys())
-def test_bodies_and_properties_go_and_everything_else_stays(store, life, selection, concerns):
+def test_bodies_and_properties_go_and_everything_else_stays(store, life, selection, concerns, monkeypatch):
+    """Also at the edges of the parts that are read and sent."""
+    monkeypatch.setattr(segment_archive, "_READ_BYTES", HEAD_BYTES)
     storage, index, messages = life
     before = read_all(storage)
     until = selection.get("before_ms", 1 << 60)
@@ -340,15 +342,6 @@ def test_a_starting_writer_leaves_what_is_about_to_be_named(life, store, tmp_pat
     assert erased and all(name.startswith("9" * 20) for name in erased)
 
 
-def test_parts_and_patches_across_their_edges(storage, monkeypatch):
-    monkeypatch.setattr(segment_archive, "_READ_BYTES", HEAD_BYTES)
-    before = read_all(storage)
-    done = erase(storage.uri, "orders", yes=True, now=True, grace_s=0)
-    after = read_all(storage)
-    assert done.status == "erased" and after.keys() == before.keys()
-    assert all(m.is_erased == (m.topic == "orders") for m in after.values())
-
-
 def test_what_a_request_finds_is_told_by_the_real_key(life):
     storage, _, messages = life
     archive = archive_of(storage)
@@ -401,8 +394,15 @@ def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, se
 
 
 @pytest.mark.parametrize("harm", [None, "damaged", "lost"])
-def test_an_erased_segment_that_was_restored_gets_queue_offsets_again_and_none_of_its_messages(store, life, harm):
+def test_an_erased_segment_that_was_restored_gets_queue_offsets_again_and_none_of_its_messages(
+    store, life, harm, monkeypatch
+):
+    """An older copy of a root is no damage of a segment."""
     storage, index, _ = life
+
+    def refused(*record):
+        raise RootBehind("log/9", "this root wrote it")
+
     erase(storage.uri, "orders", **ASKED["key"][0], yes=True, now=True, grace_s=0)
     damage(storage)
     assert len(repair(storage, store)[0]) == 2
@@ -411,6 +411,9 @@ def test_an_erased_segment_that_was_restored_gets_queue_offsets_again_and_none_o
     assert not any(segment.queues_bytes for segment in segments) and any(segment.source for segment in segments)
     if harm is not None:
         flip_object(storage, first.name, 1000) if harm == "damaged" else storage.delete_many([first.name])
+    with monkeypatch.context() as behind, pytest.raises(RootBehind):
+        behind.setattr(index._session.log, "append", refused)
+        archiver.run_once()
     assert archiver.run_once() == len(segments) - (harm is not None)
     fresh = list(archive_of(storage).segments())
     assert [segment.queues_bytes > 0 for segment in fresh] == [
@@ -425,20 +428,6 @@ def test_an_erased_segment_that_was_restored_gets_queue_offsets_again_and_none_o
         assert archiver.run_once() == 0
         erased = erase(storage.uri, "orders", **ASKED["key"][0], yes=True, now=True, grace_s=0)
         assert (erased.messages_erased, erased.segments_remaining) == (0, ())
-
-
-def test_an_older_copy_of_a_root_is_no_damage_of_a_segment(store, life, monkeypatch):
-    storage, index, _ = life
-    erase(storage.uri, "orders", **ASKED["key"][0], yes=True, now=True, grace_s=0)
-    damage(storage)
-    repair(storage, store)
-
-    def refused(*record):
-        raise RootBehind("log/9", "this root wrote it")
-
-    monkeypatch.setattr(index._session.log, "append", refused)
-    with pytest.raises(RootBehind):
-        SegmentArchiver(index, "a-store", store / "commitlog", queues=True).run_once()
 
 
 @pytest.mark.parametrize("first", ["k-3", "k-4"])
