@@ -42,13 +42,17 @@ def entries_of(keys, second):
     return UnsealedTable(LAYOUT, T * 1000).prepare(hashes, times, columns).entries
 
 
-def file_of(number, keys=None):
-    """Return the compacted file of second `number`, in memory that a test can change."""
-    keys = keys or [f"of{number}", *(["third"] if number % 3 == 0 else []), *(f"{number}-{n}" for n in range(90))]
-    compaction = Compaction(entries_of(keys, number), LAYOUT, T * 1000, (T + number) * 1000, packed=True)
+def compacted(entries, layout, number):
+    """Return a compacted file of second `number`, in memory that a test can change."""
+    compaction = Compaction(entries, layout, T * 1000, (T + number) * 1000, packed=True)
     about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
     data = b"".join(compaction.pieces(file_id=f"file{number}", topics=((0, "t"),), **about))
     return InMemory(data, parse_trailer(data, "file", len(data)))
+
+
+def file_of(number):
+    keys = [f"of{number}", *(["third"] if number % 3 == 0 else []), *(f"{number}-{n}" for n in range(90))]
+    return compacted(entries_of(keys, number), LAYOUT, number)
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +127,7 @@ def test_slices_of_many_large_files_take_at_most_64_mib():
     hashes, times = random.integers(0, 2**31, keys).astype(np.int32), np.full(keys, T * 1000, np.int64)
     layout = Layout(NATIVE, NATIVE.schema, 16_000, keys + 1)
     entries = UnsealedTable(layout, T * 1000).prepare(hashes, times, columns).entries
-    compaction = Compaction(entries, layout, T * 1000, T * 1000, packed=True)
-    about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
-    data = b"".join(compaction.pieces(file_id="file", topics=((0, "t"),), **about))
-    file = InMemory(data)
+    file = compacted(entries, layout, 0)
     files = [copy.copy(file) for _ in range(170)]
     view = warm(view_of(files))
     assert sum(file.trailer().tail.filter_length for file in files) > 64 << 20

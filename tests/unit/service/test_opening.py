@@ -105,22 +105,19 @@ def test_a_root_that_moves_to_another_storage_remembers_it_before_it_is_claimed(
 
 
 def test_missing_settings_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="root"):
-        IndexService.open(storage="memory://x")
-    with pytest.raises(ConfigError, match="storage"):
-        IndexService.open(root=tmp_path / "r")
-    assert not (tmp_path / "r").exists()
-    with pytest.raises(ConfigError, match="neither"):
-        IndexReader.open()
-    with pytest.raises(NotAnIndex):
-        IndexReader.open(root=tmp_path / "r", storage_backend=MemoryStorage())
-    with pytest.raises(NotAnIndex):
-        IndexReader.open(storage_backend=MemoryStorage())
-    config = IndexConfig.load(root=tmp_path / "r")
-    with pytest.raises(InvalidArgument, match="not both"):
-        IndexService.open(config, slots=5)
-    with pytest.raises(InvalidArgument, match="not both"):
-        IndexReader.open("memory://x", config=config)
+    root, config = tmp_path / "r", IndexConfig.load(root=tmp_path / "r")
+    for error, named, opens, arguments in (
+        (ConfigError, "root", IndexService, {"storage": "memory://x"}),
+        (ConfigError, "storage", IndexService, {"root": root}),
+        (ConfigError, "neither", IndexReader, {}),
+        (NotAnIndex, None, IndexReader, {"root": root, "storage_backend": MemoryStorage()}),
+        (NotAnIndex, None, IndexReader, {"storage_backend": MemoryStorage()}),
+        (InvalidArgument, "not both", IndexService, {"config": config, "slots": 5}),
+        (InvalidArgument, "not both", IndexReader, {"storage": "memory://x", "config": config}),
+    ):
+        with pytest.raises(error, match=named):
+            opens.open(**arguments)
+    assert not root.exists()
 
 
 def refusing(path, call):
