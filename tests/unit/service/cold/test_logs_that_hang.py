@@ -195,7 +195,6 @@ import sys, threading
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.storage.base import WrapperStorage
-from tiered_index.storage.metering import Usage
 from tiered_index.storage.opening import open_storage
 
 class Hanging(WrapperStorage):
@@ -346,19 +345,12 @@ def test_a_lookup_that_joins_an_old_reading_of_the_log_reads_it_again(index, sto
     assert joined[0]() == index.expected("t", "all")
 
 
-MANY = 10**6
-
-
-@pytest.fixture
-def limit(monkeypatch):
-    return ThreadLimit(monkeypatch)
-
-
-def test_opening_and_refreshes_without_threads(tmp_path, limit, clock):
+def test_opening_and_refreshes_without_threads(tmp_path, monkeypatch, clock):
     storage = FaultStorage(MemoryStorage())  # one namespace, as in an object store
     for name in ("a", "b"):
         cold_index(tmp_path / name, files=2, storage=PrefixedStorage(storage, name))
-    limit.refuse("tiered-index-log", MANY)
+    limit = ThreadLimit(monkeypatch)
+    limit.refuse("tiered-index-log", 10**6)
     with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10) as reader:
         assert len(reader.sources) == 2
         clock.advance(11)
