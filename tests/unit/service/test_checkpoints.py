@@ -61,24 +61,6 @@ def named(state):
     return checkpoint_name(state.number, state.digest)
 
 
-# the cost of an opening
-
-
-@pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (2_001, 500)])
-def test_a_reader_of_any_number_of_files_opens_with_three_requests(objects, at_once):
-    storage = MemoryStorage()
-    log = a_log(storage, objects=objects, at_once=at_once)
-    state, requests = opened(storage)
-    assert state == log.state
-    assert len(state.objects) == objects
-    assert requests == {"list": 2, "get": 1}
-    with IndexReader.open(storage_backend=storage, background=False) as reader:
-        assert reader.storage.total.requests_by_kind == {"list": 2, "get": 1}
-        assert len(reader.files()) == objects
-        reader.refresh()
-        assert reader.storage.total.requests_by_kind == {"list": 3, "get": 1}
-
-
 def test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes():
     """The first missing record need not be the log's end, so nobody may write a record in its place."""
     storage = MemoryStorage()

@@ -59,17 +59,6 @@ def fetched(index):
     return names
 
 
-def test_a_second_reader_fetches_no_directory_and_no_filter(index, cache):
-    with index.reader(cache_dir=cache) as reader:
-        index.storage.reset()
-        for key in ABSENT:
-            assert reader.query("t", key).explain.requests == 0
-        assert index.storage.operations == []
-        answer = reader.query("t", "all")
-        assert answer.explain.requests == 2 == len(index.storage.reads)
-        assert fetched(index) == {"trailer": set(), "filter": set()}
-
-
 _PROCESS = """
 import json, sys
 from tiered_index import IndexReader

@@ -81,28 +81,6 @@ def test_large_filters_and_listings_of_topics_read_the_directory_alone(index):
         assert {read.start for read in index.storage.reads} == {stored.directory_position for stored in index.stored}
 
 
-def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(index):
-    with index.reader() as reader:
-        index.storage.reset()
-        first = reader.query("t", "all")
-        assert [Answer.of(item) for item in first] == index.expected("t", "all")
-        directories = ends(index)
-        reads = list(index.storage.reads)
-        assert sorted(r.name for r in reads) == sorted(2 * [o.name for o in index.stored])
-        assert [r for r in reads if r in directories] and all(directory in reads for directory in directories)
-        assert (first.explain.requests, first.explain.bytes) == (20, index.storage.asked_bytes)
-        assert index.storage.operations == ["get_range"] * 20
-        # another key is in other groups, and the files' directories are known
-        for file in (0, 9, 4):
-            index.storage.reset()
-            answer = reader.query("t", f"k{file}-7")
-            assert [Answer.of(item) for item in answer] == index.expected("t", f"k{file}-7")
-            touched = [(report.file, report.requests) for report in answer.explain.files if report.requests]
-            assert all(requests == 1 for _, requests in touched)
-            assert len(groups(index)) == len(index.storage.reads) == answer.explain.requests
-            assert len(set(groups(index))) == len(groups(index))
-
-
 @pytest.mark.usefixtures("large_filters")
 def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(index):
     with index.reader() as reader:
