@@ -2,6 +2,7 @@
 with sweeps.
 """
 
+import random
 import threading
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.benchmarks.scale import synthetic_objects
 from tests.support.cases import each
 from tests.support.changes import replace
 from tests.support.log_records import GENESIS, an_object, checkpoint_document, earlier_checkpoint, open_log, publish
@@ -408,3 +410,49 @@ def test_a_checkpoint_of_a_lost_history_that_a_writer_deletes_meanwhile_is_no_se
     faulty.meanwhile("list", go_on, name_prefix="log/")
     state = StorageLog(faulty, ManualClock()).open()
     assert state == open_log(storage).state and (state.number, len(state.objects)) == (4, 3)
+
+
+# lookup tables that a state takes over from the state before
+
+CARRIED = ("files", "tables", "_newest_s")
+
+
+def look(state):
+    for name in CARRIED:
+        getattr(state, name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tables_that_a_state_carries_over_equal_fresh_ones(seed):
+    chance, log = random.Random(seed), a_log(MemoryStorage())
+    # 200 shards and files, and some files have a second object
+    stock = list(synthetic_objects(200, GENESIS.layout.slots))
+    stock += [replace(stored, name=f"{stored.name}x", sequence=1) for stored in chance.sample(stock, 3 * (seed % 2))]
+    chance.shuffle(stock)
+    first = log.state
+    for _ in range(38):
+        before, held = log.state, list(log.state.objects)
+        remove = chance.sample(held, min(len(held), chance.choice((0, 0, 1, 4))))
+        add = tuple(stock.pop() for _ in range(min(len(stock), chance.choice((0, 1, 5)))))
+        if chance.random() < 0.7:
+            look(before)
+        state = publish(log, EPOCH, add, remove=remove)
+        fresh = replace(state)
+        for name in CARRIED:
+            assert getattr(state, name) == getattr(fresh, name), name
+        assert list(state.files) == list(fresh.files)
+        gone = {before.objects[name].file for name in remove}
+        assert state.changed_since(before) == gone | {stored.file for stored in add}
+        assert state.changed_since(first) is not None and state.changed_since(state) == frozenset()
+
+
+def test_an_object_that_appears_and_vanishes_in_one_step_leaves_its_files_other_one():
+    original = next(stored for stored in synthetic_objects(9, GENESIS.layout.slots) if stored.shard is None)
+    log = a_log(MemoryStorage())
+    state = publish(log, EPOCH, (original,))
+    look(state)
+    twin, number = replace(original, name=f"{original.name}x"), state.number
+    added = LogRecord(number + 1, "publish", EPOCH, "a", 0, (twin,))
+    removed = LogRecord(number + 2, "publish", EPOCH, "a", 0, remove=(twin.name,))
+    state = state.replayed([(added, "added"), (removed, "removed")])
+    assert state.files == replace(state).files == {original.file_id: original}
