@@ -1,4 +1,4 @@
-"""Arguments as callers have them: batches on memory that changes, columns without an order, extreme times and ages."""
+"""Arguments as callers have them: batches on memory that changes, columns without an order, and wrong lookups."""
 
 import itertools
 from dataclasses import dataclass
