@@ -188,10 +188,9 @@ def test_files_have_their_own_geometry(make: Make, state: str) -> None:
         return {path: path.read_bytes() for path in files}
 
     before = content()
-    for slots in (64, 31, 1):
-        with pytest.raises(SchemaMismatch, match="32 slots"):
-            life.open(slots=slots)
-        assert content() == before
+    with pytest.raises(SchemaMismatch, match="32 slots"):
+        life.open(slots=64)
+    assert content() == before
     for name in ("slots", "items", "preset"):
         del life.settings[name]
     for items in (None, 11, 2, 200):
@@ -202,10 +201,9 @@ def test_files_have_their_own_geometry(make: Make, state: str) -> None:
         life.service.close()
     life.open()
     assert {2, 200} < {file.layout.items for file in life.service.files() if file.place == "unsealed"}
-    for key in keys:
-        assert [Answer.of(item) for item in life.service.query("t", key)] == life.model.query("t", key)
     with IndexReader.open(root=life.root, storage_backend=life.storage, slots=64, items=100) as reader:
-        assert [Answer.of(item) for item in reader.query("t", "k3")] == life.model.query("t", "k3")
+        for key, index in [(key, life.service) for key in keys] + [("k3", reader)]:
+            assert [Answer.of(item) for item in index.query("t", key)] == life.model.query("t", key)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "find-java.sh"
-_TOOLS = ("bash", "sed", "head", "env", "cat", "chmod", "cp")
 
 
 class Host:
@@ -16,17 +15,15 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.bin, self.log = folder / "bin", folder / "log"
         self.bin.mkdir()
-        for tool in _TOOLS:
+        for tool in ("bash", "sed", "head", "env", "cat", "chmod", "cp"):
             path = shutil.which(tool)
             assert path is not None
             (self.bin / tool).symlink_to(path)
         self.stub("id", "echo 0")
 
     def stub(self, name: str, script: str) -> None:
-        path = self.bin / name
-        path.unlink(missing_ok=True)
-        path.write_text(f"#!/bin/bash\n{script}\n")
-        path.chmod(0o755)
+        (self.bin / name).write_text(f"#!/bin/bash\n{script}\n")
+        (self.bin / name).chmod(0o755)
 
     def java(self, version: str, name: str = "java") -> None:
         self.stub(name, f"echo 'openjdk version \"{version}\"' >&2")
@@ -36,10 +33,8 @@ class Host:
         self.java(installs, "java-of-the-package")
         known = " ".join(packages)
         self.stub("apt-cache", f'for known in {known}; do [ "$2" != "$known" ] || echo "$2 | 1.0 | archive"; done')
-        self.stub(
-            "apt-get",
-            f'echo "$@" >>{self.log}\ncase "$1" in install) cp {self.bin}/java-of-the-package {self.bin}/java;; esac',
-        )
+        copy = f"cp {self.bin}/java-of-the-package {self.bin}/java"
+        self.stub("apt-get", f'echo "$@" >>{self.log}\ncase "$1" in install) {copy};; esac')
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": str(self.bin), **environment}

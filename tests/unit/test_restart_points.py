@@ -286,22 +286,13 @@ def test_one_frame_of_zstd_has_no_points_and_damage_is_an_error():
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda: gzip.compress(sample())[:-9], id="cut off"),
-        pytest.param(lambda: gzip.compress(sample())[:-6] + b"abcdef", id="checksum"),
-        pytest.param(lambda: gzip.compress(sample()) + b"garbage", id="garbage behind"),
-        pytest.param(
-            lambda: gzip.compress(sample())[:200_000] + os.urandom(4000) + gzip.compress(sample())[204_000:], id="bytes"
-        ),
-    ],
-)
-def test_damage_is_an_error(damage):
-    damaged = damage()
-    with pytest.raises(CorruptFile, match="damaged gzip"):
-        while read_text("f", PackedText(io.BytesIO(damaged)), "gzip", len(sample()) + 1):
-            pass
+def test_damage_is_an_error():
+    packed = gzip.compress(sample())
+    bytes_changed = packed[:200_000] + os.urandom(4000) + packed[204_000:]
+    for damaged in (packed[:-9], packed[:-6] + b"abcdef", packed + b"garbage", bytes_changed):
+        with pytest.raises(CorruptFile, match="damaged gzip"):
+            while read_text("f", PackedText(io.BytesIO(damaged)), "gzip", len(sample()) + 1):
+                pass
 
 
 BY_NUMBER = ("--topic", "t", "--key", "n", "--time", "at")
