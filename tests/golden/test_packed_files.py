@@ -111,7 +111,7 @@ def test_writers_make_the_same_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_stored_files_pass_verify_and_answer(name: str) -> None:
+def test_the_stored_files_pass_verify_and_answer_and_a_second_reader_has_the_same_items(name: str) -> None:
     data = (FOLDER / f"{name}.index").read_bytes()
     verify = verify_shard if name.startswith("table") else verify_compacted
     assert verify(lambda position, length: data[position : position + length], len(data), name) == []
@@ -123,12 +123,6 @@ def test_the_stored_files_pass_verify_and_answer(name: str) -> None:
     assert trailer.metadata.more["packed"].get("topics", []) == (list(IDS[form]) if form == "numbered" else [])
     version = int.from_bytes(data[8 - TAIL_SIZE : 12 - TAIL_SIZE], "big")
     assert version == (5 if form == "numbered" else 3 if kind == "table" else 4)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_second_reader_has_the_same_items(name: str) -> None:
-    data = (FOLDER / f"{name}.index").read_bytes()
-    trailer = parse_trailer(data, name, len(data))
     runs = trailer.directory.all_runs()
     assert len(runs) > 1
     pieces = [data[run.offset : run.offset + run.length] for run in runs]

@@ -185,25 +185,20 @@ def test_a_newer_version_is_refused_by_name(sample: Sample, what: str) -> None:
         record = json.loads(storage.get(name).rpartition(b"\n#crc32 ")[0])
         storage.put(name, encode_document({**record, "version": 99}))
         storage.delete_many([info.name for info in storage.list("checkpoint/")])
-        with pytest.raises(UnsupportedVersion, match=r"log version 99 is newer"):
-            IndexReader.open(sample.uri)
-        with pytest.raises(UnsupportedVersion, match=r"log version 99 is newer"):
-            IndexService.open(root=sample.root, storage=sample.uri)
+        for begin in (IndexReader.open, lambda uri: IndexService.open(root=sample.root, storage=uri)):
+            with pytest.raises(UnsupportedVersion, match=r"log version 99 is newer"):
+                begin(sample.uri)
     elif what == "journal":
         for journal in (sample.root / "unsealed").glob("*.journal"):
             data = bytearray(journal.read_bytes())
             struct.pack_into(">I", data, 8, 99)
             journal.write_bytes(data)
-        with (
-            IndexReader.open(sample.uri, root=sample.root) as reader,
-            pytest.raises(UnsupportedVersion, match="journal version 99 is newer"),
+        for opened in (
+            IndexReader.open(sample.uri, root=sample.root),
+            IndexService.open(root=sample.root, storage=sample.uri, background=False),
         ):
-            reader.query("orders", "k0")
-        with (
-            IndexService.open(root=sample.root, storage=sample.uri, background=False) as index,
-            pytest.raises(UnsupportedVersion, match="journal version 99 is newer"),
-        ):
-            index.query("orders", "k0")
+            with opened, pytest.raises(UnsupportedVersion, match="journal version 99 is newer"):
+                opened.query("orders", "k0")
     else:
         chosen = state.files.values() if what == "file" else [shard for part in state.tables.values() for shard in part]
         for stored in chosen:

@@ -271,22 +271,16 @@ def test_generated_parts_are_current():
     assert blocks() == {name: generate() for name, generate in GENERATED.items()}
 
 
-def test_the_printed_unsealed_file_reads():
+def test_the_printed_files_are_read_and_proven():
     image = ForeignUnsealed(bytes_in("unsealed"), LAYOUT, "SPEC.md")
     items = find_unsealed(image, key_hash("orders", "A-1"), BEGIN_MS, BEGIN_MS + 5000)
     assert items["offset"].tolist() == [101, 100]
     assert items["fingerprint"].tolist() == [fingerprint("orders", "A-1")] * 2
-
-
-def test_the_printed_compacted_file_is_proven():
     data = bytes_in("compacted")
     assert verify_compacted(lambda position, length: data[position : position + length], len(data), "SPEC.md") == []
     meta = parse_trailer(data, "SPEC.md", len(data)).metadata
     documented = set(re.findall(r"^\| `(\w+)` \|", SPEC.read_text().split("### Metadata")[1].split("\n### ")[0], re.M))
     assert documented == {*json.loads(meta.encode()), "packed"}
-
-
-def test_the_printed_journal_reads():
     journal = parse_journal(bytes_in("journal"), "SPEC.md")
     assert (journal.file_id, journal.count, journal.sealed, journal.positions) == (FILE_ID, 5, True, {"store-a": 4096})
 
