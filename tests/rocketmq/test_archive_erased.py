@@ -471,34 +471,25 @@ def colliding(tmp_path, preset):
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 @pytest.mark.parametrize("harm", ["damaged", "lost"])
-def test_a_repair_from_the_source_leaves_keys_of_an_equal_hash_whole(tmp_path, preset, harm):
-    """The log knows an erased key by its hash. A repair keeps the other key's messages, or leaves the segment."""
+def test_entries_of_keys_that_collide_are_counted_and_their_messages_stay(tmp_path, preset, harm):
+    """``Aa`` and ``BB`` have one hash, but different fingerprints. The log knows an erased key by its hash: a repair
+    from the source keeps the other key's messages, or leaves the segment.
+    """
     storage, folder = colliding(tmp_path, preset)
-    erase(storage.uri, "orders", keys="Aa", yes=True, now=True, grace_s=0)
-    before = read_all(storage)
-    name = min(names(storage))
-    if harm == "damaged":
-        flip_object(storage, name, 1000)
-    else:
-        storage.delete_many([name])
+    archived = read_all(storage)
+    of = {key: sum(key in m.index_keys for m in archived.values()) for key in ("Aa", "BB")}
+    done = erase(storage.uri, "orders", keys="Aa", yes=True, now=True, grace_s=0)
+    assert (done.messages_erased, done.collisions) == (of["Aa"], of["BB"] if preset == "rocketmq" else 0)
+    assert done.to_dict()["collisions"] == done.collisions
+    before, name = read_all(storage), min(names(storage))
+    assert sum("BB" in m.index_keys for m in before.values()) == of["BB"] > 5
+    flip_object(storage, name, 1000) if harm == "damaged" else storage.delete_many([name])
     repairs, report = repair(storage, folder)
     if harm == "damaged" or preset == "native":
         assert len(repairs) == 1 and read_all(storage) == before
     else:
         assert not repairs and any("is not restored from" in note for note in report.notes)
         assert name in {finding.file for finding in report.findings}
-
-
-@pytest.mark.parametrize("preset", ["native", "rocketmq"])
-def test_entries_of_keys_that_collide_are_counted_and_their_messages_stay(tmp_path, preset):
-    """``Aa`` and ``BB`` have one hash, but different fingerprints."""
-    storage, _ = colliding(tmp_path, preset)
-    archived = read_all(storage)
-    of = {key: sum(key in m.index_keys for m in archived.values()) for key in ("Aa", "BB")}
-    done = erase(storage.uri, "orders", keys="Aa", yes=True, now=True, grace_s=0)
-    assert (done.messages_erased, done.collisions) == (of["Aa"], of["BB"] if preset == "rocketmq" else 0)
-    assert done.to_dict()["collisions"] == done.collisions
-    assert sum("BB" in m.index_keys for m in read_all(storage).values()) == of["BB"] > 5
     assert erase(storage.uri, "orders", before_ms=0, yes=True, now=True).collisions is None
 
 
