@@ -681,8 +681,16 @@ def test_a_pull_ends_before_damage_and_fails_at_it(index, store, messages, caplo
     assert caplog.records
 
 
-def test_messages_that_the_broker_deletes_meanwhile_are_skipped(index, store, messages, monkeypatch):
-    queue = _of_queue(messages, "TopicOrder", 1)
+def test_messages_that_the_broker_deletes_meanwhile_are_skipped_and_an_unmounted_log_is_no_empty_queue(
+    index, store, messages, monkeypatch
+):
+    """The consume queues are on another disk than the log. A consumer must not skip all messages."""
+    queue, broker = _of_queue(messages, "TopicOrder", 1), ReadOnlyBroker(index, store=store)
+    (store / "commitlog").rename(store / "elsewhere")
+    assert [ask(broker, code, "TopicOrder", 1).code for code in (BEGIN, END)] == [2, 2]
+    assert pull(broker, "TopicOrder", 1, 0).code == 2
+    (store / "elsewhere").rename(store / "commitlog")
+    assert records(pull(broker, "TopicOrder", 1, 0).body)[:1] == queue[:1]
     monkeypatch.setattr(StoreQueues, "ends", lambda *_: Ends(0, len(queue)))
     broker = ReadOnlyBroker(index, store=store)
     delete_segments(store, 16_384)
@@ -711,14 +719,3 @@ async def test_a_pull_that_may_wait_gets_a_late_response(index, store, messages,
             assert (await client.ask(PULL, sent_fields)).code == code
         monkeypatch.undo()
     assert held == [1.0]
-
-
-def test_a_log_that_is_not_mounted_is_no_empty_queue(index, store, messages):
-    """The consume queues are on another disk than the log. A consumer must not skip all messages."""
-    broker = ReadOnlyBroker(index, store=store)
-    queue = _of_queue(messages, "TopicOrder", 0)
-    (store / "commitlog").rename(store / "elsewhere")
-    assert [ask(broker, code, "TopicOrder").code for code in (BEGIN, END)] == [2, 2]
-    assert pull(broker, "TopicOrder", 0, 0).code == 2
-    (store / "elsewhere").rename(store / "commitlog")
-    assert records(pull(broker, "TopicOrder", 0, 0).body)[:1] == queue[:1]
