@@ -146,8 +146,7 @@ def test_a_wrong_body_is_a_problem(index, monkeypatch, body, kind, status):
         got = client.post("/v1/query:batch", content=body, headers={"content-type": kind})
         assert (got.status_code, got.json()["status"]) == (status, status)
         # without a declared length, too
-        pieces = iter([body[:1500], body[1500:]])
-        got = client.post("/v1/query:batch", content=pieces, headers={"content-type": kind})
+        got = client.post("/v1/query:batch", content=iter([body]), headers={"content-type": kind})
         assert got.status_code == status
 
 
@@ -331,3 +330,10 @@ def test_an_answer_in_pieces_holds_one_and_no_body(index, monkeypatch):
         monkeypatch.setattr(wire, "list_document", lambda *_: (bytes(4 << 20) for _ in range(3)))
         sizes = held("/v1/du")
         assert len(sizes) == 48 and max(sizes) < 6 << 20
+
+
+def test_a_body_in_pieces_is_bounded(index):
+    lookup, spaces = b'{"lookups": [{"topic": "orders", "key": "k"}]}', b" " * 100
+    with service_of(index, caps=Caps(body_bytes=1000)) as service:
+        for count, status in ((9, 200), (10, 413)):
+            assert called(service.app, "/v1/query:batch", deque([lookup, *[spaces] * count])) == status
