@@ -337,3 +337,11 @@ def test_a_body_in_pieces_is_bounded(index):
     with service_of(index, caps=Caps(body_bytes=1000)) as service:
         for count, status in ((9, 200), (10, 413)):
             assert called(service.app, "/v1/query:batch", deque([lookup, *[spaces] * count])) == status
+
+
+def test_a_piece_of_a_long_list_is_in_memory_at_a_time(monkeypatch):
+    monkeypatch.setattr(wire, "ROWS", 500)
+    document = {"rows": ({"topic": f"topic-{number}", "entries": number} for number in range(50_000)), "by": ["topic"]}
+    with traced_memory() as traced:
+        size = sum(map(len, wire.list_document(document, "rows", wire.JSON)))
+        assert traced()[1] < 1 << 20 < size
