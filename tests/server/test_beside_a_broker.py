@@ -48,22 +48,6 @@ def sidecar(tmp_path_factory):
             yield folder, process, client
 
 
-def test_messages_come_with_their_state_and_bodies_as_asked(sidecar):
-    folder, _, client = sidecar
-    got = client.get("/v1/messages", params={"topic": "orders", "key": "k", "body": "json", "max_count": 2})
-    answer = got.json()
-    assert [row["message"]["body"] for row in answer["messages"]] == [{"n": 2}, {"n": 1}]
-    assert [row["state"] for row in answer["messages"]] == ["local", "local"]
-    assert answer["status"] == "truncated" and str(folder) not in got.text
-    first = answer["messages"][0]["message"]
-    by_place = client.get(f"/v1/messages/{first['msg_id']}").json()["messages"]
-    assert by_place[0]["message"]["uniq_key"] == "U2"
-    by_key = client.get("/v1/messages/U1", params={"topic": "orders", "body": "none"}).json()["messages"]
-    assert [row["message"]["uniq_key"] for row in by_key] == ["U1"]
-    for path in (f"{first['msg_id'][:-4]}FFFF", "NONE?topic=orders"):
-        assert client.get(f"/v1/messages/{path}").status_code == 404
-
-
 def test_an_id_may_have_any_characters(sidecar):
     _, _, client = sidecar
     with IndexClient(str(client.base_url)) as asking:

@@ -38,17 +38,6 @@ def expected(answer):
     return masked(json.loads(json.dumps(answer.to_dict(files=False))))
 
 
-def test_a_query_answers_as_the_library_does(client, index):
-    got = client.get("/v1/query", params={"topic": "orders", "key": "order-4711"})
-    assert got.headers["content-type"] == wire.JSON
-    assert masked(got.json()) == expected(index.query("orders", "order-4711"))
-    assert [item["offset"] for item in got.json()["items"]] == [204_800, 1024]
-    explained = client.get("/v1/query", params={"topic": "orders", "key": "order-4711", "explain": "true"}).json()
-    assert [file["outcome"] for file in explained["explain"]["files"]] == ["read"]
-    loud = client.get("/v1/query", params={"topic": "orders", "key": "order-4711", "explain": "TRUE"}).json()
-    assert len(loud["explain"]["files"]) == 1
-
-
 @pytest.mark.parametrize("count", [1, 64])
 def test_a_stream_ends_with_its_status(client, count):
     params = {"topic": "orders", "key": "order-4711", "max_count": count}
@@ -108,6 +97,7 @@ WRONG = [
     ("/v1/messages/xyz", 400, "xyz"),
     ("/v1/messages/7F00000100002A9F0000000000000000?cursor=c", 400, "give topic, too"),
     ("/v1/files/xyz", 404, "no file has the id 'xyz'"),
+    *((f"/v1/du?by={by}", 400, "topic, day, state") for by in ("", "topic,topic", "size")),
     ("/v1/nothing", 404, "Not Found"),
 ]
 
@@ -180,18 +170,6 @@ def test_probes_answer_head_and_lookups_do_not(client):
         assert client.head(path).status_code == 200
     for path in ("/v1/topics", "/v1/query?topic=orders&key=k"):
         assert client.head(path).status_code == 405
-
-
-def test_stored_bytes_are_summed_up_by_some_columns(client):
-    whole = client.get("/v1/du").json()
-    assert (whole["by"], whole["totals"]["entries"]) == (["topic", "day", "state"], 4)
-    rows = [(row["topic"], row["day"], row["state"]) for row in whole["rows"]]
-    assert rows == [(topic, "2025-11-01", "unsealed") for topic in ("orders", "payments")]
-    (row,) = client.get("/v1/du", params={"by": "state"}).json()["rows"]
-    assert (row["state"], row["bytes"], row["estimated"]) == ("unsealed", whole["totals"]["bytes"], False)
-    for by in ("", "topic,topic", "size"):
-        got = client.get("/v1/du", params={"by": by})
-        assert got.status_code == 400 and "topic, day, state" in got.json()["detail"]
 
 
 def test_long_lists_are_sent_in_pieces(client, monkeypatch):

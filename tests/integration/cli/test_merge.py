@@ -113,22 +113,7 @@ def test_tiers_one_after_the_other(run_here, store):
     assert "window of 30d, 1 shard" in run_here("files", "--storage", store).out
 
 
-def test_orphans_are_listed_then_deleted(run_here, merged, tmp_path):
-    young = run_here("orphans", "--storage", merged, "--json")
-    assert (young.code, young.document["objects"], young.document["status"]) == (0, [], "found")
-    assert run_here("orphans", "--storage", merged, "--older-than", "10m").code == 2
-    assert len(list((tmp_path / "store").rglob("*.index"))) >= 5
-    age(tmp_path / "store", merged)
-    orphans = run_here("orphans", "--storage", merged, "--json").document
-    assert len(orphans["objects"]) == 3 and orphans["bytes"] == sum(o["bytes"] for o in orphans["objects"])
-    assert "nothing was deleted" in run_here("orphans", "--storage", merged).err
-    assert "deleted" in run_here("orphans", "--storage", merged, "--yes").out
-    assert run_here("orphans", "--storage", merged, "--json").document["objects"] == []
-    assert len(hot(run_here, merged)) == 300
-    assert run_here("verify", "--deep", "--storage", merged).code == 0
-
-
-def test_foreign_objects_are_ignored_listed_and_left(run_here, merged, tmp_path):
+def test_orphans_are_listed_then_deleted_and_foreign_objects_left(run_here, merged, tmp_path):
     folder = tmp_path / "store"
     names = [*(f"{kind}/note.txt" for kind in ("checkpoint", "data", "epoch", "lease", "log")), "staging/x.ticket"]
     unseen = ["log%/a note", "log%/50%", "log/note.txt", "README"]
@@ -140,10 +125,16 @@ def test_foreign_objects_are_ignored_listed_and_left(run_here, merged, tmp_path)
     assert len(hot(run_here, merged)) == 300
     verified = run_here("verify", "--storage", merged, "--json")
     assert verified.code == 0 and any("log/note.txt" in note for note in verified.document["notes"])
+    young = run_here("orphans", "--storage", merged, "--json")
+    assert (young.code, young.document["objects"], young.document["status"]) == (0, [], "found")
     age(folder, merged)
-    assert "foreign" in run_here("orphans", "--storage", merged).out
+    listed = run_here("orphans", "--storage", merged)
+    assert "foreign" in listed.out and "nothing was deleted" in listed.err
     swept = run_here("orphans", "--storage", merged, "--yes", "--json").document
     assert len(swept["objects"]) == 3 and sorted(info["object"] for info in swept["foreign"]) == names
+    assert swept["bytes"] == sum(info["bytes"] for info in swept["objects"])
+    assert run_here("orphans", "--storage", merged, "--json").document["objects"] == []
+    assert run_here("verify", "--deep", "--storage", merged).code == 0
     assert (folder / "data%" / "note.txt").exists() and len(hot(run_here, merged)) == 300
 
 

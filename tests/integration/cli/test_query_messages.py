@@ -93,26 +93,6 @@ def test_pages_as_lines_and_for_people(run_here, archived):
     assert "1 found" in page.out and "more with --cursor" in page.out
 
 
-def test_a_message_by_its_id(run_here, archived):
-    first, last = archived.messages[0], archived.messages[-1]
-    cold = run_here("message", first.offset_msg_id, "--storage", archived.uri, "--json")
-    assert cold.code == 0, cold.err
-    (shown,) = cold.document["messages"]
-    assert (shown["state"], shown["message"]["physical_offset"]) == ("archived", 0)
-    assert shown["message"]["uniq_key"] == first.uniq_key
-    local = run_here("message", last.offset_msg_id.lower(), "--store", archived.store)
-    assert local.code == 0
-    assert last.offset_msg_id in local.out
-    assert "  local\n" in local.out
-    for msg_id in (first.uniq_key, first.offset_msg_id):
-        done = run_here("message", msg_id, "--topic", first.topic, "--storage", archived.uri, "--json")
-        assert done.code == 0, done.err
-        assert [row["message"]["msg_id"] for row in done.document["messages"]] == [first.offset_msg_id]
-    key, *_ = first.properties["KEYS"].split()
-    other = run_here("message", key, "--topic", first.topic, "--storage", archived.uri, "--json")
-    assert (other.code, other.document["messages"]) == (1, [])  # a key, but not a unique key of any message
-
-
 def test_limits_are_of_index_and_messages_together(run_here, archived):
     arguments = ("query", TOPIC, KEY, "--storage", archived.uri, "--messages", "--all")
     explain = run_here(*arguments, "--json").records[-1]["explain"]

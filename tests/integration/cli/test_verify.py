@@ -4,8 +4,6 @@ import json
 import re
 import zlib
 
-import pytest
-
 from tests.support.damage import flip
 from tiered_index.service.log.records import digest_of
 
@@ -14,21 +12,6 @@ def findings(outcome):
     assert outcome.code == 1, outcome
     assert outcome.document["status"] == "findings"
     return outcome.document["findings"]
-
-
-@pytest.mark.parametrize("deep", [(), ("--deep",)])
-def test_a_sound_index_passes(run_here, original, deep):
-    both = run_here("verify", "--root", original.root, "--json", *deep)
-    assert (both.code, both.document["status"], both.document["findings"]) == (0, "ok", [])
-    checked = both.document["checked"]
-    assert checked["files"] == len(original.files("uploaded")) + 1
-    assert checked["objects"] == len(original.objects()) > 2
-    assert checked["log_records"] == len(original.objects("log"))
-    assert checked.get("compared_bytes", 0) == (sum(p.stat().st_size for p in original.objects()) if deep else 0)
-    alone = run_here("verify", "--storage", original.uri, "--json", *deep)
-    assert (alone.code, alone.document["status"]) == (0, "ok")
-    assert run_here("verify", original.files("uploaded")[0]).code == 0
-    assert "ok: " in run_here("verify", "--root", original.root).out
 
 
 def test_damage_of_local_files_is_found_by_root_and_by_path(run_here, damaged):
