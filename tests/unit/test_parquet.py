@@ -113,22 +113,22 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
     cuts = sorted({0, len(texts), *(drawn.randrange(len(texts)) for _ in range(400))})
     lists = [texts[begin:end] if drawn.random() < 0.9 else None for begin, end in itertools.pairwise(cuts)]
     lists += [[]] * 5
-    for bound in (32 << 20, 50_000):
+    storage = open_storage(f"memory://{tmp_path.name}")
+    cases = itertools.product((32 << 20, 50_000), (flat, lists), ("1.0", "2.0"))
+    for number, (bound, keys, version) in enumerate(cases):
         monkeypatch.setattr(parquet, "BATCH_BYTES", bound)
-        for keys, version in itertools.product((flat, lists), ("1.0", "2.0")):
-            path, path_of_keys = tmp_path / "m.parquet", "key" if keys is flat else "key.list.element"
-            options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {path_of_keys: encoding}}
-            if encoding == "RLE_DICTIONARY":
-                # pages without a dictionary follow a full dictionary
-                options = {"use_dictionary": True, "dictionary_pagesize_limit": 5_000}
-            options |= {"compression": compression, "data_page_version": version, "data_page_size": 4_000}
-            pq.write_table(pa.table({"n": range(len(keys)), "key": keys}), path, write_batch_size=50, **options)
-            storage, name = open_storage(f"memory://{tmp_path.name}"), f"{version}{encoding}{path_of_keys}{bound}"
-            storage.put(name, path.read_bytes())
-            for place in (LocalFile(path), StoredFile(name, storage, name, path.stat().st_size)):
-                groups = [rows for _, rows in parquet.ParquetTable(place).read(["n", "key"])]
-                assert [value for rows in groups for value in rows.column("key").to_pylist()] == keys
-                assert [n for rows in groups for n in rows.column("n").to_pylist()] == list(range(len(keys)))
+        path, path_of_keys = tmp_path / "m.parquet", "key" if keys is flat else "key.list.element"
+        options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {path_of_keys: encoding}}
+        if encoding == "RLE_DICTIONARY":
+            # pages without a dictionary follow a full dictionary
+            options = {"use_dictionary": True, "dictionary_pagesize_limit": 5_000}
+        options |= {"compression": compression, "data_page_version": version, "data_page_size": 4_000}
+        pq.write_table(pa.table({"n": range(len(keys)), "key": keys}), path, write_batch_size=50, **options)
+        storage.put(str(number), path.read_bytes())
+        for place in (LocalFile(path), StoredFile(str(number), storage, str(number), path.stat().st_size)):
+            groups = [rows for _, rows in parquet.ParquetTable(place).read(["n", "key"])]
+            assert [value for rows in groups for value in rows.column("key").to_pylist()] == keys
+            assert [n for rows in groups for n in rows.column("n").to_pylist()] == list(range(len(keys)))
 
 
 @pytest.mark.parametrize("is_field", [False, True], ids=["column", "field of a structure"])

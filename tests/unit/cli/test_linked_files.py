@@ -781,15 +781,12 @@ def test_a_bad_row_is_named_and_skipped_only_on_demand(tmp_path, where, ingest):
     assert "yesterday" in document["skipped_first"][1]["problem"]
 
 
-def test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_another(tmp_path, where):
-    with IndexService.open(root=where[1], storage=where[3]) as index:
+def test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_another(tmp_path, where, new, ingest):
+    with IndexService.open(root=new[1], storage=new[3]) as index:
         index.put("orders", 0, "k", 5, 1, BEGIN_S * 1000)
     (tmp_path / "app.log").write_bytes(lines(0, 3))
-    assert "choose another --topic" in refused(tmp_path / "app.log", *KEYS, *where)
-
-
-def test_messages_of_a_topic_with_rows_are_refused_because_they_would_be_shown_as_rows(tmp_path, where, ingest):
-    (tmp_path / "app.log").write_bytes(lines(0, 3))
+    assert "choose another --topic" in refused(tmp_path / "app.log", *KEYS, *new)
+    # and messages of a topic with rows, which would be shown as rows
     ingest(tmp_path / "app.log")
     message = {"topic": "orders", "queue_id": 0, "key": "k", "offset": 0, "size": 1, "timestamp_ms": BEGIN_S * 1000}
     (tmp_path / "messages.ndjson").write_bytes(as_lines([message]))

@@ -4,12 +4,10 @@ import io
 import itertools
 import json
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from tiered_index.cli.explaining import print_failed, print_not_read
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.service.read.budget import LookupLimits
@@ -103,18 +101,6 @@ def report(number, outcome="read", **more):
     file = f"{begin_ms:015d}-{number:012x}"
     times = {"begin_ms": begin_ms, "end_ms": begin_ms + DAY_MS}
     return FileReport(**{"file": file, "place": "storage", "outcome": outcome, **times, **more})
-
-
-def test_an_unread_file_is_named_once(capsys):
-    out, failed = Output(as_json=False), [replace(report(n), error="down") for n in (*range(30), 3)]
-    print_failed(out, failed)
-    assert capsys.readouterr().out.splitlines() == [f"not read: {report(n).file} (storage): down" for n in range(30)]
-    print_not_read(out, failed)
-    captured = capsys.readouterr()
-    lines = captured.err.splitlines()
-    assert (captured.out, len(lines)) == ("", 21)
-    assert lines[0] == f"  not read: {report(0).file} (storage), 2023-11-14T22:13:20Z to 2023-11-15T22:13:20Z"
-    assert lines[-1] == "  not read: 10 more (--json names them)"
 
 
 def answer(cursor, *, not_asked=None, as_of_ms=BEGIN_MS, lost=()):
