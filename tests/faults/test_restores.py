@@ -358,13 +358,6 @@ def test_a_copy_stops_if_its_source_has_another_history(life: Life) -> None:
     # the command does not try again
     done = run_here("copy", "--from", source.uri, "--to", target.uri, "--follow", "--json")
     assert (done.code, done.error["type"]) == (StorageBehind.exit_code, "StorageBehind")
-    fresh = MemoryStorage(clock=life.clock)
-    copier = Copier(source, fresh, life.clock)
-    copier.open()
-    copier.run_once()
-    copier.run_once()
-    life.write(1, upload=True)
-    copier.run_once()
 
 
 @pytest.mark.parametrize("is_same", [True, False], ids=["same", "others"])

@@ -23,9 +23,7 @@ import multiprocessing
 import random
 import secrets
 import shutil
-import signal
 import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,7 +33,7 @@ from typing import Any
 from sortedcontainers import SortedDict
 
 from tests.reliability.lives import LIVES
-from tests.reliability.tally import Hang, Tally, fast_folder, main
+from tests.reliability.tally import Hang, Tally, bounded, fast_folder, main
 from tests.reliability.world import QUESTIONS, World
 from tests.support.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 from tests.support.storage_faults import Watched
@@ -78,13 +76,12 @@ class Crashes:
         self._seen: set[int] = set()
         self._worlds = 0
         self._nested = False
-        self._began_s = 0.0
 
     def run(self, campaign: str, life: str) -> None:
         name = f"{life}:{campaign}"
         if not self._is_chosen(name):
             return
-        with _without_chance(name), self._ending_hangs():
+        with _without_chance(name):
             if campaign in ("crash", "again"):
                 self._crash(name, life, again=campaign == "again")
             else:
@@ -326,29 +323,11 @@ class Crashes:
     @contextlib.contextmanager
     def _telling(self, case: str) -> Iterator[None]:
         """Count an exception in the body as a failure of `case`."""
-        self._began_s = time.monotonic()
         try:
-            yield
+            with bounded(_HANG_S):
+                yield
         except (Exception, Hang) as error:  # noqa: BLE001 - every exception is a failure
             self.tally.fail_by(error, f"python -m tests.reliability.crashes --only {case}")
-        self._began_s = time.monotonic()
-
-    @contextlib.contextmanager
-    def _ending_hangs(self) -> Iterator[None]:
-        """Raise `Hang` in the main thread, which waits for all others, if a check takes longer than `_HANG_S`."""
-
-        def look(*_: object) -> None:
-            if time.monotonic() - self._began_s > _HANG_S:
-                raise Hang
-
-        self._began_s = time.monotonic()
-        before = signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, 5, 5)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
 
 
 def _come_back(world: World, disk: FaultDisk) -> None:

@@ -30,18 +30,15 @@ import logging
 import os
 import resource
 import shutil
-import signal
 import sqlite3
 import struct
 import sys
 import tempfile
-import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from types import FrameType
 from typing import Any
 
 from tests.reliability import resealed
@@ -56,7 +53,7 @@ from tests.reliability.hostile_tree import (
     storage_uri,
 )
 from tests.reliability.mutated_formats import Codec, codecs, object_of
-from tests.reliability.tally import Hang, Tally, fast_folder, main
+from tests.reliability.tally import Hang, Tally, bounded, fast_folder, main
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.log_records import open_log
 from tests.support.pending import Job
@@ -368,8 +365,8 @@ def _items_end(data: bytes) -> int:
 
 
 @contextlib.contextmanager
-def _guarded(base: Path) -> Iterator[Callable[[], None]]:
-    """Bound time and memory, turn warnings into errors, and watch writes. Yields a function that restarts the time."""
+def _guarded(base: Path) -> Iterator[None]:
+    """Bound the memory, turn warnings into errors, and watch writes."""
     own = f"{base}/"
     active = [True]
 
@@ -388,13 +385,6 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
             if isinstance(path, str | bytes) and is_outside(os.path.realpath(below / os.fsdecode(path))):
                 raise OutsideError(f"{event} of {path!r}")
 
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise Hang("".join(traceback.format_stack(frame)[-4:]))
-
-    def begin() -> None:
-        signal.setitimer(signal.ITIMER_REAL, _MOST_S)
-
-    before = signal.signal(signal.SIGALRM, ring)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MOST_BYTES, limits[1]))
@@ -403,11 +393,9 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            yield begin
+            yield
     finally:
         active[0] = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         resource.setrlimit(resource.RLIMIT_AS, limits)
         logging.disable(logging.NOTSET)
 
@@ -430,16 +418,16 @@ def sweep(campaign: Campaign, total: int, *, first: int = 0, every: int = 50, on
     tally = Tally("mutations")
     chosen = [codec for codec in campaign.codecs if not only or codec.name in only]
     weights = sum(codec.weight for codec in chosen)
-    with _guarded(campaign.tree.parent) as begin:
+    with _guarded(campaign.tree.parent):
         for codec in chosen:
             for seed in range(first, first + max(1, round(total * codec.weight / weights))):
-                _try(campaign, codec, seed, every, tally, begin)
+                _try(campaign, codec, seed, every, tally)
                 if len(tally.failures) >= _MOST_FAILURES:
                     return tally
     return tally
 
 
-def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, begin: Callable[[], None]) -> None:
+def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally) -> None:
     rng = Random(f"{codec.name} {seed}")
     path = rng.choice(codec.files)
     whole = campaign.whole[path]
@@ -449,9 +437,9 @@ def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, 
     again += " --deep" if deep else ""
 
     def attempt(what: str, act: Callable[[], object]) -> None:
-        begin()
         try:
-            act()
+            with bounded(_MOST_S):
+                act()
         except TieredIndexError:
             pass
         except (Exception, Hang) as error:  # noqa: BLE001 - every exception is a finding
@@ -469,7 +457,6 @@ def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, 
             if drive != "other_writer" and not all((campaign.tree / p).exists() for p in logs):
                 tally.fail("lost", f"{codec.name}, {drive}: a log record is gone [{again}]")
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             campaign.restore()
 
 

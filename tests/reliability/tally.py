@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from tiered_index.errors import TieredIndexError
 
@@ -64,6 +66,23 @@ class Tally:
         self.tried += other.tried
         self.by_kind += other.by_kind
         self.failures += other.failures
+
+
+@contextlib.contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raise `Hang` in the main thread if the block takes longer. The time of a block around it then begins again."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Hang("".join(traceback.format_stack(frame)[-4:]))
+
+    before = signal.signal(signal.SIGALRM, ring)
+    # the interval is only a note of the time of the block
+    _, around_s = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, around_s, around_s)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager
