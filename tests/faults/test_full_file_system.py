@@ -90,27 +90,6 @@ def test_an_index_that_is_begun_on_a_full_disk_is_refused_until_there_is_room(sm
     assert refused
 
 
-def test_a_journal_without_room_to_grow_ends_its_file(small_world, small_disk):
-    """The entries' space is allocated in advance, the journal's is not: so the journal finds the disk full."""
-    world = small_world()
-    world.settings |= {"items": 1000, "max_late_s": 1e10}
-    world.open(small_disk.disk)
-    world.do("1 flush")
-    small_disk.fill()
-    with pytest.raises(DiskFull):
-        for _ in range(200):
-            world.do("1 flush")
-    (file,) = world.service.files()
-    assert file.count < len(world.model.entries)
-    world.check()
-    assert world.service.durable_position("log") < world.position
-    small_disk.free()
-    world.flush()
-    assert file.sealed
-    assert len(world.service.files()) == 2
-    world.heal()
-
-
 def test_the_command_exits_with_7_and_continues_when_repeated(small_disk, tmp_path, monkeypatch):
     source = write_source(tmp_path / "messages.ndjson", 0, 3000)
     root, uri = small_disk.folder / "root", f"file://{tmp_path / 'store'}"

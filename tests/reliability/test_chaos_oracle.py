@@ -80,20 +80,16 @@ def test_erased_entries_may_be_missing_and_later_must_be(items: list[IndexItem],
 
 
 def test_a_journal_gives_only_whole_lines(tmp_path: Path) -> None:
-    declared = Declared(tmp_path / "journal")
-    declared.look()
-    assert (declared.durable, declared.offered, declared.puts) == (-1, -1, 0)
-    journal = Journal(tmp_path / "journal")
+    declared, journal = Declared(tmp_path / "journal"), Journal(tmp_path / "journal")
     journal.offer(0, 9)
     journal.declare(4)
     declared.look()
     assert (declared.durable, declared.offered, declared.puts) == (4, 9, 10)
-    with (tmp_path / "journal").open("a") as file:
-        file.write("o 5 19")
-        file.flush()
+    for part, offered in (("o 5 19", 9), ("\n", 19)):
+        with (tmp_path / "journal").open("a") as file:
+            file.write(part)
         declared.look()
-        assert declared.offered == 9
-        file.write("\n")
+        assert declared.offered == offered
     journal.declare(3)
     declared.look()
     assert (declared.durable, declared.offered, declared.puts) == (4, 19, 25)
