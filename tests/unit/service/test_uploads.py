@@ -308,7 +308,7 @@ def test_steps_that_take_longer_than_the_lease_renew_it(open_index, faulty, slow
     disk = FaultDisk()
     settings = {"disk": disk, "storage_backend": faulty, "lease_ttl_s": 60, "refresh_interval_s": 0, **settings}
     index = open_index("root", **settings)
-    put_files(index, {"write": 1, "disk": 8}.get(operation, 5))
+    put_files(index, {"write": 1, "disk": 20}.get(operation, 5))
     states = slow(operation, prefix, disk)
     with plain_files("slots" in settings):
         index.run_lifecycle()

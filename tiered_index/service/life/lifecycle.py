@@ -150,7 +150,7 @@ class Lifecycle:
             self._context.files.follow()
             if has_root:
                 self._context.deletions.again()
-                self._context.catalog.reclaim()
+                self._context.catalog.reclaim(self._renew_meanwhile)
             self._tell_storage()
             self._failed |= self._context.deletions.errors()
             self.errors = self._failed

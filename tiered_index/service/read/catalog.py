@@ -303,15 +303,18 @@ class Catalog:
             self._swap()
             self._let_go()
 
-    def reclaim(self) -> None:
-        """Run the disposals that no lookup blocks."""
+    def reclaim(self, beat: Callable[[], object] = lambda: None) -> None:
+        """Run the disposals that no lookup blocks, and call `beat` after each: they may take long. One thread."""
         with self._lock:
             oldest = self._oldest()
             self._unlink(oldest)
-            ready = [dispose for until, dispose in self._disposals if until <= oldest]
-            self._disposals = [(until, dispose) for until, dispose in self._disposals if until > oldest]
-        for dispose in ready:
-            dispose()
+            ready = [disposal for disposal in self._disposals if disposal[0] <= oldest]
+        for disposal in ready:
+            with self._lock:
+                # the others stay if `beat` raises
+                self._disposals.remove(disposal)
+            disposal[1]()
+            beat()
 
     def _insert(self, handle: Handle, begin: int, end: int) -> None:
         """Add a handle, from the next generation on, in place of the one of its file."""
