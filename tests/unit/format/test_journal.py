@@ -106,6 +106,8 @@ def test_entries_behind_the_seal():
         parse_journal(OPEN + encode_seal() + batch, "j")
 
 
+BATCH = {"kind": "batch", "first": 1, "count": 1, "positions": {}}
+BATCH |= dict.fromkeys(("crc32", "second_min", "second_max", "end_ms"), 0)
 IMPOSSIBLE = json.loads(OPEN[20:])
 IMPOSSIBLE["layout"]["slots"] = 0
 
@@ -116,6 +118,10 @@ IMPOSSIBLE["layout"]["slots"] = 0
         (OPEN[:8] + struct.pack(">I", 3) + OPEN[12:], UnsupportedVersion, "version 3"),
         (OPEN + record({"kind": "merge"}), UnsupportedVersion, "record 'merge'"),
         (b"something else entirely", CorruptFile, "not a journal"),
+        *(
+            (OPEN + record(document), CorruptFile, "")
+            for document in ({}, {"kind": "batch"}, *(BATCH | more for more in ({"count": -1}, {"count": 100})))
+        ),
         (OPEN[:12] + record(IMPOSSIBLE), CorruptFile, r"at `\$\.layout\.slots`"),
     ],
 )
