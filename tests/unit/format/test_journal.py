@@ -108,6 +108,7 @@ def test_entries_behind_the_seal():
 
 BATCH = {"kind": "batch", "first": 1, "count": 1, "positions": {}}
 BATCH |= dict.fromkeys(("crc32", "second_min", "second_max", "end_ms"), 0)
+WRONG = (("count", -1), ("count", 100), ("positions", []))
 IMPOSSIBLE = json.loads(OPEN[20:])
 IMPOSSIBLE["layout"]["slots"] = 0
 
@@ -119,8 +120,8 @@ IMPOSSIBLE["layout"]["slots"] = 0
         (OPEN + record({"kind": "merge"}), UnsupportedVersion, "record 'merge'"),
         (b"something else entirely", CorruptFile, "not a journal"),
         *(
-            (OPEN + record(document), CorruptFile, "")
-            for document in ({}, {"kind": "batch"}, *(BATCH | more for more in ({"count": -1}, {"count": 100})))
+            (OPEN + record(wrong), CorruptFile, "^j: ")
+            for wrong in ({}, {"kind": "batch"}, *(BATCH | {name: value} for name, value in WRONG))
         ),
         (OPEN[:12] + record(IMPOSSIBLE), CorruptFile, r"at `\$\.layout\.slots`"),
     ],
