@@ -63,12 +63,16 @@ def test_every_layout_is_read(tmp_path: Path, text: pa.DataType, of: Any) -> Non
     assert rows.to_pylist() == table.to_pylist()
 
 
+# before any test reads a file
+OWN = pa.default_memory_pool().backend_name
+
+
 def test_a_file_is_read_with_memory_of_the_system_and_the_program_keeps_its_own(tmp_path):
     pq.write_table(pa.table({"key": [f"key-{number}" for number in range(100_000)]}), tmp_path / "m.parquet")
-    own, before = pa.default_memory_pool().backend_name, pa.system_memory_pool().bytes_allocated()
+    before = pa.system_memory_pool().bytes_allocated()
     ((_, rows),) = ParquetTable(LocalFile(tmp_path / "m.parquet")).read(["key"])
     assert pa.system_memory_pool().bytes_allocated() - before >= rows.nbytes // 2
-    assert pa.default_memory_pool().backend_name == own
+    assert pa.default_memory_pool().backend_name == OWN
 
 
 BOUND = 1 << 20
