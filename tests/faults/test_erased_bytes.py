@@ -114,24 +114,18 @@ def test_a_pending_object_is_read_and_written_again_without_erased_entries(begin
     life.put([(BASE_MS, "gone"), (BASE_MS, "stays")], "orders")
     waiting = uploaded(life)
     assert wipe(life, "nobody's").status == "erased"
+    whole = life.storage.get(waiting.name)
+    life.storage.put(waiting.name, bytes(waiting.size_bytes))  # damaged, it may have erased entries
+    done = wipe(life, "nobody's")
+    assert (done.status, done.remaining) == ("remains", (waiting.name,))
+    life.storage.put(waiting.name, whole)
+    left = "staging/a/b.entries"  # of an earlier version
+    life.storage.put(left, b"nobody knows what it has")
+    assert wipe(life, "nobody's").pending == (left,)
+    life.storage.delete_many([left])
     done = wipe(life, "gone")
     assert (done.status, done.removed, done.entries_removed) == ("erased", (waiting.name,), 1)
     assert [stored.count for stored in life.state.objects.values()] == [1] and not life.state.pending
-
-
-def test_a_damaged_pending_object_may_have_erased_entries(begin):
-    life = begin(compaction="spark", compact_timeout_s=10**9)
-    life.put([(BASE_MS, "gone"), (BASE_MS, "stays")], "orders")
-    waiting = uploaded(life)
-    life.storage.put(waiting.name, bytes(waiting.size_bytes))
-    done = wipe(life, "nobody's")
-    assert (done.status, done.remaining) == ("remains", (waiting.name,))
-
-
-def test_a_staged_object_of_an_earlier_version_is_waited_for(begin):
-    life = begin()
-    life.storage.put("staging/a/b.entries", b"nobody knows what it has")
-    assert wipe(life, "nobody's").pending == ("staging/a/b.entries",)
 
 
 def test_a_pending_object_with_entries_from_before_its_begin_is_searched(begin):

@@ -77,17 +77,6 @@ def rounds_of_the_life_cycle(place: Place) -> None:
     # by now some files are unsealed and some are uploaded: the next cycle recovers them
 
 
-def readers(place: Place) -> None:
-    with place.writer(background=False) as service:
-        place.put(service, 3)
-        service.flush()
-        with IndexReader.open(root=place.root, storage_backend=place.faulty(), query_threads=2) as beside:
-            assert beside.query("t", "k1").items
-        with IndexReader.open(storage_backend=place.faulty(), query_threads=2) as cold:
-            assert cold.query_many([]) is not None
-            assert cold.files() is not None
-
-
 def opens_that_fail(place: Place) -> None:
     with place.writer(background=False) as service:
         place.put(service, 1)
@@ -121,7 +110,7 @@ def lookups_that_time_out(place: Place) -> None:
         hang.release.set()
 
 
-KINDS = (a_writer_in_the_background, rounds_of_the_life_cycle, readers, opens_that_fail, lookups_that_time_out)
+KINDS = (a_writer_in_the_background, rounds_of_the_life_cycle, opens_that_fail, lookups_that_time_out)
 
 
 @pytest.fixture(autouse=True)
