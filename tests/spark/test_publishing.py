@@ -20,8 +20,7 @@ from tests.support.log_records import open_log
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
-from tiered_index.format.names import log_name
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.jobs.merge_plan import window_seconds
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
@@ -72,30 +71,6 @@ def clock():
 def built(storage, table=TABLE, **more):
     """Return the tables that the tasks of a build wrote."""
     return shards_of(written(table, planned(table), storage, **more))
-
-
-@pytest.mark.parametrize("damaged", [1, 2])
-def test_a_record_read_with_damage_is_not_called_missing(clock, damaged):
-    """The response to the put was lost. The storage's own retry finds the record, and one or two reads of it are
-    damaged.
-    """
-    inner = MemoryStorage()
-    opened(inner, clock)
-    storage = FaultStorage(inner)
-    log = StorageLog(storage, clock)
-    log.open()
-    shards = built(storage)
-    storage.fail("put_if_absent", name_prefix="log/", when="after", error=lambda text: ObjectExists("log/2", text))
-    storage.corrupt("get", name_prefix=log_name(2), times=damaged)
-    if damaged == 1:
-        state, _ = publish_tables(shards, "error", log)
-        assert len(state.objects) == len(shards)
-    else:
-        # an error of the storage: no process deletes the objects
-        with pytest.raises(StorageUnavailable, match="is unknown"):
-            publish_tables(shards, "error", log)
-    assert count(inner, clock) == 900
-    assert left_over(inner, clock) == 0
 
 
 def test_a_clock_that_was_set_back_hides_no_job_that_began_too_long_ago(clock):
