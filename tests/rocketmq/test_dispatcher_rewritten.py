@@ -187,22 +187,6 @@ def test_messages_written_below_the_position_while_the_last_one_stays_are_notice
     assert missing(followed) == set()
 
 
-@pytest.mark.parametrize("same_sizes", [False, True])
-def test_a_range_that_is_overwritten_in_small_steps_is_read_again(followed, same_sizes):
-    cut = old_and_new(followed)
-    dispatcher = followed.dispatcher(skip_missing=True)
-    dispatcher.run_once()
-    write_over(followed, cut, 1, body=b"" if same_sizes else b"x" * 61)
-    (loss,) = dispatcher.run_once().losses
-    assert (loss.kind, loss.begin <= cut) == ("rewritten", True)
-    followed.writer.close()
-    followed.come_again(followed.writer.next_offset)
-    followed.write(100, body=b"y" * 33)
-    losses_of(dispatcher)
-    assert dispatcher.position == followed.writer.next_offset
-    assert missing(followed) == set()
-
-
 # far behind the position: some rounds compare older parts, small steps the whole log, a start of the broker everything
 
 
