@@ -149,3 +149,11 @@ def test_a_hundred_slow_clients_hold_a_page_each(measured):
         assert sum(counts) == 100 and counts[0] >= 16
         # the formula on the page on the service; the peak also has answers that four threads were making
         assert memory.grown() < (4 * 4 * 16 + 4 * 32) * MIB
+
+
+def test_the_largest_batch_needs_little_memory(measured):
+    client, memory = measured
+    for accept in ("application/json", "application/vnd.apache.arrow.stream") * 2:
+        got = client.post("/v1/query:batch", json={"lookups": LOOKUPS}, headers={"accept": accept})
+        assert got.status_code == 200 and b'"complete"' in got.content[-2000:]
+    assert memory.grown() < 150 * MIB

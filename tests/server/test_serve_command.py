@@ -24,6 +24,8 @@ from tiered_index import IndexService
 from tiered_index.cli.exit_codes import UNEXPECTED
 from tiered_index.cli.main import run
 from tiered_index.cli.output import Output
+from tiered_index.client import IndexClient
+from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.server.listening import HttpListener
 
 
@@ -255,3 +257,47 @@ def test_without_the_extra_it_says_so_in_one_sentence(storage):
         "tiered-index: serve needs the extra 'server' (starlette is missing): pip install '.[server]' "
         "in a clone, or pip install 'FILE.whl[server]' of its wheel\n"
     )
+
+
+@pytest.mark.long
+def test_a_rolling_restart_loses_no_acknowledged_put(tmp_path):
+    place = {"root": tmp_path / "root", "storage": (tmp_path / "storage").as_uri()}
+    acknowledged, is_over, errors = [], threading.Event(), []
+
+    def put(url):
+        columns = {"topic": ["orders"], "queue_id": [0], "key": ["k"], "size": [1], "timestamp_ms": [1_762_000_000_000]}
+        with IndexClient(url, tries=1) as client:
+            while not is_over.is_set():
+                position = len(acknowledged) + 1
+                try:
+                    # after a lost put, the service would refuse the next one
+                    client.put_batch(columns | {"offset": [position]}, "s", position, after=position - 1)
+                    acknowledged.append(position)
+                except (StorageUnavailable, BackPressure):
+                    time.sleep(0.02)
+                except TieredIndexError as error:
+                    errors.append(error)
+                    return
+
+    port, putting = 0, None
+    for _ in range(3):
+        count = len(acknowledged)
+        with process_of(
+            "serve", "--port", port, "--json", "--root", place["root"], "--storage", place["storage"], "--write"
+        ) as process:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            url = json.loads(line)["url"]
+            if putting is None:
+                port, putting = int(url.rpartition(":")[2]), threading.Thread(target=put, args=(url,))
+                putting.start()
+            until(lambda count=count: len(acknowledged) > count + 20 or errors)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=PATIENCE_S)
+    is_over.set()
+    putting.join(PATIENCE_S)
+    assert not errors
+    with IndexService.open(**place, background=False) as index:
+        offsets = [item.offset for page in index.query_all("orders", "k") for item in page]
+    # the answer to the last put may be lost
+    assert offsets == [*range(max(offsets), 0, -1)] and len(acknowledged) <= max(offsets) <= len(acknowledged) + 1

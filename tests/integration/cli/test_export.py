@@ -9,6 +9,8 @@ import subprocess
 from collections import Counter
 from dataclasses import dataclass
 
+import duckdb
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -247,3 +249,24 @@ def test_messages_with_a_column_that_is_called_key_hash_are_messages(run_here, t
     where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--slots", 10, "--items", 100)
     assert run_here("ingest", path, "--column", "key=order", *where).code == 0
     assert len(run_here("query", "t", "o-1", "--root", tmp_path / "root", "--json").document["items"]) == 1
+
+
+def test_others_open_it_as_a_table(exported, tmp_path):
+    exported("entries.parquet")
+    exported("entries.arrow", "--format", "arrow")
+    exported("entries.ndjson", "--format", "ndjson")
+    sums = "SELECT count(*), sum(size), min({}), count(DISTINCT key_hash) FROM "
+    own = 2 * sum(message(n)["size"] for n in range(MESSAGES))
+    keys = {(message(n)["topic"], key) for n in range(MESSAGES) for key in message(n)["keys"]}
+    wanted = (2 * MESSAGES, own, BEGIN_MS, len({hash_key(*topic_and_key) for topic_and_key in keys}))
+    with duckdb.connect() as database:
+        # a table has times, JSON has numbers
+        for name, time_ms in (("entries.parquet", "epoch_ms(timestamp_ms)"), ("entries.ndjson", "timestamp_ms")):
+            assert database.sql(f"{sums.format(time_ms)} '{tmp_path / name}'").fetchone() == wanted
+        select = f"SELECT DISTINCT \"offset\" FROM '{tmp_path}/entries.parquet' WHERE topic = ? AND key_hash = ?"
+        rows = database.execute(f"{select} ORDER BY 1", ["orders", hash_key("orders", "k7")]).fetchall()
+        offsets = [offset for (offset,) in rows]
+        assert offsets == sorted(expected_offsets("orders", "k7"))
+    for frame in (pd.read_parquet(tmp_path / "entries.parquet"), pd.read_feather(tmp_path / "entries.arrow")):
+        assert (len(frame), int(frame["size"].sum())) == wanted[:2]
+        assert list(frame.columns) == COLUMNS
