@@ -11,7 +11,8 @@ from tests.support.pending import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.service.life import lifecycle
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import Disk
@@ -146,13 +147,32 @@ def test_a_compacted_file_that_is_deleted_under_its_writer_is_published(life: Li
 class RefusingDisk(FaultDisk):
     """The next `refusals` compacted files can't be made."""
 
-    refusals = 0
+    refusals, error = 0, OSError(5, "not yet")
 
     def create(self, path: Path) -> int:
         if path.parent.name == "compacted" and self.refusals:
             self.refusals -= 1
-            raise OSError(5, "not yet")
+            raise self.error
         return super().create(path)
+
+
+def test_a_step_that_fails_unexpectedly_holds_up_no_other_file(life: Life) -> None:
+    disk = RefusingDisk()
+    disk.error = ZeroDivisionError("division by zero")  # type: ignore[assignment]
+    with life.open(disk=disk) as index:
+        for hour in range(2):
+            life.put(index, hour)
+            index.seal()
+        first, second = (file.file_id for file in index.files())
+        for _ in range(2):
+            disk.refusals = 1
+            with pytest.raises(TieredIndexError, match=f"{first} failed: ZeroDivisionError: division by zero"):
+                index.run_lifecycle()
+            assert any(first in problem for problem in index.health()["problems"])
+        assert second in index.log_state.files
+        index.run_lifecycle()
+        assert first in index.log_state.files
+        assert index.health()["problems"] == []
 
 
 @pytest.mark.parametrize("what", ["deleted", "not moved"])
@@ -274,6 +294,31 @@ def test_a_file_that_is_published_or_put_back_is_not_missed(life: Life) -> None:
     with life.reader() as reader, life.open() as index:
         assert len(reader.query("t", "k", max_count=100)) == len(index.query("t", "k", max_count=100)) == 30
         assert FileList(Root(life.root, Disk())).read() == {}
+
+
+def test_a_file_whose_moved_copy_could_not_be_opened_is_not_published_again(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with life.open() as index:
+        life.put(index, 0)
+        index.seal()
+        with monkeypatch.context() as patched:
+            opened = lifecycle.open_local
+
+            def fail(path: Path, *more: Any) -> Any:
+                if path.parent.name == "uploaded":
+                    raise StorageUnavailable("too many open files")
+                return opened(path, *more)
+
+            patched.setattr(lifecycle, "open_local", fail)
+            with pytest.raises(StorageUnavailable):
+                index.run_lifecycle()
+        life.clock.advance(10_000)
+        assert merge_all(life.storage, life.clock).sources == 1
+        index.run_lifecycle()
+        assert not index.log_state.files
+        assert not list((life.root / "uploaded").iterdir())
+        assert len(index.query("t", "k", max_count=100)) == 10
 
 
 def test_the_rest_of_a_deletion_is_no_file_that_the_root_must_have(tmp_path):
