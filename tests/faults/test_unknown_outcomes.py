@@ -118,6 +118,17 @@ def test_a_root_knows_each_of_its_attempts_after_a_restart(waiting, storage, ope
     assert len(service.log_state.objects) == 1
 
 
+def test_the_room_of_a_note_is_never_too_small_for_the_attempts_of_an_outage(tmp_path):
+    """A longer note would write over the other one, which a crash in the middle of a write leaves."""
+    seen = SeenFile(Root(tmp_path, FaultDisk()))
+    tokens = [f"{number:016x}" for number in range(50)]
+    for token in tokens:
+        seen.note(10**15, "f" * 32, token)
+    last = SeenFile(Root(tmp_path, FaultDisk())).read()
+    assert last == seen.last and last.attempts == tokens[-16:]
+    assert seen.path.stat().st_size == 1024
+
+
 def test_a_claim_notes_no_record_that_is_not_durable_yet(tmp_path):
     class Unsettled(MemoryStorage):
         def settle(self, name):
