@@ -190,3 +190,41 @@ def test_a_sweep_deletes_the_half_made_work_of_a_killed_process_or_passes_over_i
     with pytest.raises(StorageMisconfigured):
         storage.purge(0)
     assert delete_orphans(storage, find_orphans(storage, log)).objects == ()
+
+
+def test_a_position_that_only_a_merged_local_copy_has_survives_a_crash(merging):
+    """While a quarantined entry waits, the log gets no positions.
+
+    So the local copies have them, even of merged files.
+    """
+    life = merging(settings={"max_late_s": DAY_S, "max_early_s": DAY_S, "local_keep_s": 10**9, "items": 20})
+    life.put([(5000, "early")], source="s", source_position=1)
+    life.index.flush()
+    position = 1
+    while not life.state.files:
+        position += 1
+        life.put([(BASE_MS + position * 1000, "k")], source="s", source_position=position)
+        life.index.flush()
+        life.index.run_lifecycle()
+    assert (life.state.positions, life.index.durable_position("s")) == ({}, position)
+    life.clock.advance(3700)
+    life.merge(3600)
+    uploaded = life.folder / "root" / "uploaded"
+    for _ in range(2):
+        life.clock.advance(60)
+        life.index.run_lifecycle()  # the round also reads the log
+        life.check(life.index)
+        life.index.abandon()
+        life.index = life.open()
+        assert life.index.durable_position("s") == position
+        assert len(list(uploaded.iterdir())) == 1
+    life.publish()
+    assert life.state.positions == {"s": position}
+    life.clock.advance(60)
+    life.index.run_lifecycle()
+    life.index.run_lifecycle()
+    life.check(life.index)
+    life.index.abandon()
+    life.index = life.open()
+    assert life.index.durable_position("s") == position
+    assert sum(stored.count for stored in life.state.objects.values()) == life.messages
