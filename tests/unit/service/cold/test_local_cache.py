@@ -229,3 +229,14 @@ def test_entries_of_a_process_that_has_ended_are_deleted_by_another_one(tmp_path
     assert first.read("data/a/b.index", "filter", 100) == b"x" * 100
     first.forget_unnamed(set())
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(tmp_path):
+    made = cold_index(tmp_path / "root", files=2, entries=60, slots=4)
+    (damaged, *_), (gone, *_) = (sorted((made.root / "cache").rglob(f"*.{kind}")) for kind in ("trailer", "filter"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    gone.unlink()
+    before = {path: path.read_bytes() for path in (made.root / "cache").rglob("*") if path.is_file()}
+    with made.reader(root=made.root, filter_after_probes=1) as reader:
+        ask_all(made, reader)
+    assert {path: path.read_bytes() for path in (made.root / "cache").rglob("*") if path.is_file()} == before

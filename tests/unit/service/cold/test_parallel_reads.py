@@ -4,6 +4,8 @@ A lookup reads all files that it needs in any case, and of the rest only as many
 memory, and batches fetch each byte once.
 """
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,29 @@ def _forget(request):
         index = request.getfixturevalue("index")
         index.storage.gate = None
         index.storage.reset()
+
+
+def test_a_search_that_is_given_up_asks_for_nothing_more(index):
+    """The newest files have no entry of the key, so several searches run when the answer is found. One hangs."""
+    hanging, found = index.stored[FILES - 5 : FILES - 3]
+    arrived, release = threading.Event(), threading.Event()
+
+    def gate(read):
+        if read.name == hanging.name:
+            arrived.set()
+            assert release.wait(30)
+        elif read.name == found.name:
+            assert arrived.wait(30)
+
+    with index.reader(query_threads=8) as reader:
+        index.storage.gate = gate
+        answer = reader.query("t", f"k{FILES - 4}-3", max_count=1, begin_ms=hanging.second_min * 1000)
+        outcomes = {report.file: (report.outcome, report.requests) for report in answer.explain.files}
+        assert (len(answer), outcomes[hanging.file_id]) == (1, ("skipped_budget", 1))
+        requests = len(index.storage.reads)
+        release.set()
+    # the reader is closed, so every search has ended
+    assert len(index.storage.reads) == requests == answer.explain.requests
 
 
 def test_a_group_that_failed_its_check_is_not_cached(index):

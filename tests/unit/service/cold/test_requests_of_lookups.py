@@ -91,6 +91,15 @@ def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(index):
         assert {report.outcome for report in answer.explain.files} == {"skipped_topic"}
 
 
+@pytest.mark.usefixtures("large_filters")
+def test_keys_that_are_there_make_no_filter_due(index):
+    begin_ms = index.stored[4].second_min * 1000
+    with index.reader(block_cache_bytes=0, filter_after_probes=1) as reader:
+        # no entry in another second does not mean that the file lacks the key
+        for requests, end_ms in ((2, begin_ms + 39_000), (1, begin_ms), (1, begin_ms), (1, begin_ms + 39_000)):
+            assert reader.query("t", "k4-7", begin_ms, end_ms).explain.requests == requests
+
+
 def test_a_batch_leaves_out_files_that_no_range_meets(index):
     within = [(stored.second_min * 1000, stored.second_max * 1000) for stored in (index.stored[0], index.stored[-1])]
     with index.reader() as reader:
@@ -133,3 +142,11 @@ def test_a_batch_of_few_of_a_files_keys_skips_its_largest_gaps(gappy):
     assert (measured[0], measured[1] - measured[2]) == (1 + cuts, needed)
     # each of these gaps is larger than the mean
     assert measured[1] < size - cuts * gaps / len(ASKED)
+
+
+def test_only_idle_threads_and_few_requests_of_a_bound_are_used(gappy):
+    whole = cost(gappy, coalesce_gap_bytes="price")
+    assert cost(gappy, query_threads=1) == whole
+    assert cost(gappy, query_threads=3)[0] == 3
+    assert cost(gappy, limits={"max_requests": 31}) == whole
+    assert cost(gappy, limits={"max_requests": 64})[0] == 3

@@ -12,7 +12,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import PrefixedStorage
+from tiered_index.storage.opening import PrefixedStorage, open_storage
 
 # time enough for an index in memory on a busy machine
 SHORT_S = 2.0
@@ -269,6 +269,17 @@ def test_the_sum_of_log_numbers_waits_for_a_broker_that_is_away_at_the_opening(c
         # also while nobody refreshes the list
         clock.advance(100_000)
         assert NUMBER in client.get("/metrics").text
+
+
+def test_an_index_that_answers_too_late_for_its_reader_is_closed(cluster, opened, monkeypatch):
+    late = Watched(open_storage(cluster.uris[1]))
+    hang = late.hang("get", name_prefix="checkpoint/")
+    real = IndexConfig.open_storage
+    monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri: late if uri == late.uri else real(config, uri))
+    cluster.reader(source_timeout_s=SHORT_S).close()
+    assert [storage.closed for storage in (*opened, late)] == [1, 1, 0]
+    hang.release.set()
+    until(lambda: late.closed)
 
 
 def test_lookups_with_a_very_short_timeout_leave_a_hanging_index(cluster, hangs, clock):

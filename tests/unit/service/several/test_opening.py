@@ -248,3 +248,23 @@ def test_an_index_that_vanishes_is_never_left_out_unsaid(cluster, clock, reader)
     answer = reader.query("t", "k", allow_partial=True)
     assert (answer.status, {report.source for report in answer.failed}) == ("partial", {gone})
     assert names(answer) == cluster.uris
+
+
+def test_one_bound_on_disk_over_all(cluster, tmp_path):
+    cache = tmp_path / "cache"
+
+    def used():
+        return sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+
+    with cluster.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        reader.query("t", "k", max_count=1000)
+    whole, entries = used(), len(list(cache.rglob("*.trailer")))
+    for path in cache.rglob("*.trailer"):
+        path.unlink()
+    largest = whole - whole // entries // 2  # all but one
+    with cluster.reader(cache_dir=cache, cache_max_bytes=largest) as reader:
+        for _ in range(3):
+            reader.query("t", "k", max_count=1000)
+            assert used() <= largest
+    # no index was limited to a part of the bound
+    assert used() > whole // 2
