@@ -229,6 +229,28 @@ def test_a_block_of_xz_whose_filters_are_unknown_is_read_from_the_begin_only():
         read_all(RestartedText(io.BytesIO(packed), text.points[-1], 100_000, "xz"))
 
 
+@pytest.mark.usefixtures("early_points")
+def test_a_magic_number_within_a_block_of_bzip2_is_no_begin_of_a_block(monkeypatch):
+    """Bits of a block that look like the begin or the end of one are followed by no text of their own."""
+    whole, split = sample()[:700_000], blocks._parts_of_bzip2
+    packed = bzip2(whole)
+    bits = [bit for _, bit, _ in split(iter([packed]), [(blocks._BLOCK, False)]) if bit is not None]
+
+    def with_others(pieces, magics):
+        for part, bit, is_end in split(pieces, magics):
+            at = len(part) // 2
+            yield part[:at], bits[0] + 99, False
+            yield part[at : at + 9], bits[0] + 999, len(magics) > 1
+            yield part[at + 9 :], bit, is_end
+
+    monkeypatch.setattr(blocks, "_parts_of_bzip2", with_others)
+    text = blocked(packed, "bzip2")
+    assert read_all(text) == whole
+    assert {point.bit for point in text.points} <= {*bits} and len(text.points) > 1
+    point = text.points[-2]
+    assert read_all(RestartedText(io.BytesIO(packed), point, 100_000, "bzip2")) == whole[point.position :]
+
+
 def frames(text, size, skipped=b"", **options):
     packer = zstandard.ZstdCompressor(**options)
     begin = b"\x50\x2a\x4d\x18" + len(skipped).to_bytes(4, "little") + skipped if skipped else b""
