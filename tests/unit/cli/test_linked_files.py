@@ -740,6 +740,7 @@ TWICE = pa.table([["a"], ["b"], ["2024-02-03"], [1]], ["k", "k", "at", "n"])
             )
         ),
         ("parquet", pa.table({"at": [BEGIN_S], "marks": OF_MAPS}), "marks", "--key marks is a map, which is no key"),
+        ("parquet", [row(1)], "goods[].sku", "has --key goods[].sku; the first one has order_id, customer, at, n"),
         ("parquet", TWICE, "k", "a.parquet has 2 columns with the name k: "),
         ("parquet", TWICE, "k || n", "a.parquet has 2 columns with the name k: "),
     ],
