@@ -54,7 +54,9 @@ def test_a_cut_is_recorded_once_by_a_run_that_does_not_skip_it(followed):
     assert (loss.range.kind, loss.range.begin <= offsets[1] < loss.range.end) == ("rewritten", True)
     assert not loss.lacks_entries
     source = RocketmqMessages(followed.path, followed.index.segment_archive)
-    assert not any(fetched.damaged for fetched in followed.index.messages("orders", "same", source=source).messages)
+    same = followed.index.messages("orders", "same", source=source).messages
+    assert not any(fetched.damaged for fetched in same)
+    assert any("were cut off or rewritten" in fetched.problem for fetched in same if fetched.state == "missing")
     follow(followed)
     flip(followed.segment(0), offsets[3] + 100)
     same = followed.index.messages("orders", "same", source=source).messages
