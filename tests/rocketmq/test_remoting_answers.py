@@ -338,7 +338,7 @@ def test_requests_of_tools_besides_messages(index, messages):
     assert ReadOnlyBroker(index, advertised="0:0:0:0:0:0:0:1:10911")
 
 
-def test_a_new_topic_appears_after_a_second_if_it_is_asked_for(index):
+def test_a_new_topic_appears_after_a_second_if_it_is_asked_for_and_else_after_half_a_minute(index):
     clock = ManualClock()
     broker = ReadOnlyBroker(index, clock=clock)
     codes = []
@@ -348,6 +348,10 @@ def test_a_new_topic_appears_after_a_second_if_it_is_asked_for(index):
         index.put(topic, 0, "k", 0, 100, BEGIN_MS)
         codes.append(ask(broker, 105, topic).code)
     assert codes == [17, 17, 17, 17, 0, 0]
+    index.put("third", 0, "k", 100, 100, BEGIN_MS)
+    for passed, topics in ((29, ["first", "second"]), (1, ["first", "second", "third"])):
+        clock.advance(passed)
+        assert json.loads(response_to(broker, 206).body)["topicList"] == topics
 
 
 def test_writing_requests_are_refused_and_unknown_codes_are_named(index):
@@ -484,7 +488,8 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
         caplog.clear()
         storage.put(name, data)
     # offsets of no message are no damage, and no client fills the log
-    broker = ReadOnlyBroker(index)
+    clock = ManualClock()
+    broker = ReadOnlyBroker(index, clock=clock)
     lost = next(m for m in messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
     for more in range(1, 30):
         assert response_to(broker, VIEW, offset=str(messages[3].physical_offset + more)).code == 1
@@ -492,6 +497,9 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
     # debug lines do not count: a test of the command line may have turned them on
     (record,) = [record for record in caplog.records if record.levelno > logging.DEBUG]
     assert "no archived segment holds it" in record.getMessage()
+    clock.advance(60)
+    response_to(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
+    assert "(28 lines like this one were left out)" in caplog.records[-1].getMessage()
     storage.corrupt("get_range", mode="wrong", times=None)
     with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
         assert summary(response_to(ReadOnlyBroker(reader), QUERY, **by_key(topic, key))) == NO_INDEX

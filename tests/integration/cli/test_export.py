@@ -20,6 +20,7 @@ from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets,
 from tests.support.damage import flip
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, column, hash_key
 from tiered_index.cli.export import made_whole
+from tiered_index.errors import PartialAnswer
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import ROCKETMQ, Layout
 
@@ -231,6 +232,8 @@ def test_a_root_is_exported_without_its_storage_and_names_the_missing_files(run_
     made.files("uploaded")[0].unlink()
     short = run_here("export", "--root", made.root, "--out", tmp_path / "short.parquet", "--json")
     assert (short.code, short.document["status"], len(short.document["missing"])) == (6, "partial", 1)
+    with IndexReader.open(root=made.root) as reader, pytest.raises(PartialAnswer, match="cannot export 1 objects"):
+        reader.export()
 
 
 def test_an_export_to_stdout_that_fails_has_no_end(damaged):

@@ -182,6 +182,17 @@ def test_a_status_line_has_each_news_once(followed, capsys, monkeypatch, fast):
     assert lines[-1]["lag"]["bytes"] == 0
 
 
+def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, capsys, monkeypatch, fast):
+    (start,) = followed.write(6)[-1:]
+    data = followed.segment(0).read_bytes()
+    followed.segment(0).write_bytes(data[: start + 90] + bytes(len(data) - start - 60))
+    run_rounds(follower_of(followed, quiet=False), monkeypatch, 5)
+    out, err = capsys.readouterr()
+    first, torn = (json.loads(line)["torn"] for line in out.splitlines())
+    assert first is None and start == torn["begin"] < torn["end"] <= start + 90
+    assert err.count("torn: commit log offsets") == 1
+
+
 def test_a_full_disk_also_delays_the_log_fingerprints(followed, monkeypatch):
     followed.write(5)
     disk = FaultDisk()
