@@ -13,6 +13,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.format import journal
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Catalog
+from tiered_index.service.write.buffer import OpenChunk
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -311,6 +312,21 @@ def test_positions_alone_move_to_another_journal_once_there_are_many(open_index,
     assert after.name != before.name
     index.abandon()
     assert open_index("root").durable_positions() == {"s": many}
+
+
+def test_other_threads_see_a_chunk_only_after_its_space_is_free(index, monkeypatch):
+    """An array over its rows, of a lookup that merges chunks, made the put or the flush fail with a `BufferError`."""
+    trim, seen = OpenChunk.trim, []
+
+    def trimmed(chunk):
+        seen.append([ready.content is chunk for ready in index._buffer._ready])
+        trim(chunk)
+
+    monkeypatch.setattr(OpenChunk, "trim", trimmed)
+    for offset in range(3):
+        index.put("t", 0, "k", offset, 1, T)
+        assert len(index.query("t", "k")) == offset + 1
+    assert len(seen) == 3 and not any(map(any, seen))
 
 
 @pytest.mark.parametrize("times", [(T, 0), (0, T, 0)], ids=["a main file", "a younger main file"])
