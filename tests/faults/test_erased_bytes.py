@@ -11,6 +11,7 @@ import pytest
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
 from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
 from tiered_index.service.log.records import PendingFile
+from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.local.storage import LocalStorage
@@ -159,3 +160,16 @@ def test_the_writers_cache_drops_erased_entries(begin, tmp_path, how):
     else:
         life.index.run_lifecycle()
     assert cached() <= set(life.state.objects)
+
+
+def test_a_reader_beside_a_writer_drops_nothing_of_its_cache(tmp_path):
+    """It may know an older state of the log. The writer drops only entries of objects."""
+    folder, names = CacheFolder(DiskCache(tmp_path, 1 << 20), "i"), ("data/a/1.index", "data/b/1.index")
+    for name in names:
+        folder.write(name, "trailer", b"abc")
+    (tmp_path / "i" / "notes").write_bytes(b"mine")
+    CacheFolder(DiskCache(tmp_path, 1 << 20, read_only=True), "i").forget_unnamed(set())
+    assert [folder.read(name, "trailer", 3) for name in names] == [b"abc"] * 2
+    folder.forget_unnamed({names[1]})
+    assert [folder.read(name, "trailer", 3) for name in names] == [None, b"abc"]
+    assert (tmp_path / "i" / "notes").exists()
