@@ -21,7 +21,7 @@ with the model.
 | chains are cut at 512 and 1,024 items                         |                       | 10     | long_chain          |
 | an empty file is "uploaded" well                              |                       | 11     | empty_file          |
 | a double space in KEYS indexes the empty key                  |                       | 12     | put_validation      |
-| the same lookup, repeated, returns different counts           | #7872                 |        | test_simulation.py  |
+| the same lookup, repeated, returns different counts           | #7872                 |        | answers_last        |
 | a crash between compaction and upload spoils the next file    | #7222                 |        | test_crashes.py     |
 | a list is changed while another thread iterates over it       | #9069, #9371          |        | test_simulation.py  |
 | handles leak                                                  | #8017, #7222, #10462  |        | test_handles.py     |
@@ -36,6 +36,7 @@ from typing import Any
 import pytest
 
 from tests.golden.naive import lines
+from tests.support.hanging import beside
 from tests.support.model import Answer
 from tests.support.states import States
 from tiered_index import IndexReader
@@ -354,3 +355,21 @@ def test_an_empty_file_of_another_hand_is_damage(life: States) -> None:
         assert ask("t", "k", allow_partial=True).status == "partial"
     life.service.run_lifecycle()
     assert not list(life.storage.list("data/")) and not life.service.log_state.objects
+
+
+def test_an_answer_waits_for_a_slow_file_though_an_older_one_can_be_skipped(make: Make) -> None:
+    """So it does not depend on the file that answers last. The page is full without the newest and the oldest file."""
+    life = make(items=13)
+    for number, key in enumerate("k" * 24 + "k--" * 8):
+        life.put("t", 0, key, number, timestamp_ms=T + number * 1000)
+    life.bring("storage")
+    files = sorted(life.service.files(), key=lambda file: -file.second_max)
+    hangs = [life.storage.hang("get_range", name_prefix=f"data/{files[n].file_id}/") for n in (0, 2, 3)]
+    reader = life.reader()
+    call = beside(lambda: reader.query("t", "k", max_count=14))
+    assert all(hang.entered.wait(60) for hang in hangs)
+    hangs[1].release.set()
+    assert not call.ended(0.3)
+    hangs[0].release.set()
+    assert [Answer.of(item) for item in call()] == life.model.query("t", "k", max_count=14)
+    hangs[2].release.set()
