@@ -12,10 +12,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, check_answers, messages, states, total, write_parquet
-from tests.spark.in_process import count, left_over, opened, planned, shards_of, written
+from tests.spark.in_process import GENESIS, count, left_over, opened, planned, shards_of, written
 from tests.support.log_records import open_log
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
@@ -28,6 +29,7 @@ from tiered_index.spark import SourceRange, build
 from tiered_index.spark.writing import build as build_module
 from tiered_index.spark.writing.build import check_windows, check_written, publish_batch, publish_tables
 from tiered_index.spark.writing.positions import BatchContent, MicroBatch
+from tiered_index.spark.writing.shards import Spool
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -58,6 +60,27 @@ def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, sha
     publish_tables(finished, "error", log)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         check_answers(reader, table)
+
+
+@pytest.mark.parametrize("span", [7, 2**21 + 1, 2**31 - 1])
+def test_a_piece_that_is_too_large_is_cut_into_few_ranges_of_time(span):
+    """Each range is older than the one before. Only a single second, or a 2^20th of a long window, has more items."""
+    seconds = np.random.default_rng(span).integers(0, span, 5_000)
+    seconds[:900] = span // 2
+    items = np.zeros(len(seconds), GENESIS.layout.schema.item)
+    items["time_diff_s"], items["offset"] = seconds, np.arange(len(seconds))
+    spool = Spool(items.dtype, 400)
+    for some in np.array_split(items, 7):
+        spool.add(some)
+    numbers, parts = zip(*spool.parts(), strict=True)
+    spool.close()
+    assert numbers == tuple(range(len(parts))) and len(parts) <= 2 * -(-len(items) // 400) + 1
+    assert np.array_equal(np.sort(np.concatenate(parts), order="offset"), items)
+    for newer, older in itertools.pairwise(parts):
+        assert newer["time_diff_s"].min() > older["time_diff_s"].max()
+    for part in parts:
+        ages = seconds.max() - part["time_diff_s"].astype(np.int64)
+        assert len(part) <= 400 or len(np.unique(ages // -(-span // 2**20))) == 1
 
 
 TABLE = messages(900, days=2)
