@@ -221,6 +221,7 @@ ERRORS: dict[str, tuple[Answer, type[TieredIndexError]]] = {
     "409 of a read": (error(409, "ConcurrentModification"), StorageUnavailable),
     "403 QuotaExceeded": (error(403, "QuotaExceeded"), StorageUnavailable),
     "507 of any code": (error(507, "NoSpace"), StorageUnavailable),
+    "InsufficientCapacity": (error(400, "InsufficientCapacity"), StorageUnavailable),
     "403 AccessDenied": (error(403, "AccessDenied"), StorageMisconfigured),
     "403 of a proxy": (Answer(403, b"go away"), StorageMisconfigured),
     "401": (error(401, "Unauthorized"), StorageMisconfigured),
