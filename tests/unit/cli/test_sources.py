@@ -517,3 +517,11 @@ def test_row_numbers_of_ndjson_that_a_member_states_are_used(write_lines):
     (batch,) = open_source(write_lines(values), Fields({"offset": "rownumber"})).batches(0)
     assert batch.columns["offset"].to_pylist() == [700, 701, 2, 703]
     assert rows(batch.columns) == slow_rows(batch)
+
+
+def test_a_constant_beyond_its_limit_is_named(tmp_path):
+    path = tmp_path / "orders.csv"
+    path.write_text("order_id,queue_id,offset,created\nA-1,0,1,1700000000000\n")
+    constants = {"topic": "t", "size": 2**63}
+    (batch,) = open_source(path, Fields({"key": "order_id", "timestamp_ms": "created"}, constants)).batches(0)
+    assert [record.problem for record in batch.records()] == [f"size {2**63} is outside 0..{2**31 - 1}"]
