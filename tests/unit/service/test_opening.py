@@ -21,6 +21,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
 )
 from tiered_index.service.root import Root
+from tiered_index.storage.context import UNBOUNDED, Activation, active_context
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -199,3 +200,18 @@ def test_local_copies_of_files_that_are_merged_after_an_opening_without_the_stor
     local = [(handle.file_id, handle.place) for handle in index.files() if handle.place != "storage"]
     assert local == [(path.stem, "uploaded")]
     assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
+
+
+def test_an_interrupt_at_the_end_of_a_block_leaves_no_context_to_later_calls(tmp_path, monkeypatch):
+    def interrupted(block, *error):
+        raise KeyboardInterrupt
+
+    place = {"root": tmp_path / "root", "storage": (tmp_path / "storage").as_uri()}
+    with monkeypatch.context() as interrupt:
+        interrupt.setattr(Activation, "__exit__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            IndexService.open(**place)
+    assert active_context() == UNBOUNDED
+    with IndexService.open(**place) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        assert len(index.query("t", "k")) == 1
