@@ -384,6 +384,12 @@ def test_an_opening_ends_in_time_and_leaves_nothing_open(index, operation, prefi
         assert [Answer.of(item) for item in reader.query("t", "all")] == index.expected("t", "all")
 
 
+def test_a_part_of_an_opening_that_reaches_its_end_first_is_not_what_is_named(index, storage):
+    storage.fail("list", name_prefix="log/", error=BudgetExceeded)
+    with pytest.raises(BudgetExceeded, match=f"while opening {index.inner.uri}: its log was not read by then"):
+        index.reader(storage, timeout_s=LONG_S)
+
+
 def test_an_error_of_an_opening_within_its_time_is_raised_itself(index, storage):
     storage.fail("list", name_prefix="checkpoint/")
     with pytest.raises(StorageUnavailable):
