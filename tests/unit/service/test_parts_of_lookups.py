@@ -7,7 +7,8 @@ from tiered_index import Lookup
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import BLOCK_DTYPE, Run
-from tiered_index.service.read.batch import LookupBatch, Matches, matching
+from tiered_index.service.read import batch as read_batch
+from tiered_index.service.read.batch import LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.read.file_search import _GiantSlot, scan_runs
 from tiered_index.service.read.rows import PreparedLookup
 
@@ -114,3 +115,21 @@ def test_windows_have_as_many_runs_as_fit():
     windows = [window for window, _ in scan_runs(None, runs, 10, read=lambda _, window: np.array(len(window)))]
     assert [[run.length for run in window] for window in windows] == [[3, 5, 2], [9], [12], [1, 1]]
     assert [run for window in windows for run in window] == runs
+
+
+def test_answers_are_missing_until_they_are_sorted(monkeypatch):
+    """While a thread sorts the last answers, no file can be skipped yet: all further ones would be searched."""
+    ordered, missing = read_batch.OrderedRows, []
+
+    def sorting(*arguments):
+        missing.append(answers.missing())
+        return ordered(*arguments)
+
+    monkeypatch.setattr(read_batch, "OrderedRows", sorting)
+    answers = MatchAccumulator(LookupBatch([Lookup("t", "k", max_count=2)]), KEYED_SCHEMA, skips=True)
+    for second in (3, 2):
+        assert answers.missing() > 0
+        found = matches_of([second])
+        found.rows["offset"] = second
+        answers.add(found)
+    assert missing == [1] and answers.can_skip(1)
