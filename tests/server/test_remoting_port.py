@@ -103,8 +103,22 @@ def test_tools_ask_beside_http(archived, tmp_path):
     assert callers == [(None, 12, 16), ("support", 12, 0), *pay, *support]
 
 
+def test_its_lookups_have_the_bounds_of_the_command(archived):
+    async def ask(url):
+        async with Client.open(SimpleNamespace(address=Host(url.hostname, url.port))) as client:
+            return await client.ask(RequestCode.QUERY_MESSAGE, by_key("orders", "order-7"))
+
+    options = ("--storage", archived[0], "--port", 0, "--rocketmq-port", 0, "--lookup-requests", 0)
+    with process_of("serve", "--json", *options) as process:
+        http, rocketmq = json.loads(process.stdout.readline())["urls"]
+        assert asyncio.run(ask(urlsplit(rocketmq))).code == ResponseCode.SYSTEM_BUSY
+        lines = httpx.get(f"{http}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
+    (counted,) = [line for line in lines if line.startswith("tiered_index_lookups_total{")]
+    assert 'status="BudgetExceeded"' in counted and counted.endswith(" 1.0"), counted
+
+
 @pytest.mark.parametrize(("timeout_s", "bound_s"), [(30.0, 15.0), (2.0, 2.0)])
-def test_its_lookups_have_the_bounds_of_the_service_and_at_most_15_s(archived, timeout_s, bound_s):
+def test_its_lookups_have_the_time_of_the_service_and_at_most_15_s(archived, timeout_s, bound_s):
     """RocketMQ's clients wait for 18 s."""
     storage, left_s = FaultStorage(open_storage(archived[0])), []
     storage.meanwhile("*", lambda: left_s.append(remaining_s()), times=None)
@@ -118,15 +132,10 @@ def test_its_lookups_have_the_bounds_of_the_service_and_at_most_15_s(archived, t
             return await client.ask(RequestCode.QUERY_MESSAGE, by_key("orders", "order-7"))
 
     with IndexReader.open(storage_backend=storage) as reader:
-
-        def answered(**limits):
-            sources, caps = MessageSources(reader, reader.config), Caps(limits=LookupLimits(**limits))
-            return asyncio.run(ask(Served(reader, sources, caps, redaction_of(reader, None), Audit(None)), metrics))
-
-        metrics = Metrics(reader, dict)
-        assert answered(max_requests=0).code == ResponseCode.SYSTEM_BUSY
         left_s.clear()
-        response = answered(timeout_s=timeout_s)
+        caps = Caps(limits=LookupLimits(timeout_s=timeout_s))
+        served = Served(reader, MessageSources(reader, reader.config), caps, redaction_of(reader, None), Audit(None))
+        response = asyncio.run(ask(served, Metrics(reader, dict)))
     assert records(response.body) == [archived[1][7]]
     assert bound_s - 1 < left_s[0] <= bound_s and max(left_s) <= bound_s
 
