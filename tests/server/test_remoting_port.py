@@ -113,6 +113,8 @@ def test_its_lookups_have_the_bounds_of_the_command(archived):
         http, rocketmq = json.loads(process.stdout.readline())["urls"]
         assert asyncio.run(ask(urlsplit(rocketmq))).code == ResponseCode.SYSTEM_BUSY
         lines = httpx.get(f"{http}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
+        problem = httpx.get(f"{http}/v1/query?topic=orders&key=order-7", timeout=PATIENCE_S, trust_env=False).json()
+    assert "max_requests=0 " in problem["detail"], problem
     (counted,) = [line for line in lines if line.startswith("tiered_index_lookups_total{")]
     assert 'status="BudgetExceeded"' in counted and counted.endswith(" 1.0"), counted
 
