@@ -558,3 +558,12 @@ def test_overlays_set_the_region_by_the_variable_that_boto3_reads() -> None:
             if made["name"] == "tiered-index":
                 names = {literal.partition("=")[0] for literal in made["literals"]}
                 assert REGION in names and names <= {"BUCKET", REGION, "AWS_ENDPOINT_URL_S3"}, file
+
+
+def test_a_lag_that_is_not_known_and_a_writer_on_another_host_fire_their_alerts() -> None:
+    # a comparison leaves NaN out, so the expression subtracts the healthy ones instead
+    name = "tiered_index_follow_lag_seconds"
+    assert EXPRESSIONS["TieredIndexFollowerBehind"] == f"{name} unless {name} <= 300"
+    # the series of another host is new and constant, so it has no change
+    name = "tiered_index_writer_epoch"
+    assert EXPRESSIONS["TieredIndexTakenOver"] == f"changes({name}[1h]) > 0 or ({name} > 0 unless {name} offset 1h)"
