@@ -18,6 +18,11 @@ reader-file-end-exclusive: a reader skips a file whose last second is the range'
   - handle.second_max >= second_min
   + handle.second_max > second_min
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
+ends-beside-a-slow-file: a lookup leaves out a slow file because an older one under way can be skipped
+  in FileReader.read
+  - while searching and not all(scan.can_skip(
+  + while searching and not any(scan.can_skip(
+  tests/golden/test_faults_of_rocketmq.py::test_an_answer_waits_for_a_slow_file_though_an_older_one_can_be_skipped
 behind-its-partitions: an answer is complete as of a time that a partition of its topic was not read up to
   in types.py:freshness_of
   - as_of_ms = min([*published_ms, *times]) if
