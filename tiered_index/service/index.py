@@ -114,7 +114,7 @@ class IndexService(Lookups[ItemT]):
         begins_anew: bool = False,
         takes_over: bool = False,
     ) -> None:
-        """Open an index; prefer `open`.
+        """Open an index; prefer `open`. It is long, because lookups get the parts as attributes of their own.
 
         `clock`, `disk` and `storage` replace the real ones in tests. `begins_anew` and `takes_over` are for `recover`
         (see `open_parts`).

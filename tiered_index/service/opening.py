@@ -73,7 +73,10 @@ _log = logging.getLogger(__name__)
 
 
 class Parts:
-    """The parts of an open index, after recovery."""
+    """The parts of an open index, after recovery.
+
+    It is long to make them, because each gets those that were made before it.
+    """
 
     def __init__(
         self,
@@ -312,6 +315,7 @@ def open_parts(
 ) -> Parts:
     """Open or create an index for writing. Raises the errors of `IndexService.open`. `undo` gets what to release.
 
+    It is long, because each step leaves something to release, and needs the one before it.
     `places` finds the files of entries.
     `begins_anew`: even if files of the root are set aside. `takes_over`: even if another writer has the lease.
     """

@@ -149,7 +149,7 @@ class Dispatcher:
         begin. `reader` selects the indexed messages; the default is every topic but RocketMQ's own. A round ends early
         once `stopping()` is True; `now_s` is its clock, and `clock` is the index's. Raises `ConfigError` if the index
         follows another store, `CorruptFile` if the fingerprints can't be read, `StorageMisconfigured` if access to the
-        log is denied.
+        log is denied. It is long, because the class has many attributes (see there).
         """
         assert index.config.root is not None
         check_one_store(index, store.source, restart=restart)

@@ -265,7 +265,8 @@ def batch_columns(
     column of the schema without a default. A topic is text, or dictionary-encoded; a time is an integer, or an Arrow
     timestamp. In place of `key` there may be `key_hash` and, for a keyed schema, `fingerprint`. A tuple of Arrow arrays
     as `key` are columns of keys, with nulls: the other columns have a value for each row, which has an entry for each
-    of its keys. Raises `InvalidArgument` naming the column and the first bad row.
+    of its keys. Raises `InvalidArgument` naming the column and the first bad row. It is long, because each column is
+    checked against those before it.
     """
     columns_by_name = as_mapping(batch)
     hashed = "key" not in columns_by_name and "key_hash" in columns_by_name

@@ -102,6 +102,8 @@ def look_up(
 
     Raises `InvalidArgument`, which names the column, `NotAnIndex`, and without `allow_partial` `BudgetExceeded`, and
     `StorageError` or `CorruptFile` for a file that can't be read.
+
+    The function is long, because it makes one plan for Spark, and its result has all counts.
     """
     from pyspark import StorageLevel
     from pyspark.accumulators import AddingAccumulatorParam

@@ -427,6 +427,8 @@ def link_files(
     Raises `InvalidArgument` for a row that is no entry (unless `skip_bad`), for a file of another form, or one that
     changes meanwhile, and if an `ingest` of the same topic is not finished; `CorruptFile`, `SchemaMismatch`,
     `JobOverdue`: then nothing is published. After the storage's errors the outcome may be unknown; build again then.
+
+    The function is long, because its steps share one plan.
     """
     settings, present = config or IndexConfig(), clock or SystemClock()
     # it is checked before the index is opened
