@@ -3,10 +3,12 @@
 The state machine and the simulation let each call of a storage fail, before and after it acts.
 """
 
+import errno
 import shutil
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tests.support.hanging import until
 from tests.support.merging import DAY_S, Merging, small_shards
 from tests.support.storage_faults import FaultStorage
@@ -252,6 +254,23 @@ def test_an_export_without_the_storage_has_the_files_that_were_uploaded_last(mak
         assert "is it mounted?" in export.not_asked
         assert export.missing == []
         assert sum(map(len, export)) == whole > 0
+
+
+def test_files_wait_for_room_and_neither_close_nor_start_needs_any(make_world, tmp_path):
+    """The storage's own disk is full."""
+    disk = FaultDisk()
+    world = make_world(LocalStorage(tmp_path / "store", disk=disk))
+    world.do("open 5 seal")
+    disk.fail("pwrite", times=None, error=errno.ENOSPC)
+    for _ in range(3):
+        with pytest.raises(DiskFull):
+            world.service.run_lifecycle()
+        assert any("No space left" in problem for problem in world.service.health()["problems"])
+        world.do("5 flush check")
+    world.service.close()  # its lease can't be released
+    world.do("open 2 flush")
+    disk.clear()
+    world.heal()
 
 
 MERGES = {
