@@ -86,11 +86,11 @@ def test_a_round_is_bounded_and_the_next_one_continues(followed, by):
     is to end after its first batch.
     """
     followed.write(400)
-    times, asked = iter(range(1_000)), iter([True])
+    times, requests = iter(range(1_000)), iter([True])
     options = {
         "bytes": {"round_bytes": 1},
         "time": {"now_s": lambda: next(times) / 5},
-        "request": {"stopping": lambda: next(asked, False)},
+        "request": {"stopping": lambda: next(requests, False)},
     }
     dispatcher = followed.dispatcher(**options[by])
     first = dispatcher.run_once()

@@ -53,8 +53,8 @@ class Cut(Followed):
         return RocketmqMessages(self.path, root=self.folder / "root")
 
     def state(self, wanted: Message, source: RocketmqMessages | None = None) -> tuple[str, str | None]:
-        found = self.index.messages(wanted.topic, wanted.uniq_key or "", source=source or self.source())
-        (fetched,) = found.messages
+        answer = self.index.messages(wanted.topic, wanted.uniq_key or "", source=source or self.source())
+        (fetched,) = answer.messages
         assert (fetched.message is None) is (fetched.state == "missing")
         return fetched.state, fetched.problem
 

@@ -292,8 +292,8 @@ def test_arguments_are_checked_before_spark_starts(tmp_path, monkeypatch, comman
         pass
     source = write_parquet(messages(10), tmp_path / "m.parquet")
     (tmp_path / "rows.csv").write_text("topic\n")
-    job, *given = command.format(folder=tmp_path).split()
-    arguments = {"--source": source, "--storage": storage, **dict(zip(given[::2], given[1::2], strict=True))}
+    job, *options = command.format(folder=tmp_path).split()
+    arguments = {"--source": source, "--storage": storage, **dict(zip(options[::2], options[1::2], strict=True))}
     options = " ".join(f"{name} {value}" for name, value in arguments.items())
     assert message in outcome_of(f"{job} {options}", code=2).error["message"]
 

@@ -288,12 +288,12 @@ def test_no_entries_and_items_out_of_order_are_refused():
 
     with pytest.raises(InvalidArgument, match="without entries"):
         writer(SlotMap(1)).finish("f", "w", "custom", {}, {})
-    many, one = sorted_by(SlotMap(1000)), sorted_by(SlotMap(1))
+    many_slots, one_slot = sorted_by(SlotMap(1000)), sorted_by(SlotMap(1))
     for of_shard, first, second, problem in (
-        (writer(SlotMap(1000)), many[50:], many[:50], "follow"),
-        (writer(SlotMap(1000), 0, 10), many[:0], many, "follow"),
-        (writer(SlotMap(1000), 500, 1000), many[:0], many, "follow"),
-        (writer(SlotMap(1)), one[:50], one[50:], "continues"),
+        (writer(SlotMap(1000)), many_slots[50:], many_slots[:50], "follow"),
+        (writer(SlotMap(1000), 0, 10), many_slots[:0], many_slots, "follow"),
+        (writer(SlotMap(1000), 500, 1000), many_slots[:0], many_slots, "follow"),
+        (writer(SlotMap(1)), one_slot[:50], one_slot[50:], "continues"),
     ):
         if len(first):
             of_shard.add(first)

@@ -140,7 +140,7 @@ def test_a_writer_refuses_every_call_of_a_child(tmp_path, background):
 
         def each():
             answers = {}
-            calls = {name: partial(attrgetter(name)(service), *given) for name, given in CALLS.items()}
+            calls = {name: partial(attrgetter(name)(service), *arguments) for name, arguments in CALLS.items()}
             calls |= {name: partial(attrgetter(name), service) for name in PROPERTIES}
             for name, call in calls.items():
                 try:

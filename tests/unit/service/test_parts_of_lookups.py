@@ -129,7 +129,7 @@ def test_answers_are_missing_until_they_are_sorted(monkeypatch):
     answers = MatchAccumulator(LookupBatch([Lookup("t", "k", max_count=2)]), KEYED_SCHEMA, skips=True)
     for second in (3, 2):
         assert answers.missing() > 0
-        found = matches_of([second])
-        found.rows["offset"] = second
-        answers.add(found)
+        matches = matches_of([second])
+        matches.rows["offset"] = second
+        answers.add(matches)
     assert missing == [1] and answers.can_skip(1)

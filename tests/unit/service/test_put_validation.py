@@ -240,9 +240,9 @@ def test_rows_have_an_entry_for_each_of_their_keys(index, refusing):
     whole["offset"][:] = 0
     index.flush()
     answers = {f"{topic} {key}": index.query(topic, key) for topic in "tu" for key in "abdxzmnop"}
-    found = {name: [item.offset for item in answer] for name, answer in answers.items() if len(answer)}
+    answered = {name: [item.offset for item in answer] for name, answer in answers.items() if len(answer)}
     singles = {"t a": 1, "t b": 2, "t x": 1, "u d": 4, "u z": 4, "t m": 5, "t n": 6, "t o": 5, "t p": 6}
-    assert found == {name: [offset] for name, offset in singles.items()}
+    assert answered == {name: [offset] for name, offset in singles.items()}
     refused("ragged", refusing.put_batch, rows | {"key": (several[0], several[1][:3])})
     refused("ragged", refusing.put_batch, rows | {"key": (several[0][:3], several[1][:3])})
     refused("key", refusing.put_batch, rows | {"key": (several[0], pa.array([1, 2, 3, 4]))})

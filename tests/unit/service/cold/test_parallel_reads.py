@@ -40,14 +40,14 @@ def _forget(request):
 
 def test_a_search_that_is_given_up_asks_for_nothing_more(index):
     """The newest files have no entry of the key, so several searches run when the answer is found. One hangs."""
-    hanging, found = index.stored[FILES - 5 : FILES - 3]
+    hanging, newest = index.stored[FILES - 5 : FILES - 3]
     arrived, release = threading.Event(), threading.Event()
 
     def gate(read):
         if read.name == hanging.name:
             arrived.set()
             assert release.wait(30)
-        elif read.name == found.name:
+        elif read.name == newest.name:
             assert arrived.wait(30)
 
     with index.reader(query_threads=8) as reader:

@@ -31,9 +31,9 @@ class Brokers:
 @pytest.mark.parametrize("count", [3, 1000])
 def test_messages_have_the_order_of_their_entries(cluster, count):
     with cluster.reader() as reader:
-        asked = {"max_count": count}
-        read = pages_of(reader.messages, "t", "k", source=Brokers(), **asked)
-        for page, entries in zip(read, pages_of(reader.query, "t", "k", **asked), strict=True):
+        limits = {"max_count": count}
+        read = pages_of(reader.messages, "t", "k", source=Brokers(), **limits)
+        for page, entries in zip(read, pages_of(reader.query, "t", "k", **limits), strict=True):
             assert [message.item for message in page.messages] == list(entries)
             assert (page.status, page.cursor) == (entries.status, entries.cursor)
         broken = Brokers()
