@@ -206,3 +206,16 @@ def test_a_file_whose_making_fails_in_any_way_leaves_nothing_behind(open_index, 
     assert offsets(service) == list(range(30))
     service.run_lifecycle()
     assert [handle.place for handle in service.files()] == ["uploaded"]
+
+
+def test_space_that_could_not_be_taken_ahead_is_no_trouble_once_the_disk_has_healed(open_index):
+    disk = FaultDisk()
+    service = open_index(disk=disk)
+    disk.fail("allocate", nth=2, times=None, error=errno.ENOSPC)
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.seal()
+    (problem,) = [problem for problem in service.health()["problems"] if "reserving" in problem]
+    assert problem.startswith("main files: ") and "No space left" in problem
+    disk.clear()
+    service.flush()
+    assert service.health()["problems"] == []
