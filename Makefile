@@ -35,7 +35,7 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 # Only development needs Spark, its Java and a browser: the demo installs none. Java and browser come while pip runs, and all
 # cores compile.
 $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy/find-chromium.sh
-	@echo "installing tiered_index with the extras 'bench', 'client', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 140 packages of requirements.lock, and a compiled core; once, some minutes"
+	@echo "installing tiered_index with the extras 'bench', 'client', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 139 packages of requirements.lock, and a compiled core; once, some minutes"
 	@{ bash deploy/find-java.sh && bash deploy/find-chromium.sh; } & found=$$!; \
 	bash deploy/install.sh $(VENV) bench,client,demo,fast,kafka,server,spark,test -e --no-compile \
 		|| { wait $$found; exit 1; }; \
