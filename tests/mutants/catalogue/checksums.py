@@ -52,7 +52,7 @@ items-unverified-before-upload: a compacted file with damaged items is published
   - verify_tables(file)
   - verify_runs(file)
   + verify_tables(file)
-  tests/unit/service/test_uploads.py::test_damaged_items_are_not_published
+  tests/faults/test_damage.py::test_a_compacted_file_with_a_damaged_table_is_not_published
 journal-crc-skipped: the CRC32 of journal records is not checked
   in _payload_at
   - == crc else None

@@ -67,12 +67,12 @@ one-answer-too-many: an answer has one entry more than max_count (RocketMQ 10471
   in batch.py:best_answers
   - page = rows[: limits[0]]
   + page = rows[: limits[0] + 1]
-  tests/unit/service/test_paging_and_cursors.py::test_a_file_is_skipped_only_below_the_last_answers_second
+  tests/unit/service/cold/test_hot_keys.py::test_a_page_reads_the_blocks_it_needs
 file-skipped-one-second-early: a file is skipped although it ends in the second of the last answer
   in MatchAccumulator.can_skip
   - second_max >= self._cutoff
   + second_max > self._cutoff
-  tests/unit/service/test_paging_and_cursors.py::test_a_file_is_skipped_only_below_the_last_answers_second
+  tests/unit/service/several/test_one_order.py::test_messages_have_the_order_of_their_entries
 skipped-file-called-complete: an answer that left out files is called complete
   in MatchAccumulator.answers
   - has_more=self.skipped)
