@@ -57,13 +57,12 @@ class Recorder(WrapperStorage):
         self.gate: Callable[[Read], object] | None = None
         self.reads: list[Read] = []
         self.operations: list[str] = []
-        self.delivered = 0
         self.most_at_once = self._at_once = 0
 
     def reset(self) -> None:
         """Clear the record."""
         with self._lock:
-            self.reads, self.operations, self.most_at_once, self.delivered = [], [], 0, 0
+            self.reads, self.operations, self.most_at_once = [], [], 0
 
     @property
     def asked_bytes(self) -> int:
@@ -86,11 +85,7 @@ class Recorder(WrapperStorage):
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         with self._lock:
             self.operations += [call.operation] * call.requests
-        result = act()
-        if isinstance(result, bytes):
-            with self._lock:
-                self.delivered += len(result)
-        return result
+        return act()
 
 
 @dataclass
