@@ -817,20 +817,27 @@ def parse_time(text: str, *, end: bool = False) -> int:
 
 # The second of a time, if it is a leap second
 _LEAP_SECOND = re.compile(r"(?<=[0-9]{2}:[0-9]{2}:)60(?![0-9])")
+# A zone with 60 minutes or seconds or more, which Python reads as further hours or minutes
+_WRONG_ZONE = re.compile(r"[+-]\d\d:?(?:[6-9]\d|\d\d:?[6-9]\d)(?:[:.]\d+)?$", re.ASCII)
+# A blank before a zone: Python reads none after a fraction of a second
+_BLANK_BEFORE_ZONE = re.compile(r"(:\d\d|[.,]\d+) (?=(?:Z|[+-]\d[\d:.]*)$)", re.ASCII)
 
 
 def exact_time(text: str) -> int:
     """Return the epoch milliseconds of a text: a number of epoch milliseconds, or an ISO 8601 time.
 
     Examples: ``1700000000000``, ``2023-11-14T22:13:20.123456789Z``, ``2023-11-14 22:13:20+08:00``, ``2023-11-14``.
-    Without a zone the time is UTC. Digits of a second after the third are cut. A leap second (``23:59:60``) is the
-    second after it. Raises `ValueError` naming the text.
+    Without a zone the time is UTC. A blank may stand before the zone. Digits of a second after the third are cut. A
+    leap second (``23:59:60``) is the second after it. Raises `ValueError` naming the text.
     """
     text = text.strip()
     if text.isascii() and text.removeprefix("-").isdigit():
         return int(text)
     try:
-        text_without_leap, leaps = _LEAP_SECOND.subn("59", text.removesuffix("z") + "Z" if text.endswith("z") else text)
+        if _WRONG_ZONE.search(text):
+            raise ValueError("a zone has at most 59 minutes")
+        text_in_capitals = text.removesuffix("z") + "Z" if text.endswith("z") else text
+        text_without_leap, leaps = _LEAP_SECOND.subn("59", _BLANK_BEFORE_ZONE.sub(r"\1", text_in_capitals))
         moment = datetime.fromisoformat(text_without_leap)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)

@@ -33,7 +33,10 @@ def value_text(value: object) -> str:
         with contextlib.suppress(UnicodeDecodeError):
             return value.decode()
         return value.hex()
-    if isinstance(value, datetime.date | datetime.time | decimal.Decimal | uuid.UUID):
+    if isinstance(value, decimal.Decimal):
+        # all digits: `str` writes -1E-10 for small numbers
+        return f"{value:f}"
+    if isinstance(value, datetime.date | datetime.time | uuid.UUID):
         return str(value)
     raise TypeError(f"{type(value).__name__} is of no column")
 

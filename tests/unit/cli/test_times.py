@@ -29,6 +29,10 @@ MOMENT_MS = 1_700_000_000_000
         "20231114T221320",
         "2023-11-14t22:13:20z",
         "2023-11-14T22:13:20.000999999Z",
+        "2023-11-14 22:13:20.000 Z",
+        "2023-11-14 23:13:20 +01:00",
+        "2023-11-14 23:13:20,000 +0100",
+        "2023-11-14 16:43:20.000999 -05:30",
     ],
 )
 def test_one_moment_in_its_spellings(text):
@@ -45,7 +49,12 @@ def test_a_leap_second_is_the_second_after_it(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["2016-12-31T23:58:60Z", "2016-12-31T23:59:61Z", "yesterday", "", "-", "2023-13-01", "٣"]
+    "text",
+    [
+        *("2016-12-31T23:58:60Z", "2016-12-31T23:59:61Z", "yesterday", "", "-", "2023-13-01", "٣"),
+        # Python reads a zone of 2 hours and 60 minutes as one of 3 hours
+        *("2023-11-14T22:13:20+02:60", "2023-11-14T22:13:20.5-0299", "2023-11-14T22:13+02:00:60"),
+    ],
 )
 def test_an_invalid_time_is_refused_by_name(text):
     with pytest.raises(ValueError, match="neither epoch milliseconds nor an ISO 8601 time"):
