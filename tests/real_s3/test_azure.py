@@ -89,6 +89,8 @@ def uri(azurite: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class TestAzureStorage(StorageConformance):
+    has_etags = True
+
     @pytest.fixture
     def storage(self, uri: str) -> Iterator[Storage]:
         with open_storage(uri) as storage:

@@ -43,6 +43,8 @@ def uri(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class TestGoogleStorage(StorageConformance):
+    has_etags = True
+
     @pytest.fixture
     def storage(self, uri: str) -> Iterator[Storage]:
         with open_storage(uri) as storage:

@@ -28,6 +28,8 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sql_storage.py"
 
 
 class TestMemoryStorage(StorageConformance):
+    has_etags = True
+
     @pytest.fixture
     def storage(self) -> Iterator[Storage]:
         name = uuid.uuid4().hex
@@ -40,6 +42,8 @@ class TestMemoryStorage(StorageConformance):
 
 
 class TestLocalStorage(StorageConformance):
+    has_etags = False
+
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
         return LocalStorage(tmp_path / "made" / "by the first write")
@@ -51,6 +55,8 @@ class TestLocalStorage(StorageConformance):
 
 
 class TestSqliteStorage(StorageConformance):
+    has_etags = False
+
     @pytest.fixture
     def storage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
         # a thousand syncs take long
@@ -75,6 +81,7 @@ class TestS3Storage(StorageConformance):
         return 0
 
     many = 100
+    has_etags = True
 
     def test_list_returns_the_objects_of_all_pages(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         """With 20 names per page: thousands of objects take the server seconds."""

@@ -49,11 +49,14 @@ class ObjectInfo:
     - `name`: the object's name.
     - `size_bytes`: its size in bytes.
     - `modified_ms`: time of change in epoch milliseconds, by the backend's clock.
+    - `etag`: the backend's mark of the content, without quotes: while it stays the same, so do the bytes. None if the
+      backend has none.
     """
 
     name: str
     size_bytes: int
     modified_ms: int
+    etag: str | None = None
 
 
 class Writer(ABC):

@@ -11,6 +11,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlencode
@@ -41,8 +42,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 # The first byte, and the one after the last; None: all bytes
 Extent: TypeAlias = tuple[int, int] | None
-# Key, size in bytes, time of change in epoch milliseconds
-Listed: TypeAlias = tuple[str, int, int]
+# Size in bytes, time of change in epoch milliseconds, and etag; None: the answer lacks it
+Headers: TypeAlias = tuple[int, int | None, str | None]
 
 
 class Reads(ABC):
@@ -60,12 +61,12 @@ class Reads(ABC):
         """
 
     @abstractmethod
-    def head(self, key: str) -> tuple[int, int | None] | None:
-        """Return an object's size and time of change (None: unknown); None: the answer has no size."""
+    def head(self, key: str) -> Headers | None:
+        """Return an object's size, time and etag; None: the answer has no size."""
 
     @abstractmethod
-    def pages(self, prefix: str, after: str) -> Iterator[Sequence[Listed]]:
-        """Yield the objects of the folder of `prefix` after the key `after`, at most 1,000 at a time."""
+    def pages(self, prefix: str, after: str) -> Iterator[Sequence[ObjectInfo]]:
+        """Yield the objects of the folder of `prefix` after the key `after`, by key, at most 1,000 at a time."""
 
     def is_elsewhere(self, error: Exception) -> bool:
         """Return whether the error is an answer that the bucket is in another region."""
@@ -179,48 +180,48 @@ class BucketStorage(Storage):
         return self._read(what, name, act)
 
     def head(self, name: str) -> ObjectInfo:
-        size_and_time = self._head(name)
-        if size_and_time is not None and size_and_time[1] is not None:
-            return ObjectInfo(name, size_and_time[0], size_and_time[1])
+        headers = self._head(name)
+        if headers is not None and headers[1] is not None:
+            return ObjectInfo(name, headers[0], headers[1], headers[2])
         # some gateways leave these headers out: a listing has them, too
         key = self._key(name)
-        for listed, size, modified_ms in self._listed(f"looking at {name!r}", key, ""):
-            if listed == key:
-                return ObjectInfo(name, size, modified_ms)
+        for listed in self._listed(f"looking at {name!r}", key, ""):
+            if listed.name == key:
+                return replace(listed, name=name)
         raise ObjectNotFound(name, self.uri)
 
-    def _head(self, name: str) -> tuple[int, int | None] | None:
-        """Return the object's size and time of change, each None if the answer lacks it."""
+    def _head(self, name: str) -> Headers | None:
+        """Return the object's size, time and etag; None: the answer lacks the size."""
         key, what = self._key(name), f"looking at {name!r}"
         try:
-            size_and_time: tuple[int, int | None] | None = self._read(what, name, lambda reads: reads.head(key))
+            headers: Headers | None = self._read(what, name, lambda reads: reads.head(key))
         except ObjectNotFound:
             # a HEAD's 404 does not say whether bucket or object is missing
             self._prove(what)
             raise
         self._has_answered = True
-        return size_and_time
+        return headers
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; one request for each 1,000."""
         if not self.any_names:
             check_prefix(prefix, start_after)
         start = self._base + start_after if start_after else ""
-        for key, size, modified_ms in self._listed(f"listing {prefix!r}", self._base + prefix, start):
-            if (name := self._name(key)) and (size or self._is_object(name)):
-                yield ObjectInfo(name, size, modified_ms)
+        for listed in self._listed(f"listing {prefix!r}", self._base + prefix, start):
+            if (name := self._name(listed.name)) and (listed.size_bytes or self._is_object(name)):
+                yield replace(listed, name=name)
 
     def _is_object(self, name: str) -> bool:
         """Return whether a listed name without bytes is an object."""
         return True
 
-    def _listed(self, doing: str, prefix: str, start: str) -> Iterator[Listed]:
-        """Yield the objects whose keys begin with `prefix` and sort after `start`, in order of key."""
+    def _listed(self, doing: str, prefix: str, start: str) -> Iterator[ObjectInfo]:
+        """Yield the objects whose keys begin with `prefix` and sort after `start`, by key, in order of key."""
         folder = prefix.rpartition("/")[0]
         last = after = start
-        pages: Iterator[Sequence[Listed]] | None = None
+        pages: Iterator[Sequence[ObjectInfo]] | None = None
 
-        def page(reads: Reads) -> Sequence[Listed] | None:
+        def page(reads: Reads) -> Sequence[ObjectInfo] | None:
             nonlocal after, pages
             turned, pages = pages, None
             if turned is None:
@@ -233,8 +234,8 @@ class BucketStorage(Storage):
         while (objects := self._read(doing, "", page)) is not None:
             if not objects:
                 self._prove(doing)
-            for key, size, modified_ms in objects:
-                if key == folder:
+            for listed in objects:
+                if (key := listed.name) == folder:
                     # the mark of the folder itself, `folder/`, whose slash obstore strips
                     continue
                 # a foreign key would be taken for another object, and perhaps deleted
@@ -247,10 +248,10 @@ class BucketStorage(Storage):
                 elif key > last:
                     last = key
                     if key.startswith(prefix):
-                        yield key, size, modified_ms
+                        yield listed
                     elif key > prefix:
                         return
-                elif size:
+                elif listed.size_bytes:
                     raise StorageMisconfigured(
                         f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
                     )
@@ -264,3 +265,8 @@ class BucketStorage(Storage):
         if ability not in self._shortfalls:
             self._shortfalls[ability] = WAYS_ROUND[ability]
             _log.warning("%s: the service %s", self.uri, WAYS_ROUND[ability])
+
+
+def plain_etag(text: str | None) -> str | None:
+    """Return an etag without its quotes; None for a weak one, which other bytes may share, or none."""
+    return None if text is None or text.startswith("W/") else text.strip('"') or None

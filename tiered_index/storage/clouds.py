@@ -23,8 +23,16 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageMisconfigured
-from tiered_index.storage.base import PART_BYTES, BufferedWriter, Bytes, StorageOptions, Writer, check_endpoint
-from tiered_index.storage.buckets import BucketStorage, Extent, Listed
+from tiered_index.storage.base import (
+    PART_BYTES,
+    BufferedWriter,
+    Bytes,
+    ObjectInfo,
+    StorageOptions,
+    Writer,
+    check_endpoint,
+)
+from tiered_index.storage.buckets import BucketStorage, Extent
 from tiered_index.storage.cloud_settings import SETTINGS, CloudSettings, azure_settings, google_settings
 from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import Service
@@ -209,11 +217,11 @@ class _CloudReads(StoreReads):
             refused = self.translate(error, doing=what, uri=self._uri, name=key)
             # services have different errors for a range that begins at the object's end
             may_be_short = isinstance(refused, InvalidArgument | StorageMisconfigured)
-            if extent and may_be_short and (size_and_time := self.head(key)) and extent[1] > size_and_time[0]:
-                return b"", size_and_time[0]
+            if extent and may_be_short and (headers := self.head(key)) and extent[1] > headers[0]:
+                return b"", headers[0]
             raise
 
-    def pages(self, prefix: str, after: str) -> Iterator[Sequence[Listed]]:
+    def pages(self, prefix: str, after: str) -> Iterator[Sequence[ObjectInfo]]:
         # no name has two slashes in a row, which obstore takes for one
         return iter(()) if "//" in prefix else super().pages(prefix, after)
 

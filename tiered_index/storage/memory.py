@@ -6,6 +6,7 @@ Storages of the same name share one table of objects. Every method takes the tab
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import uuid
@@ -25,7 +26,7 @@ class _Shelf:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        # name -> (bytes, modified_ms)
+        # name -> (bytes, modified_ms, etag)
         self.objects: SortedDict = SortedDict()
 
 
@@ -36,6 +37,8 @@ class MemoryStorage(SizedStorage):
 
     _shelves: ClassVar[dict[str, _Shelf]] = {}
     _registry_lock: ClassVar[threading.Lock] = threading.Lock()
+    # of the process: a storage of a forgotten name has new etags
+    _puts: ClassVar[Iterator[int]] = itertools.count(1)
 
     def __init__(self, name: str | None = None, *, clock: Clock | None = None) -> None:
         self.uri = f"memory://{check_name(name) if name is not None else f'unnamed-{uuid.uuid4().hex}'}"
@@ -77,21 +80,21 @@ class MemoryStorage(SizedStorage):
     def put(self, name: str, data: Bytes) -> None:
         """Store a copy of `data`."""
         check_name(name)
-        value = (bytes(data), self._clock.now_ms())
+        value = (bytes(data), self._clock.now_ms(), f"{next(self._puts)}")
         with self._shelf.lock:
             self._shelf.objects[name] = value
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """Store a copy of `data` if `name` does not exist. Raises `ObjectExists`."""
         check_name(name)
-        value = (bytes(data), self._clock.now_ms())
+        value = (bytes(data), self._clock.now_ms(), f"{next(self._puts)}")
         with self._shelf.lock:
             if self._shelf.objects.setdefault(name, value) is not value:
                 raise ObjectExists(name, self.uri)
 
     def head(self, name: str) -> ObjectInfo:
-        data, modified_ms = self._find(name)
-        return ObjectInfo(name, len(data), modified_ms)
+        data, modified_ms, etag = self._find(name)
+        return ObjectInfo(name, len(data), modified_ms, etag)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name, as they are when the listing begins."""
@@ -100,8 +103,8 @@ class MemoryStorage(SizedStorage):
             # DEL sorts after every character of a name
             names = self._shelf.objects.irange(max(prefix, start_after), f"{prefix}\x7f")
             objects = [(name, *self._shelf.objects[name]) for name in names if name != start_after]
-        for name, data, modified_ms in objects:
-            yield ObjectInfo(name, len(data), modified_ms)
+        for name, data, modified_ms, etag in objects:
+            yield ObjectInfo(name, len(data), modified_ms, etag)
 
     def delete_many(self, names: Iterable[str]) -> None:
         """Remove the objects, one after the other."""
@@ -117,14 +120,14 @@ class MemoryStorage(SizedStorage):
         return _MemoryWriter(self, name)
 
     def _read(self, name: str, extent: Callable[[int], tuple[int, int]]) -> tuple[bytes, int]:
-        data, _ = self._find(name)
+        data, *_ = self._find(name)
         start, length = extent(len(data))
         return data[start : start + length], len(data)
 
-    def _find(self, name: str) -> tuple[bytes, int]:
+    def _find(self, name: str) -> tuple[bytes, int, str]:
         check_name(name)
         with self._shelf.lock:
-            object_there: tuple[bytes, int] | None = self._shelf.objects.get(name)
+            object_there: tuple[bytes, int, str] | None = self._shelf.objects.get(name)
         if object_there is None:
             raise ObjectNotFound(name, self.uri)
         return object_there

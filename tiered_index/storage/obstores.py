@@ -15,8 +15,8 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured, TieredIndexError
-from tiered_index.storage.base import PAGE, START_AFTER
-from tiered_index.storage.buckets import WAYS_ROUND, Extent, Listed, Reads
+from tiered_index.storage.base import PAGE, START_AFTER, ObjectInfo
+from tiered_index.storage.buckets import WAYS_ROUND, Extent, Headers, Reads, plain_etag
 from tiered_index.storage.context import sending
 from tiered_index.storage.faults import CERTIFICATE, NO_TLS, Refusal, of_refusal
 from tiered_index.storage.retry import PassingFault, RetryLoop
@@ -121,16 +121,16 @@ class StoreReads(Reads):
         self._has_read = True
         return data, size
 
-    def head(self, key: str) -> tuple[int, int | None] | None:
+    def head(self, key: str) -> Headers | None:
         try:
             metadata = self.send("head", self._store, key)
         except self.errors as error:
             if "missing from response" in str(error):
                 return None
             raise
-        return int(metadata["size"]), epoch_ms(metadata["last_modified"]) or None
+        return int(metadata["size"]), epoch_ms(metadata["last_modified"]) or None, plain_etag(metadata["e_tag"])
 
-    def pages(self, prefix: str, after: str) -> Iterator[Sequence[Listed]]:
+    def pages(self, prefix: str, after: str) -> Iterator[Sequence[ObjectInfo]]:
         """As `Reads.pages`. A page that ends a listing counts as a request only if it has objects."""
         folder = prefix.rpartition("/")[0] or None
         start = "" if prefix.endswith("/") else prefix[:-1]
@@ -145,14 +145,22 @@ class StoreReads(Reads):
             objects = next(listing, ())
             if objects and not is_sent:
                 sending()
-            page = [(str(listed["path"]), int(listed["size"]), epoch_ms(listed["last_modified"])) for listed in objects]
-            if is_later and self._lists_anew and page and page[0][0] <= after:
+            page = [
+                ObjectInfo(
+                    str(listed["path"]),
+                    int(listed["size"]),
+                    epoch_ms(listed["last_modified"]),
+                    plain_etag(listed["e_tag"]),
+                )
+                for listed in objects
+            ]
+            if is_later and self._lists_anew and page and page[0].name <= after:
                 problem = f"{self._uri}: the service {WAYS_ROUND[START_AFTER]}"
                 raise StorageMisconfigured.lacking(f"{problem}: {self.service.odd}")
             yield page
             if len(page) < PAGE:
                 return
-            after, is_later = page[-1][0], True
+            after, is_later = page[-1].name, True
 
     def _refusal_of(self, text: str) -> Refusal | None:
         """Return the answer that obstore's error tells; None: there was no answer."""

@@ -49,6 +49,8 @@ class StorageConformance:
     many = 1_100
     # Shorter only for a storage that prepends a prefix to names.
     longest_name = 512
+    # Whether the storage gives etags; None: it may.
+    has_etags: bool | None = None
 
     @pytest.fixture
     def storage(self) -> Iterable[Storage]:
@@ -78,6 +80,20 @@ class StorageConformance:
             assert (info.name, info.size_bytes, storage.get("object")) == ("object", len(data), data)
             assert info.modified_ms > 1_000_000_000_000
             assert list(storage.list()) == [info]
+
+    def test_an_etag_tells_an_object_from_its_predecessors(self, storage: Storage, another: Storage) -> None:
+        etags = []
+        for data in (b"first", b"other", b"", b"longer than before"):
+            storage.put("a/object", data)
+            info = storage.head("a/object")
+            assert [another.head("a/object"), *another.list(), *storage.list("a/")] == [info] * 3
+            etags.append(info.etag)
+        storage.put("another", b"x")
+        storage.get("a/object")
+        assert storage.head("a/object").etag == etags[-1]
+        has_etags = None not in etags
+        assert len(set(etags)) == (len(etags) if has_etags else 1)
+        assert self.has_etags in (has_etags, None)
 
     def test_reading_a_missing_object_raises_object_not_found(self, storage: Storage) -> None:
         storage.put("there/object", b"x")

@@ -14,7 +14,8 @@ from botocore.exceptions import BotoCoreError
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.buckets import Extent, Listed, Reads
+from tiered_index.storage.base import ObjectInfo
+from tiered_index.storage.buckets import Extent, Headers, Reads, plain_etag
 from tiered_index.storage.context import wasted
 from tiered_index.storage.faults import NO_S3, S3
 from tiered_index.storage.obstores import epoch_ms
@@ -73,17 +74,19 @@ class Boto3Reads(Reads):
         wasted(dropped)
         return data, dropped + len(data) if size is None else size
 
-    def head(self, key: str) -> tuple[int, int | None] | None:
+    def head(self, key: str) -> Headers | None:
         answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        if "ContentLength" not in answer:
+            return None
         modified = answer.get("LastModified")
-        return (answer["ContentLength"], modified and epoch_ms(modified)) if "ContentLength" in answer else None
+        return answer["ContentLength"], modified and epoch_ms(modified), plain_etag(answer.get("ETag"))
 
     def bucket_headers(self, prefix: str) -> Any:
         """Return the headers of a listing of `prefix`."""
         answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         return answer["ResponseMetadata"]["HTTPHeaders"]
 
-    def pages(self, prefix: str, after: str) -> Iterator[list[Listed]]:
+    def pages(self, prefix: str, after: str) -> Iterator[list[ObjectInfo]]:
         parameters = {"Prefix": prefix} | ({"StartAfter": after} if after else {})
         while True:
             answer = self._client.list_objects_v2(Bucket=self._bucket, **parameters)
@@ -94,7 +97,9 @@ class Boto3Reads(Reads):
                 raise StorageUnavailable(f"{self._uri}: a listing continues without a NextContinuationToken")
             try:
                 yield [
-                    (listed["Key"], listed["Size"], epoch_ms(listed["LastModified"]))
+                    ObjectInfo(
+                        listed["Key"], listed["Size"], epoch_ms(listed["LastModified"]), plain_etag(listed.get("ETag"))
+                    )
                     for listed in answer.get("Contents", ())
                 ]
             except KeyError as error:
