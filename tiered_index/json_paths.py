@@ -11,6 +11,7 @@ import msgspec
 
 from tiered_index.errors import ConfigError, InvalidArgument, install_hint
 from tiered_index.json_numbers import number_text
+from tiered_index.spelling import named_key
 
 try:
     import jmespath
@@ -89,13 +90,17 @@ def fields_of(node: dict[str, Any]) -> set[str]:
 
 
 class FieldReader:
-    """Reads the keys at plain paths of objects. A decoder skips all other fields, without making objects of them."""
+    """Reads the keys at plain paths of objects. A decoder skips all other fields, without making objects of them.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    `names` are those of the keys at each path, as of `spelling.split_name`; empty: no keys have names.
+    """
+
+    def __init__(self, paths: Sequence[Path], names: Sequence[str] = ()) -> None:
         tree: dict[str, Any] = {}
         # a path that is the begin of another one ends at a whole object, where the other path continues by names
         ends = set(paths)
         self._ways: list[tuple[Path, Path]] = []
+        self._names = [*names] or [""] * len(paths)
         for path in paths:
             cut = next((length for length in range(1, len(path)) if path[:length] in ends), len(path))
             node, way = tree, []
@@ -108,10 +113,10 @@ class FieldReader:
         self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     @classmethod
-    def of(cls, expressions: Sequence[Any]) -> Self | None:
+    def of(cls, expressions: Sequence[Any], names: Sequence[str] = ()) -> Self | None:
         """Return the reader of compiled JMESPaths. None: there are none, or not all are plain paths."""
         paths = [path for expression in expressions if (path := plain_path(expression.parsed)) is not None]
-        return cls(paths) if paths and len(paths) == len(expressions) else None
+        return cls(paths, names) if paths and len(paths) == len(expressions) else None
 
     def only_text(self, value: bytes) -> str | None:
         """Return the key of a value at the only path, if it is a text of ASCII; None: ask `keys_of`."""
@@ -122,7 +127,8 @@ class FieldReader:
                 member = getattr(member, field)
         except (msgspec.MsgspecError, RecursionError, ValueError, AttributeError):
             return None
-        return member if type(member) is str and not names and member.isascii() else None
+        is_plain_text = type(member) is str and not names and member.isascii()
+        return named_key(self._names[0], member) if is_plain_text else None
 
     def members_of_lines(self, lines: bytes) -> list[list[Any]]:
         """Return for each path the member of each line's object; None: there is none. Raises `Unclear`.
@@ -150,14 +156,14 @@ class FieldReader:
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise Unclear from error
         keys: list[str] = []
-        for fields, names in self._ways:
+        for (fields, below), name in zip(self._ways, self._names, strict=True):
             member = document
             for field in fields:
                 member = getattr(member, field, None)
-            for name in names:
-                member = member.get(name) if isinstance(member, dict) else None
+            for member_name in below:
+                member = member.get(member_name) if isinstance(member, dict) else None
             if type(member) is str:
-                keys.append(member)
+                keys.append(named_key(name, member))
             elif member is not None:
                 try:
                     texts = list(key_texts(member))
@@ -165,7 +171,7 @@ class FieldReader:
                     raise Unclear from error
                 if "0" in texts:  # perhaps it was -0
                     raise Unclear
-                keys += texts
+                keys += [named_key(name, text) for text in texts]
         return keys
 
 

@@ -1,9 +1,14 @@
-"""The spelling of byte strings as keys: their text, or ``0x`` and hexadecimal digits. Pure."""
+"""The spelling of keys: of byte strings, as their text or ``0x`` and hexadecimal digits; and of keys with a name. Pure.
+
+A `--key` may have a name, as in ``order=order_id``. Its keys are ``order=`` and the text, such as ``order=136``.
+"""
 
 from __future__ import annotations
 
 import re
 
+# a name, which a comparison of JMESPath (a==b) does not have
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*=(?!=)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DIGITS = re.compile(r"0x((?:[0-9A-Fa-f]{2})+)")
 
@@ -19,6 +24,18 @@ def key_text(data: bytes) -> str:
     except UnicodeDecodeError:
         return f"0x{data.hex()}"
     return f"0x{data.hex()}" if _CONTROL.search(text) else text
+
+
+def split_name(key_option: str) -> tuple[str, str]:
+    """Return the name of a `--key` as its keys begin with it, ``NAME=``, and the rest; no name is an empty text."""
+    match = _NAME.match(key_option)
+    end = 0 if match is None else match.end()
+    return key_option[:end], key_option[end:]
+
+
+def named_key(name: str, text: str) -> str:
+    """Return the key of a text, after a name as of `split_name`. An empty text is no key, so it stays empty."""
+    return name + text if text else text
 
 
 def is_plain(key: object) -> bool:

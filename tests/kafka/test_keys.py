@@ -85,6 +85,41 @@ def test_plain_paths_agree_with_the_expressions():
         assert plain.take(record(None, value.encode())) == whole.take(record(None, value.encode())), value
 
 
+@pytest.mark.parametrize(
+    ("rules", "keys"),
+    [
+        (["order=key"], ["order=7"]),
+        (["key", "order=key"], ["7", "order=7"]),
+        (["o.d-er=header:id", "user=json:user"], ["o.d-er=8", "user=9"]),
+        (["user=json:user"], ["user=9"]),
+        (["user=json:user", "user=json:more.user"], ["user=9", "user=10"]),
+        (["user=json:user | @", "more=json:more.*"], ["user=9", "more=10"]),
+        (["number=header:number:int16"], ["number=12"]),
+        # no name, but a comparison
+        (["json:user=='9'"], ["true"]),
+    ],
+)
+def test_a_name_is_before_each_key_of_its_rule(rules, keys):
+    value = document(user="9", more={"user": 10})
+    of_record = record(b"7", value, ("id", b"8"), ("number", struct.pack(">h", 12)))
+    for extraction in (RecordKeys(rules), RecordKeys.by_rules(rules)):
+        assert sorted(extraction.take(of_record)) == sorted(extraction.of(of_record)) == sorted(keys)
+    one = RecordKeys(rules)
+    if (columns := one.plain_keys(pa.array([b"7", b"7"], pa.binary()))) is not None:
+        assert columns.to_pylist() == keys * 2
+    if one.only_path:
+        assert one.take_text(value) == keys[0]
+
+
+def test_a_name_without_a_key_is_none_and_counts_to_its_length():
+    keys, most = RecordKeys(("order=key", "user=json:user", "id=header:id")), "x" * (32_767 - len("order="))
+    assert keys.take(record(b"", document(user=""), ("id", b""))) == []
+    assert keys.take(record(f"{most}x".encode())) == []
+    assert (keys.without_key, keys.too_long) == (1, 1)
+    assert keys.take(record(most.encode())) == [f"order={most}"]
+    assert RecordKeys(("order=key",)).plain_keys(pa.array([f"{most}x".encode()] * 2, pa.binary())) is None
+
+
 def test_a_null_key_and_an_empty_one_are_counted():
     keys = RecordKeys(("key",))
     assert keys.take(record(None)) == keys.take(record(b"")) == keys.take(record(b"x" * 32_768)) == []

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import random
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +36,7 @@ from tiered_index.spark.writing.linked import FilePlan, LinkedPartsReader, RowsO
 BEGIN_S = 1_700_000_000
 KEYS = ("--topic", "orders", "--key", "order_id", "--key", "customer.id")
 ROWS = RowsOfFiles(("order_id", "customer.id"), "at", None, "orders")
+NAMED_KEYS = ("--topic", "orders", "--key", "order_id", "--key", "of=customer.id")
 
 
 def row(number):
@@ -67,10 +69,10 @@ def logs(tmp_path):
 def ingested(tmp_path):
     """Return a function that indexes files by `ingest`, and returns the URI of the index."""
 
-    def run(*sources):
+    def run(*sources, keys=KEYS):
         uri = f"file://{tmp_path}/ingested"
         where = "--root", tmp_path / "root", "--storage", uri, "--slots", 64
-        done = run_here("ingest", *sources, *KEYS, "--time", "at", *where, "--wait", "--json")
+        done = run_here("ingest", *sources, *keys, "--time", "at", *where, "--wait", "--json")
         assert done.code == 0, done.err
         return uri
 
@@ -89,7 +91,7 @@ def answers_of(uri):
     """Return for some keys the place and the time of each entry, and its row."""
     answers = {}
     with IndexReader.open(uri) as reader, FileRows(reader) as source:
-        for key in [*map(str, range(40)), *(f"c{n}" for n in range(7)), "nobody"]:
+        for key in [*map(str, range(40)), *(f"{name}c{n}" for n in range(7) for name in ("", "of=")), "nobody"]:
             entries = [
                 (item.offset, item.queue_id, item.size, item.timestamp_ms)
                 for item in reader.query("orders", key, max_count=1000)
@@ -101,10 +103,11 @@ def answers_of(uri):
 
 
 def test_a_build_of_files_is_the_same_as_ingest(spark, storage, config, logs, ingested):
-    result = link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
+    named = replace(ROWS, keys=("order_id", "of=customer.id"))
+    result = link_files(spark, [str(logs)], named, storage=storage, config=config)
     assert (result.files, result.rows, result.entries, result.unit) == (7, 700, 1400, "s")
     assert result.held_back == ((logs / "a b" / "3.ndjson").as_uri(),)
-    uri = ingested(logs)
+    uri = ingested(logs, keys=NAMED_KEYS)
     assert segments_of(storage) == segments_of(uri) and len(segments_of(uri)) == 7
     assert answers_of(storage) == answers_of(uri)
     with IndexReader.open(storage) as reader, IndexReader.open(uri) as other:
@@ -324,14 +327,15 @@ def test_a_written_dataframe_of_parquet_rows_is_the_same_as_ingest(spark, storag
         # of one task; the others' rows are not published without it
         write(frame.withColumn("at", F.when(F.col("n") != 17, F.col("at"))).repartition(3), storage, folder)
     assert segments_of(storage) == []
-    write(frame.repartition(3), storage, folder)
-    uri = ingested(folder)
+    named = {"keys": "order_id, of=customer.id"}
+    write(frame.repartition(3), storage, folder, **named)
+    uri = ingested(folder, keys=NAMED_KEYS)
     assert segments_of(storage) == segments_of(uri) and len(segments_of(uri)) == 4
     assert answers_of(storage) == answers_of(uri)
     # a second write adds nothing but new files
-    write(frame, storage, folder)
+    write(frame, storage, folder, **named)
     pq.write_table(pa.Table.from_pylist([row(n) for n in range(400, 430)]), folder / "later.parquet")
-    write(rows_read(spark, folder), storage, folder)
+    write(rows_read(spark, folder), storage, folder, **named)
     with IndexReader.open(storage) as reader, FileRows(reader) as source:
         fetched_rows = reader.messages("orders", "17", source=source, max_count=100)
         assert [json.loads(fetched.message.text)["n"] for fetched in fetched_rows] == [*range(417, 0, -40)]
@@ -394,7 +398,7 @@ def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, sto
     for written, folder, problem in (
         (frame, "b", r"0\.parquet is not among the option files"),
         (frame.drop("_metadata"), "a", "says no file and row: select the column _metadata"),
-        (frame.drop("customer"), "a", "has no column customer"),
+        (frame.drop("customer"), "a", r"has no column for --key customer\.id; it has order_id"),
     ):
         with pytest.raises(InvalidArgument, match=problem):
             write(written, storage, tmp_path / folder)

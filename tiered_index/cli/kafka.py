@@ -53,9 +53,10 @@ class KafkaOptions(KafkaClientOptions):
     """Options for following topics: ingest, serve."""
 
     key: list[str] | None = _kafka(
-        metavar="SPEC",
+        metavar="[NAME=]SPEC",
         help="Key to index: key (default), header:NAME or json:JMESPATH. Repeatable. key and header:NAME may end with "
-        "a type of Kafka's serializers, such as key:int64. For files with --topic: a column or JMESPATH.",
+        "a type of Kafka's serializers, such as key:int64. For files with --topic: a column or JMESPATH. With a NAME, "
+        "as in order=json:id, the key is NAME= and the value.",
     )
     restart_at: Literal["begin", "end"] | None = _kafka(
         help="If a partition no longer has the next record, continue at its begin or end."

@@ -240,8 +240,8 @@ def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
     """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
     first = _first_rows(files, mapping.dialect)
     if first is not None and (lacking := first[1].lacking(mapping)):
-        fields = ", ".join(f"{option}{path}" for option, path in lacking)
         there = listed_names(first[1].fields(), 30)
+        fields = mapping.shown(lacking)
         raise InvalidArgument(f"no row at the beginning of {first[0].uri} has {fields}; the first one has {there}")
 
 

@@ -15,12 +15,13 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index import json_numbers
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, searched
 from tiered_index.kafka.record import KafkaRecord
-from tiered_index.spelling import key_text
+from tiered_index.spelling import key_text, named_key, split_name
 from tiered_index.types import MAX_KEY_UNITS
 
 KeyFunction = Callable[[KafkaRecord], Iterable[str]]
@@ -77,7 +78,8 @@ class RecordKeys:
 
     A rule is ``key``, ``header:NAME`` or ``json:JMESPATH``. ``key:TYPE`` and ``header:NAME:TYPE`` are for bytes of
     Kafka's serializers: int16, int32, int64, float32, float64 and uuid give decimal or canonical text. Bytes of another
-    length are spelled as without the type.
+    length are spelled as without the type. A rule may begin with a name, as in ``order=json:id``: its keys are
+    ``order=`` and the text.
 
     Empty keys and keys of more than 32,767 UTF-16 code units are skipped. `too_long` counts the latter. `without_key`
     counts records without a key, except those that only have keys that are too long; `no_json` counts records whose
@@ -94,9 +96,10 @@ class RecordKeys:
     are_new: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._key_spells: list[Spell] = []
-        self._headers: list[tuple[str, Spell]] = []
-        self._paths: list[tuple[str, Any]] = []
+        # each with the name of its keys, as of `split_name`
+        self._key_spells: list[tuple[str, Spell]] = []
+        self._headers: list[tuple[str, str, Spell]] = []
+        self._paths: list[tuple[str, str, Any]] = []
         # until a record has a key: the records that were looked at, and what they have in place of one
         self._looked_at: int | None = 0
         self._seen: dict[str, set[str]] = {"header": set(), "member": set()}
@@ -105,23 +108,25 @@ class RecordKeys:
             self.rules = (FUNCTION,)
             return
         for text in self.rules:
-            kind, _, name = text.partition(":")
-            if text == "key":
-                self._key_spells.append(key_text)
+            of_keys, rule = split_name(text)
+            kind, _, name = rule.partition(":")
+            if rule == "key":
+                self._key_spells.append((of_keys, key_text))
             elif kind == "key" and name in TYPES:
-                self._key_spells.append(_spell(name))
+                self._key_spells.append((of_keys, _spell(name)))
             elif kind == "header" and name:
                 header, _, of_type = name.rpartition(":")
                 typed = bool(header) and of_type in TYPES
-                self._headers.append((header, _spell(of_type)) if typed else (name, key_text))
+                self._headers.append((of_keys, header, _spell(of_type)) if typed else (of_keys, name, key_text))
             elif kind == "json" and name:
-                self._paths.append((name, compiled_path(name, f"--key json:{name}", check=self.are_new)))
+                self._paths.append((of_keys, name, compiled_path(name, f"--key {text}", check=self.are_new)))
             else:
                 raise InvalidArgument(
                     f"--key {text}: give key, header:NAME or json:PATH, such as json:order.id; key and header:NAME may "
-                    f"end with a type: {', '.join(f':{kind}' for kind in TYPES)}"
+                    f"end with a type: {', '.join(f':{kind}' for kind in TYPES)}; a name of the keys may be before "
+                    "each, such as order=json:order.id"
                 )
-        self._fields = FieldReader.of([path for _, path in self._paths])
+        self._fields = FieldReader.of([path for *_, path in self._paths], [of_keys for of_keys, *_ in self._paths])
 
     @classmethod
     def by_rules(cls, rules: Iterable[str]) -> Self:
@@ -145,7 +150,7 @@ class RecordKeys:
         """
         if not len(record_keys) or record_keys.null_count or not self.only_key:
             return None
-        spell = self._key_spells[0]
+        name, spell = self._key_spells[0]
         _, offsets, data = record_keys.buffers()
         lengths = np.diff(np.frombuffer(offsets, np.int32)[: len(record_keys) + 1])
         units = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
@@ -156,13 +161,14 @@ class RecordKeys:
             texts = pa.array(map(str, numbers.tolist()) if is_float else numbers.astype(np.int64))
             # the text of a float of 32 bits is shorter than that of its double
             texts = None if is_float and numbers.itemsize == 4 else texts.cast(pa.string())
-        elif spell is key_text and lengths.min() > 0 and lengths.max() <= _SURE_BYTES:
+        elif spell is key_text and lengths.min() > 0 and lengths.max() <= _SURE_BYTES - len(name):
             # a key with a control character is spelled by its digits; memory: 2 bytes a byte
             has_control = bool(((units < 0x20) | (units == 0x7F)).any())
             with contextlib.suppress(pa.ArrowInvalid):
                 texts = None if has_control else record_keys.cast(pa.string())
         if texts is not None:
             self._looked_at = None
+            texts = pc.binary_join_element_wise(name, texts, "") if name else texts
         return texts
 
     @property
@@ -230,9 +236,11 @@ class RecordKeys:
 
     def _of_parts(self, key: bytes | None, headers: Headers, value: bytes | None) -> tuple[list[str], bool]:
         """Return the keys of a record, and false if its value should be JSON and is not."""
-        spelled = [spell(key) for spell in self._key_spells] if key is not None else []
-        for name, spell in self._headers:
-            spelled += [spell(data) for header, data in headers if header == name and data is not None]
+        spelled = [named_key(name, spell(key)) for name, spell in self._key_spells] if key is not None else []
+        for name, wanted, spell in self._headers:
+            spelled += [
+                named_key(name, spell(data)) for header, data in headers if header == wanted and data is not None
+            ]
         if self._paths and value is not None:
             of_value, is_json = self._of_value(value)
             return spelled + of_value, is_json
@@ -246,10 +254,10 @@ class RecordKeys:
         if document is None:
             return [], False
         texts = []
-        for _, path in self._paths:
+        for name, _, path in self._paths:
             # Python makes no text of so many digits, and none of an expression of JMESPath
             with contextlib.suppress(ValueError, TypeError):
-                texts += list(key_texts(searched(path, document[0])))
+                texts += [named_key(name, text) for text in key_texts(searched(path, document[0]))]
         return texts, True
 
     def _note_lack(self, headers: Headers, value: bytes | None) -> None:
@@ -262,7 +270,7 @@ class RecordKeys:
             return
         if isinstance(document[0], dict):
             self._seen["member"].update(document[0])
-        for name, path in self._paths:
+        for _, name, path in self._paths:
             with contextlib.suppress(Exception):
                 if isinstance(path.search(document[0]), dict):
                     self._objects.add(name)
@@ -277,9 +285,9 @@ class RecordKeys:
         texts = []
         if self._key_spells:
             texts.append(f"{none} has a key of 1 to {MAX_KEY_UNITS:,} characters")
-        for name, _ in self._headers:
+        for _, name, _ in self._headers:
             texts.append(f"{none} has header {name}; seen: {self._shown('header')}")
-        for name, _ in self._paths:
+        for _, name, _ in self._paths:
             has = f"{none} has a text or number at {name}"
             if name in self._objects:
                 texts.append(f"{has}, which is an object: name a member of it, such as {name}.id")

@@ -56,7 +56,11 @@ def build(
     ),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage in a commit log, and count it."),
     dry_run: bool = Option(False, "--dry-run", help="Print windows, shards, bytes, requests and cost; change nothing."),
-    key: list[str] | None = Option(None, metavar="PATH", help="With --topic: key of a row. Repeatable."),
+    key: list[str] | None = Option(
+        None,
+        metavar="[NAME=]PATH",
+        help="With --topic: key of a row, NAME= and the value if it has a name. Repeatable.",
+    ),
     skip_bad: bool = Option(False, "--skip-bad", help="With --topic: skip and count rows that are no entries."),
     *,
     of_rows: RowOptions,

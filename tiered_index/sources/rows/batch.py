@@ -104,8 +104,8 @@ def batch_of_columns(
     topics = None if mapping.topic is None else mapping.topics_of(columns[count + 1])
     if times_ms is None or (mapping.topic is not None and topics is None):
         return None
-    for values in columns[:count]:
-        if (column := key_column(values, may_be_minus_zero)) is None:
+    for values, name in zip(columns[:count], mapping.key_names, strict=True):
+        if (column := key_column(values, may_be_minus_zero, name)) is None:
             return None
         for earlier in keys:
             # a row has no key twice

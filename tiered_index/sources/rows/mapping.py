@@ -22,6 +22,7 @@ from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import is_text, plain_text, times_ms
 from tiered_index.sources.values import key_value
+from tiered_index.spelling import named_key, split_name
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
 
 Unit = Literal["s", "ms", "us", "ns"]
@@ -39,8 +40,6 @@ _NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
 _DOTTED_TIME = re.compile(r"(\d\d?)\.(\d\d?)\.(\d{4})(?:,? +(\d\d?)(:\d\d(?::\d\d(?:[.,]\d+)?)?))?", re.ASCII)
 _SERVER_TIME = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d:\d\d:\d\d)(?: ([+-]\d{4}))?", re.ASCII)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-# without the marks of a JMESPath
-_FIELD_NAME = re.compile(r"""[^][.(){}|&*@`'"?!<>=,\\\x00-\x1f]+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +79,10 @@ class Dialect:
 class RowMapping:
     """The fields with the keys, the time and perhaps the topic of a row: JMESPaths, or names of columns.
 
-    `unit` is that of times that are numbers. None: the first ones decide, for the whole run; then `is_guessed`, and a
-    later number that is likely in another unit only is a bad row. `has_numbers`: a time was a number. `topic` None: all
-    rows have one topic. `dialect` is that of CSV files; None: their headers decide.
+    `keys` are those of `--key`, each a path, perhaps after a name, as in ``order=order_id``. `unit` is that of times
+    that are numbers. None: the first ones decide, for the whole run; then `is_guessed`, and a later number that is
+    likely in another unit only is a bad row. `has_numbers`: a time was a number. `topic` None: all rows have one topic.
+    `dialect` is that of CSV files; None: their headers decide.
     """
 
     keys: Sequence[str]
@@ -96,21 +96,30 @@ class RowMapping:
     def __post_init__(self) -> None:
         if not self.keys:
             raise InvalidArgument("--key is missing: it says where a row has its key, such as --key order_id")
-        self.paths = [path_of(path, f"--key {path}") for path in self.keys]
-        self.paths.append(path_of(self.time, f"--time {self.time}"))
-        if self.topic is not None:
-            self.paths.append(path_of(self.topic, f"--topic {TOPIC_FIELD}{self.topic}"))
+        named = [split_name(key) for key in self.keys]
+        self.key_names = [name for name, _ in named]
+        """The name of each key, as of `split_name`."""
+        topic = [] if self.topic is None else [(f"--topic {TOPIC_FIELD}", self.topic)]
+        self.names = [*((f"--key {name}", path) for name, path in named), ("--time ", self.time), *topic]
+        """Option and path of all fields: the keys, the time, and the topic if it is a field."""
+        self.paths = [path_of(path) for _, path in self.names]
         self.reader = FieldReader.of(self.paths)
 
-    @property
-    def names(self) -> list[tuple[str, str]]:
-        """Option and path of all fields: the keys, the time, and the topic if it is a field."""
-        topic = [] if self.topic is None else [(f"--topic {TOPIC_FIELD}", self.topic)]
-        return [*(("--key ", path) for path in self.keys), ("--time ", self.time), *topic]
+    def shown(self, fields: Iterable[tuple[str, str]]) -> str:
+        """Return the options of fields that a file lacks, as `names`. A path that is no JMESPath is shown as one."""
+        texts = []
+        for option, path in fields:
+            text = f"{option}{path}"
+            try:
+                compiled_path(path, "it")
+            except InvalidArgument as error:
+                text = f"{text} (as a name; {error})"
+            texts.append(text)
+        return ", ".join(texts)
 
     def names_of_path(self, path: str) -> tuple[str, ...] | None:
         """Return the names of a plain path; None: it is another expression."""
-        return plain_path(path_of(path, path).parsed)
+        return plain_path(path_of(path).parsed)
 
     def decide(self, number: float) -> Unit:
         """Return the unit of times that are numbers, which the first `number` decides. Raises `InvalidArgument`."""
@@ -246,7 +255,12 @@ class RowMapping:
 
     def keys_of(self, members: Iterable[Any]) -> list[str]:
         """Return the distinct keys of a row by the members at its key paths. Raises `InvalidArgument`."""
-        keys = dict.fromkeys(text for member in members for text in key_texts(key_value(member)) if text)
+        keys = dict.fromkeys(
+            named_key(name, text)
+            for name, member in zip(self.key_names, members, strict=True)
+            for text in key_texts(key_value(member))
+            if text
+        )
         for key in keys:
             try:
                 units = len(key.encode("utf-16-le")) // 2
@@ -278,19 +292,15 @@ def no_key(file: object, path: str, fields: Sequence[str], *, is_list: bool) -> 
     )
 
 
-def path_of(path: str, shown: str) -> Any:
-    """Return a compiled JMESPath; a name that is none, such as that of a column with blanks, is the field itself.
+def path_of(path: str) -> Any:
+    """Return a compiled JMESPath. A text that is none, such as the name of a column with blanks, is the field itself.
 
-    `shown` names it in errors. Raises as `compiled_path`.
+    Raises `ConfigError` if jmespath is missing.
     """
     try:
-        return compiled_path(path, shown)
-    except InvalidArgument as error:
-        if _FIELD_NAME.fullmatch(path):
-            return compiled_path(json_text(path), shown)
-        raise InvalidArgument(
-            f"{error}. A field with such a name is written in quotes, as '\"No. of order\"'"
-        ) from error
+        return compiled_path(path, path)
+    except InvalidArgument:
+        return compiled_path(json_text(path), path)
 
 
 def _may_count(unit: Unit, number: Any) -> Any:
@@ -310,12 +320,24 @@ def _one_type(values: Sequence[Any]) -> pa.Array:
 
 
 def key_column(
-    values: Sequence[Any] | pa.Array, may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool] = lambda rows: False
+    values: Sequence[Any] | pa.Array,
+    may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool] = lambda rows: False,
+    name: str = "",
 ) -> pa.Array | None:
     """Return the keys of rows, one a row, as texts with nulls; None: rows must be read by themselves.
 
-    `may_be_minus_zero` gets the numbers of rows whose key is 0, and says whether the text of one of them is -0.
+    `may_be_minus_zero` gets the numbers of rows whose key is 0, and says whether the text of one of them is -0. `name`
+    is that of the keys, as of `split_name`.
     """
+    if (column := _text_column(values, may_be_minus_zero, MAX_KEY_UNITS - len(name))) is None or not name:
+        return column
+    return pc.binary_join_element_wise(pa.scalar(name, KEY_TYPE), column, pa.scalar("", KEY_TYPE))
+
+
+def _text_column(
+    values: Sequence[Any] | pa.Array, may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool], most_units: int
+) -> pa.Array | None:
+    """Return values as texts, as `key_column`, of at most so many UTF-16 code units."""
     try:
         if isinstance(values, pa.Array):
             column = values
@@ -337,7 +359,7 @@ def key_column(
             return None
         column = plain_text(column)
         sizes = pc.min_max(pc.binary_length(column)).as_py()
-        if (sizes["max"] or 0) > MAX_KEY_UNITS:
+        if (sizes["max"] or 0) > most_units:
             return None
         if sizes["min"] == 0:
             column = pc.if_else(pc.equal(column, "").fill_null(False), pa.scalar(None, KEY_TYPE), column)

@@ -63,7 +63,7 @@ class ColumnsFile(RowFile):
         return table
 
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
-        for path in mapping.keys:
+        for key, (_, path) in zip(mapping.keys, mapping.names, strict=False):
             if (way := self._way(path, mapping)) is not None and not way.is_expression:
                 kind = self.schema.field(way.names[0]).type
                 for name in way.names[1:]:
@@ -71,9 +71,9 @@ class ColumnsFile(RowFile):
                 if is_list := has_items(kind):
                     kind = kind.value_type
                 if pa.types.is_map(kind):
-                    raise InvalidArgument(f"{self.file}: --key {path} is a map, which is no key: write it as columns")
+                    raise InvalidArgument(f"{self.file}: --key {key} is a map, which is no key: write it as columns")
                 if pa.types.is_struct(kind):
-                    raise no_key(self.file, path, [field.name for field in kind], is_list=is_list)
+                    raise no_key(self.file, key, [field.name for field in kind], is_list=is_list)
         return [name for name in mapping.names if self._way(name[1], mapping) is None]
 
     def _way(self, path: str, mapping: RowMapping) -> Way | None:
@@ -89,8 +89,8 @@ class ColumnsFile(RowFile):
     def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> ColumnsReading:
         ways = [self._way(path, mapping) for _, path in mapping.names]
         if None in ways:
-            lacking = ", ".join(path for (_, path), way in zip(mapping.names, ways, strict=True) if way is None)
-            raise InvalidArgument(f"{self.file} has no column {lacking}; it has {listed(self.fields())}")
+            lacking = mapping.shown(name for name, way in zip(mapping.names, ways, strict=True) if way is None)
+            raise InvalidArgument(f"{self.file} has no column for {lacking}; it has {listed(self.fields())}")
         return ColumnsReading(self, mapping, [way for way in ways if way is not None], position, end, whole)
 
     def members_of(self, row: pa.Table, mapping: RowMapping) -> list[Any]:
@@ -162,7 +162,7 @@ def way_of(schema: pa.Schema, path: str, mapping: RowMapping) -> Way | None:
         return Way((path,))
     names = mapping.names_of_path(path)
     if names is None:
-        columns = [name for name in schema.names if name in fields_of(path_of(path, path).parsed)]
+        columns = [name for name in schema.names if name in fields_of(path_of(path).parsed)]
         return Way(tuple(columns), is_expression=True) if columns else None
     if names[0] not in schema.names:
         return None

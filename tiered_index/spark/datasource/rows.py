@@ -78,8 +78,9 @@ class RowWriter(EntryWriter):
         mapping = self._rows.mapping()
         kinds = arrow_schema_of(schema)
         ways = [way_of(kinds, path, mapping) for _, path in mapping.names]
-        if lacking := [path for (_, path), way in zip(mapping.names, ways, strict=True) if way is None]:
-            raise InvalidArgument(f"the DataFrame has no column {lacking[0]}; it has {', '.join(kinds.names)}")
+        if lacking := [name for name, way in zip(mapping.names, ways, strict=True) if way is None]:
+            shown = mapping.shown(lacking)
+            raise InvalidArgument(f"the DataFrame has no column for {shown}; it has {', '.join(kinds.names)}")
         self._ways = [way for way in ways if way is not None]
         if _METADATA not in kinds.names and not {_PATH, _ROW} <= {*kinds.names}:
             raise InvalidArgument(

@@ -72,7 +72,7 @@ _NAMES = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
 class RowsOfFiles:
     """The fields of rows of files.
 
-    - `keys`: the paths of the keys: JMESPaths, or names of columns.
+    - `keys`: the paths of the keys: JMESPaths, or names of columns. Each may have a name, as in ``order=order_id``.
     - `time`: the path of the time: ISO 8601, a date, or a number.
     - `unit`: the unit of times that are numbers, ``s``, ``ms``, ``us`` or ``ns``; None: the first one decides.
     - `topic`: the topic of all rows; None: it is at the path `topic_path`.
@@ -499,7 +499,7 @@ def _decide(plan: FilePlan, mapping: RowMapping) -> None:
     """Let the first rows decide the unit of times that are numbers. Raises `InvalidArgument` for missing fields."""
     for listed, rows, segment in plan.new[:1]:
         if lacking := rows.lacking(mapping):
-            fields = ", ".join(f"{option}{path}" for option, path in lacking)
+            fields = mapping.shown(lacking)
             raise InvalidArgument(f"no row at the beginning of {listed.uri} has {fields}; it has {rows.fields()[:30]}")
         if mapping.unit is None:
             next(rows.reading(mapping, segment.position, segment.end).batches(segment.position), None)
