@@ -27,13 +27,14 @@ from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout, Preset
 from tiered_index.format.schema import Schema
-from tiered_index.retention import TABLES_OF_TOPICS, Retention, human_duration, parse_bytes, parse_duration, parse_tiers
+from tiered_index.retention import TABLES_OF_TOPICS, Retention
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage, spelled, split_uri
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
+from tiered_index.units import human_duration, parse_bytes, parse_duration, parse_tiers
 
 PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's tests, which are not settings

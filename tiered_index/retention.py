@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
-from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -23,64 +22,15 @@ from msgspec import Struct
 from tiered_index.errors import ConfigError
 from tiered_index.stored import Milliseconds, Place
 from tiered_index.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
+from tiered_index.units import LONGEST_S
 
 TABLES_OF_TOPICS = ("topics", "segments_topics")
 """The settings of a `Retention` that are tables of ages by topic."""
-UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-"""The seconds of each unit of a duration, the longest first."""
-_UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_LONGEST_S = 253_402_300_799  # to the end of the year 9999
 _MOST_BYTES = 10**18
 # a horizon moves in steps of a 24th of its age, at most an hour: each step needs a log record
 _STEPS = 24
-_LONGEST_STEP_S = 3600
+LONGEST_STEP_S = 3600
 LEAST_GRACE_S = 3600.0
-
-
-def parse_duration(text: str) -> int:
-    """Return the seconds of ``1d``, ``12h``, ``30m`` or ``90s``. Only ``0`` needs no unit.
-
-    Raises `ValueError` naming the text.
-    """
-    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS_S else (text, "s")
-    if number == text and text != "0" and text.isascii() and text.isdigit():
-        # the caller may mean days: as seconds, an age of 7 would delete almost everything
-        raise ValueError(f"{text!r} has no unit: give {text}d, {text}h, {text}m or {text}s")
-    if not (number.isascii() and number.isdigit()):
-        raise ValueError(f"{text!r} is not a duration: give a whole number and d, h, m or s, such as 1d or 12h")
-    if (seconds := int(number) * UNITS_S[unit]) > _LONGEST_S:
-        raise ValueError(f"{text!r} is too long")
-    return seconds
-
-
-def human_duration(seconds: int) -> str:
-    """Return a duration in the largest unit that divides it: ``30d``, ``90m``."""
-    unit = next(unit for unit, size in UNITS_S.items() if not seconds % size)
-    return f"{seconds // UNITS_S[unit]}{unit}"
-
-
-def parse_tiers(text: str) -> list[int]:
-    """Return the seconds of windows such as ``1d,30d``, the shortest first.
-
-    Raises `ValueError` unless each is a multiple of the one before.
-    """
-    windows = sorted({parse_duration(part.strip()) for part in text.split(",")})
-    if not windows[0]:
-        raise ValueError("0 is no length of a window: give a whole number and d, h, m or s, such as 1d")
-    for shorter, longer in pairwise(windows):
-        if longer % shorter:
-            raise ValueError(
-                f"{human_duration(longer)} is not a multiple of {human_duration(shorter)}: windows overlap"
-            )
-    return windows
-
-
-def parse_bytes(text: str) -> int:
-    """Return the bytes of ``100GiB`` (or KiB, MiB, TiB) or of a number. Raises `ValueError` naming the text."""
-    number, unit = (text[:-3], text[-3:]) if text[-3:] in _UNITS_BYTES else (text, "")
-    if not (number.isascii() and number.isdigit() and len(number) <= 18):
-        raise ValueError(f"{text!r} is not a size: give a whole number of bytes, or of KiB, MiB, GiB or TiB")
-    return int(number) * _UNITS_BYTES.get(unit, 1)
 
 
 class Retention(Struct, frozen=True, kw_only=True):
@@ -120,11 +70,11 @@ class Retention(Struct, frozen=True, kw_only=True):
             if number is not None and (isinstance(number, bool) or not isinstance(number, Real)):
                 raise ConfigError(f"{name} must be a number, not {number!r:.80}: ages are in seconds")
         for name, age_s in ages.items():
-            if age_s is not None and not (math.isfinite(age_s) and 1 <= age_s <= _LONGEST_S):
+            if age_s is not None and not (math.isfinite(age_s) and 1 <= age_s <= LONGEST_S):
                 raise ConfigError(f"{name} must be at least 1 second, not {age_s!r}")
         if self.max_bytes is not None and not 0 <= self.max_bytes <= _MOST_BYTES:
             raise ConfigError(f"max_bytes must be from 0 to {_MOST_BYTES:.15g}, not {self.max_bytes!r}")
-        if not LEAST_GRACE_S <= self.grace_s <= _LONGEST_S:
+        if not LEAST_GRACE_S <= self.grace_s <= LONGEST_S:
             raise ConfigError(
                 f"grace_s must be {LEAST_GRACE_S:.0f} or more, not {self.grace_s!r}: readers may be at work"
             )
@@ -158,7 +108,7 @@ def _matches(topic: str, pattern: str) -> bool:
 def _before_ms(age_s: float | None, now_ms: int) -> int:
     if age_s is None:
         return 0
-    step_s = max(1, min(_LONGEST_STEP_S, int(age_s) // _STEPS))
+    step_s = max(1, min(LONGEST_STEP_S, int(age_s) // _STEPS))
     return max(0, int(now_ms / 1000 - age_s) // step_s * step_s * 1000)
 
 

@@ -20,9 +20,10 @@ from tests.demo.workload import TOPICS, Census, LookupChecks, ReferenceAnswers, 
 from tests.support.processes import own_environment
 from tests.support.s3_server import CREDENTIALS, s3_server
 from tests.support.storage_faults import FaultStorage
+from tiered_index.cli.declaring import command
 from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower as SourceFollower

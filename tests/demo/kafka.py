@@ -23,9 +23,10 @@ from tests.demo.processes import ProcessFailed
 from tests.demo.workload import Measured
 from tests.support.kafka_cluster import PARTITIONS, Cluster, Producing, kafka_cluster
 from tests.support.processes import started
+from tiered_index.cli.declaring import command
 from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_count, human_seconds
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages

@@ -7,12 +7,9 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from typer import Option
-
 from tiered_index.cli.ending import Ending
-from tiered_index.cli.options import duration
 from tiered_index.cli.output import error_document
-from tiered_index.cli.session import Session, check_root_of, command, storage_uri
+from tiered_index.cli.session import Session, check_root_of, storage_uri
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
@@ -33,44 +30,18 @@ from tiered_index.types import format_time
 _SWEEP_S = 3600.0
 
 
-@command
 def copy(
     session: Session,
-    source: str | None = Option(None, "--from", metavar="URI", help="Index to copy. Default: --storage."),
-    to: str = Option(
-        ..., "--to", metavar="URI", help="Storage of the copy: without an index, or with an earlier copy of this one."
-    ),
-    threads: int = Option(4, min=1, help="Objects copied at a time."),
-    follow: bool = Option(False, "--follow", help="Keep the copy up to date until SIGTERM or SIGINT."),
-    interval: int = Option(**duration("1m"), help="With --follow: time between updates."),
-    must_exist: bool = Option(
-        False, "--must-exist", help="Fail if --to has no copy yet, for example if its disk is not mounted."
-    ),
-    grace: int = Option(
-        **duration("1d"), help="Time to keep the bytes of objects that the source removed in the copy, at least 1h."
-    ),
+    *,
+    source: str | None,
+    to: str,
+    threads: int,
+    follow: bool,
+    interval: int,
+    must_exist: bool,
+    grace: int,
 ) -> int:
-    """Copy an index to another storage, for a backup, a move or a standby.
-
-    [bold]Examples[/bold]
-
-      tiered-index copy --from s3://bucket/index --to s3://other-bucket/index?region=eu-west-1
-
-      tiered-index copy --from file:///srv/index --to s3://bucket/index --json
-
-      tiered-index copy --from s3://bucket/index --to s3://standby/index --follow --interval 30s
-
-    The copy is one consistent snapshot of the index. The command checks every byte of every object. Then
-    one log record makes the whole copy visible. Run the command again to continue an interrupted copy or update an
-    earlier one. Writers, merges and readers of the source may run. The copy is an index of its own. A writer can open
-    it with a new root; after that, the copy can't be updated.
-
-    If the source removes objects, the next copy removes them from the copy's log. A later copy deletes their bytes
-    after --grace. With --follow the command copies again and again, as a timer would: the copy stays up to date as a
-    standby. Exit code 3: a storage does not answer or refuses; with --follow the command tries
-    again. Exit code 4: the source is damaged. But the command copies a source whose log lacks only its first records.
-    --follow --json prints a line per round, also for errors.
-    """
+    """Copy an index to another storage, for a backup, a move or a standby."""
     if grace < 3600 or interval < 1:
         raise InvalidArgument("--grace must be at least 1h, because readers may be at work, and --interval at least 1s")
     config = session.config(storage=source or session.storage)

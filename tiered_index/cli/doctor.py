@@ -6,38 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from typer import Argument
-
 from tiered_index.cli.exit_codes import FINDING
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.storage.disk import local_path
 from tiered_index.storage.opening import split_uri
 from tiered_index.storage.probe import AbilityFinding, probe, probe_folder
 
 
-@command
-def doctor(
-    session: Session, uri: str | None = Argument(None, metavar="[URI]", help="Storage to check. Default: --storage.")
-) -> int:
-    """Check that a storage and a disk have the abilities that the engine needs.
-
-    [bold]Examples[/bold]
-
-      tiered-index doctor s3://bucket/index
-
-      tiered-index doctor 's3://bucket/index?endpoint_url=https://minio:9000' --json
-
-      tiered-index doctor file:///mnt/share/index --root /data/index
-
-    The command puts a few objects below probe/, reads, lists and deletes them. With --root it also checks
-    the disk of that folder: it makes a file there, or in the next existing parent, and deletes it. It needs no index,
-    and changes none. The creation of an index makes the same checks, except that of multipart uploads.
-
-    The table has each ability, its use, and the result. A result other than yes is a lack. If the engine works round
-    it, the result names the price, and the exit code is 0. Exit code 1: an ability is missing. Exit code 3: the
-    storage did not answer or refused access. A missing folder or database is not made: make the folder first.
-    """
+def doctor(session: Session, *, uri: str | None) -> int:
+    """Check that a storage and a disk have the abilities that the engine needs."""
     config = session.config(storage=uri)
     root = session.root
     if config.storage is None and root is None:

@@ -13,17 +13,17 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from typer import Option
 
+from tiered_index.cli.commands.write import Format
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import counted, discard, human_count, unknown_topic, writing_stdout
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session
 from tiered_index.encoding import json_text
 from tiered_index.errors import DiskFull, InvalidArgument, PartialAnswer
 from tiered_index.format.hashing import HashRule
@@ -36,7 +36,6 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.storage.disk import Disk
 from tiered_index.types import FilePlace
 
-Format = Literal["parquet", "ndjson", "csv", "arrow", "rocketmq"]
 PLACE_COLUMNS = {"file": pa.string(), "row": pa.int64()}
 """The columns of entries of files, in addition to those of all entries."""
 # Formats by file extension
@@ -153,40 +152,17 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
-@command
 def export(
     session: Session,
-    out: Path = Option(metavar="PATH", help="File to write, or - for stdout. Format rocketmq: a folder."),
-    form: Format | None = Option(
-        None, "--format", help="Format. Default: by the ending of the name, else parquet; ndjson for stdout."
-    ),
-    topic: list[str] | None = Option(None, help="Export this topic only. Repeatable."),
-    slots: int | None = Option(None, help="With --format rocketmq: hash slots per file, as its reader expects."),
-    items: int | None = Option(None, help="With --format rocketmq: items per file, as its reader expects."),
     *,
+    out: Path,
+    form: Format | None,
+    topic: list[str] | None,
+    slots: int | None,
+    items: int | None,
     within: RangeOptions,
 ) -> int:
-    """Export the entries of an index as one consistent snapshot.
-
-    [bold]Examples[/bold]
-
-      tiered-index export --storage s3://bucket/index --out entries.parquet
-
-      tiered-index export --root /data/index --topic orders --begin 2026-11-01 --out orders.ndjson
-
-      tiered-index export --root /data/index --topic orders --out - --format csv | sort
-
-      tiered-index export --storage file:///tmp/store --out rocketmq-files --format rocketmq --slots 5000000 --items
-      20000000
-
-    A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and columns of your
-    own. If the index has files, there are file and row, too. An index does not store keys. `export` and `ingest` print
-    the number of entries, and a checksum that does not depend on their order. Compare these to see that no entry is
-    missing. In Parquet and Arrow, timestamp_ms is a timestamp; elsewhere it is epoch milliseconds.
-
-    If the storage of --root does not answer or is lost, the command exports the root's files. It names the objects that
-    only the storage has, and ends with exit code 6.
-    """
+    """Export the entries of an index as one consistent snapshot."""
     form = form or _format_of(out)
     if out == _STDOUT and (form == "rocketmq" or session.out.as_json):
         wrong = "--json" if session.out.as_json else "--format rocketmq"

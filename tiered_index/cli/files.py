@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from typer import Argument, Option
 
 from tiered_index.cli.contents import Array, Contents, contents_of, opened
 from tiered_index.cli.exit_codes import DONE, PARTIAL
-from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, human_duration
+from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.cli.session import Session, asked_service, command
+from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
@@ -26,47 +25,23 @@ from tiered_index.format.segment import ArchivedSegment
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.inventory import PENDING, du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
+from tiered_index.units import human_duration
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
     from tiered_index.service.reader import IndexReader
 
 
-@command
 def topics(
     session: Session,
-    allow_partial: bool = Option(
-        False, "--allow-partial", help="List the readable files, and name the others (exit code 6)."
-    ),
-    by: str | None = Option(
-        None, metavar="topic,day,state", help="Sum stored entries, bytes and monthly cost by one or more of these."
-    ),
     *,
+    allow_partial: bool,
+    by: str | None,
     within: RangeOptions,
     limits: LimitOptions,
     service: ServiceOptions,
 ) -> int:
-    """List the topics, each with its entries, bytes of its messages and time range.
-
-    [bold]Examples[/bold]
-
-      tiered-index topics --storage s3://bucket/index
-
-      tiered-index topics --root /data/index --begin 2026-11-01 --json
-
-      tiered-index topics --url http://localhost:8080 --token-file token
-
-      tiered-index topics --by topic,day,state --storage s3://bucket/index
-
-    The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
-    twice counts twice until its files are merged. With --begin or --end, the sums have all entries of a topic in each
-    file where the topic's times overlap the range.
-
-    --by sums all entries. Days are UTC days. A file's bytes are divided among its topics in proportion to their
-    entries. If a file has several days, its entries are divided evenly among them (estimated). The cost is the price of
-    the stored bytes, without requests. The settings have the prices (default: S3 Standard's list price). Archived
-    segments have a row of their own. The log and orphans are not counted.
-    """
+    """List the topics, each with its entries, bytes of its messages and time range."""
     client = asked_service(session, service)
     if by is not None:
         if allow_partial or within != RangeOptions() or limits != LimitOptions():
@@ -102,45 +77,8 @@ def _open_topics(
     return reader, [partial(reader.topics, **bounds)]
 
 
-@command
-def files(
-    session: Session,
-    file: str | None = Argument(
-        None, metavar="[FILE]", help="Show this file: its path, object name, file id, or the end of a file id."
-    ),
-    entries: bool = Option(
-        False, "--entries", help="Print the entries of FILE as JSON lines, in the order of the file."
-    ),
-    *,
-    service: ServiceOptions,
-) -> int:
-    """List all files and window tables, then the archived segments, or show one file.
-
-    [bold]Examples[/bold]
-
-      tiered-index files --storage s3://bucket/index
-
-      tiered-index files --root /data/index --json
-
-      tiered-index files --url http://localhost:8080 --token-file token
-
-      tiered-index files /data/index/uploaded/001700000000000-0123456789ab.index
-
-      tiered-index files 456789ab --storage s3://bucket/index --json
-
-      tiered-index files 456789ab --storage s3://bucket/index --entries | head
-
-      tiered-index files store/tiered_index_file/1700000000000 --set slots=5000000 --set items=20000000
-
-    A row has the state, lane, time range, entries, bytes and place of a file. The lane is `main`, or `quarantine` for
-    implausible times. Exit code 6: a file can't be read.
-
-    With FILE the command shows the header, metadata and statistics of that file. With --entries it prints only entries
-    that match their checksum. The last line is {"status": ...}. At the first mismatch the command ends with status
-    "corrupt" and exit code 4. Files written by RocketMQ have no checksums, and the status says so. To check entries
-    without printing them, use verify. An unsealed file in RocketMQ's format does not state its numbers of slots and
-    items: pass them with --set.
-    """
+def files(session: Session, *, file: str | None, entries: bool, service: ServiceOptions) -> int:
+    """List all files and window tables, then the archived segments, or show one file."""
     client = asked_service(session, service, file=file)
     if file is not None:
         return _show_file(session, file, entries=entries)

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from typer import Argument
-
 from tiered_index.cli import archived
 from tiered_index.cli.exported import ExportedFile, ingest_exported
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
@@ -27,7 +25,7 @@ from tiered_index.cli.linking import RowIngestion
 from tiered_index.cli.options import given_columns, given_flags, pairs, refuse_others
 from tiered_index.cli.output import counted, human_count
 from tiered_index.cli.putting import Putting, none_indexed
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.follow import FIRST, PatientPut
@@ -289,76 +287,8 @@ class FileIntake:
         self.position = end
 
 
-@command
-def ingest(
-    session: Session,
-    sources: list[str] = Argument(
-        metavar="SOURCE...",
-        help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; archive:URI of an index with archived segments; "
-        "NDJSON, CSV, Parquet or Arrow as a file, s3://bucket/file, or - for stdin. With --topic: files, folders and "
-        "globs.",
-    ),
-    *,
-    options: IngestOptions,
-) -> int:
-    """Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.
-
-    [bold]Examples[/bold]
-
-      tiered-index ingest /home/rocketmq/store --root /data/index --storage s3://bucket/index --follow
-
-      tiered-index ingest /home/rocketmq/store --root /data/index --storage s3://bucket/index --topics 'order*'
-
-      tiered-index ingest 'kafka://broker:9092/orders,payments-*' --key key --key json:order.id --root /data/index
-      --storage s3://bucket/index --follow
-
-      tiered-index ingest 's3://logs/orders/**/*.ndjson.gz' --topic orders --key order_id --key customer.id --time
-      occurred_at --storage s3://bucket/index
-
-      tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
-
-      tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
-
-      tiered-index ingest events.csv --item-type events:DeviceEvent --column event=id --column offset=rownumber
-      --root ./index --storage file:///tmp/store
-
-      tiered-index ingest archive:s3://bucket/index --storage s3://bucket/index-2
-
-      zcat orders.csv.gz | tiered-index ingest - --column key=order_id --constant topic=orders --root ./index --storage
-      file:///tmp/store
-
-    The command changes nothing in a store, so the broker may run. --topics, --exclude-topics, --index-tags and
-    --index-prepared apply to the messages that this run reads. Entries of earlier runs stay as they are.
-
-    With --topic, SOURCE is any number of files, folders, globs (** is any number of folders) and prefixes. They have
-    NDJSON, CSV with a header, Parquet, or Arrow. Text may be packed by gzip, bzip2, xz or zstd. --key and --time name
-    fields: a column, or a JMESPath such as customer.id. Numbers, true, false and UUIDs are keys as their text. The rows
-    stay where they are, and `query --messages` reads them there. Run the command again to index new files and lines, or
-    pass --follow. Without --root the command uses a folder of your state directory.
-
-    Without --topic, a file has messages. An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms.
-    It also has key, or keys (a list). A number as a key keeps the text that it was written with. An empty key is none.
-    The line may have topic_id. CSV and Parquet have columns with these names. To index columns of your own, name the
-    class of your entries with --item-type. The command ignores all other columns, and prints their names. With
-    `--column offset=rownumber` the offset is the row's number.
-
-    If a file has grown, the command reads its new part. If its beginning has changed, the command fails unless you
-    pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each
-    time. Lookups show an entry once, even if you put it twice.
-
-    A file that `export` wrote (Parquet, Arrow, or NDJSON, also packed) puts the same entries, with their hashes of
-    keys. NDJSON can also come from stdin. An export has no source positions, erasures and expiries: `copy` keeps them.
-
-    archive:URI indexes the archived segments of RocketMQ, records of Kafka and rows of files in the index at URI, as
-    `ingest` would index the store, the topics and the files. It copies the rows. It works even if all files of that
-    index are lost. Entries that expired or were erased there stay out. The new index gets the same slots, items and
-    preset, and a storage of its own, outside the old one. Without --root the command uses a temporary folder, and
-    uploads everything before it ends. --dry-run compares count and checksum of one store's entries with the index's.
-    Exit code 1: they differ.
-
-    Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
-    it from its start, and reports it as rewritten. Kafka before 2.8 is not supported.
-    """
+def ingest(session: Session, *, sources: list[str], options: IngestOptions) -> int:
+    """Index messages of a RocketMQ store, Kafka or a file."""
     session.log_as(options.run.log_format)
     return Ingestion(session, tuple(sources), options).run()
 

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tiered_index.cli.kafka import KafkaOptions
 from tiered_index.cli.options import (
     ArchiveOptions,
     Column,
     Constant,
     GeometryOptions,
     IntakeOptions,
+    KafkaOptions,
     LogAs,
     SelectionOptions,
     declare,

@@ -1,14 +1,12 @@
-"""Options of commands that read Kafka, and the follower of topics."""
+"""The part of commands that read Kafka: the follower of topics, and the brokers."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from tiered_index.cli.options import declare, pairs
+from tiered_index.cli.options import KafkaClientOptions, KafkaOptions
 from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.root import Root
@@ -20,59 +18,6 @@ if TYPE_CHECKING:
     from tiered_index.service.index import IndexService
 
 SCHEME = "kafka://"
-_kafka = partial(declare, rich_help_panel="Kafka")
-
-
-@dataclass(frozen=True)
-class KafkaClientOptions:
-    """Settings of Kafka's client: for each command that reads Kafka."""
-
-    kafka: list[str] | None = _kafka(
-        metavar="NAME=VALUE", help="Setting of Kafka's client (librdkafka), such as security.protocol=SSL."
-    )
-    kafka_config: Path | None = _kafka(
-        metavar="FILE", help="File with settings of Kafka's client, one NAME=VALUE per line. Use it for secrets."
-    )
-
-    def settings(self) -> dict[str, str]:
-        """Return the settings; the command line has precedence over the file."""
-        from tiered_index.kafka.client import check_setting, read_settings
-
-        of_file = {} if self.kafka_config is None else read_settings(self.kafka_config)
-        malformed = [text for text in self.kafka or () if "=" not in text]
-        if malformed:
-            raise InvalidArgument("write --kafka as NAME=VALUE")  # do not repeat the text: it may be a secret
-        of_line = pairs("--kafka", self.kafka)
-        for name in of_line:
-            check_setting(name, "--kafka")
-        return of_file | of_line
-
-
-@dataclass(frozen=True)
-class KafkaOptions(KafkaClientOptions):
-    """Options for following topics: ingest, serve."""
-
-    key: list[str] | None = _kafka(
-        metavar="[NAME=]SPEC",
-        help="Key to index: key (default), header:NAME or json:JMESPATH. Repeatable. key and header:NAME may end with "
-        "a type of Kafka's serializers, such as key:int64. For files with --topic: a column or JMESPATH. With a NAME, "
-        "as in order=json:id, the key is NAME= and the value.",
-    )
-    restart_at: Literal["begin", "end"] | None = _kafka(
-        help="If a partition no longer has the next record, continue at its begin or end."
-    )
-    commit_group: str | None = _kafka(
-        metavar="GROUP", help="Commit offsets to this consumer group, for lag tools, once their entries are on disk."
-    )
-    archive: bool = _kafka(
-        False, "--archive", help="Archive Kafka's records, or the rows of files, in the storage, as Parquet files."
-    )
-    archive_every: float | None = _kafka(
-        None,
-        min=0,
-        metavar="SECONDS",
-        help="With --archive: longest wait of a record for its file (default 3600); less by a topic's retention.",
-    )
 
 
 def open_kafka_follower(

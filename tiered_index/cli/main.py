@@ -5,7 +5,6 @@ Errors of commands become exit codes in `session.command`; this module handles o
 
 from __future__ import annotations
 
-import gc
 import io
 import pkgutil
 import sys
@@ -18,6 +17,7 @@ from typer.core import TyperCommand
 
 from tiered_index._version import __version__
 from tiered_index.cli.exit_codes import CLOSED_PIPE, DONE, INTERRUPTED, NOT_LOADED, USAGE
+from tiered_index.cli.loading import loaded
 from tiered_index.cli.output import Output, discard, printable, tell
 from tiered_index.errors import DiskFull
 
@@ -31,44 +31,48 @@ _EPILOG = (
 _APPLICATION: Any = {
     "no_args_is_help": True,
     "rich_markup_mode": "rich",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
+    "context_settings": {
+        "help_option_names": ["-h", "--help"],
+        # typer loads pydantic, which takes as long as all of a help, for a flag that is None and not False
+        "default_map": dict.fromkeys(("help", "install_completion", "show_completion"), False),
+    },
 }
 
 # Each group of commands, with an example; and each command's function and the first line of its help: the list of
 # commands is printed without loading them
 _GROUPS = {
     "Write: tiered-index ingest STORE --root DIR --storage URI": {
-        "ingest:ingest": "Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it "
+        "write:ingest": "Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it "
         "stopped.",
-        "export:export": "Export the entries of an index as one consistent snapshot.",
+        "write:export": "Export the entries of an index as one consistent snapshot.",
     },
     "Look up: tiered-index query TOPIC KEY --storage URI": {
-        "query:query": "Look up a key: print its entries, the newest first, or its messages.",
-        "messages:message": "Show one message by its id, unique key or queue offset, or one record of Kafka.",
-        "files:topics": "List the topics, each with its entries, bytes of its messages and time range.",
-        "files:files": "List all files and window tables, then the archived segments, or show one file.",
+        "look_up:query": "Look up a key: print its entries, the newest first, or its messages.",
+        "look_up:message": "Show one message by its id, unique key or queue offset, or one record of Kafka.",
+        "look_up:topics": "List the topics, each with its entries, bytes of its messages and time range.",
+        "look_up:files": "List all files and window tables, then the archived segments, or show one file.",
     },
     "Keep: tiered-index copy --from URI --to URI": {
-        "merge:merge": "Merge uploaded files into window tables, so that a lookup costs one request per window.",
-        "copying:copy": "Copy an index to another storage, for a backup, a move or a standby.",
-        "removing.expire:expire": "Expire entries by age, topic or size.",
-        "removing.erase:erase": "Erase the entries of a topic before a time: all, or those of some keys or of a queue.",
-        "removing.orphans:orphans": "Find objects that the log does not name.",
+        "keep:merge": "Merge uploaded files into window tables, so that a lookup costs one request per window.",
+        "keep:copy": "Copy an index to another storage, for a backup, a move or a standby.",
+        "keep:expire": "Expire entries by age, topic or size.",
+        "keep:erase": "Erase the entries of a topic before a time: all, or those of some keys or of a queue.",
+        "keep:orphans": "Find objects that the log does not name.",
     },
     "Operate: tiered-index verify --storage URI": {
-        "doctor:doctor": "Check that a storage and a disk have the abilities that the engine needs.",
-        "verify:verify": "Check all checksums of an index: local files, log records, checkpoints and objects.",
-        "recover:recover": "Recover a root after a crash, a restore or a loss.",
-        "serve:serve": "Serve lookups over HTTP until SIGTERM or SIGINT.",
-        "tokens:token": "Create a token for the service and print it, once.",
+        "operate:doctor": "Check that a storage and a disk have the abilities that the engine needs.",
+        "operate:verify": "Check all checksums of an index: local files, log records, checkpoints and objects.",
+        "operate:recover": "Recover a root after a crash, a restore or a loss.",
+        "operate:serve": "Serve lookups over HTTP until SIGTERM or SIGINT.",
+        "operate:token": "Create a token for the service and print it, once.",
     },
 }
 _SPARK_GROUP = "Spark: tiered-index spark build --source FOLDER --storage URI"
 _ON_SPARK = {
-    "spark.writing:build": "Build window tables from files or a commit log with Spark.",
-    "spark.writing:erase": "Erase entries of a topic, as `tiered-index erase --now`, with Spark.",
-    "spark.reading:lookup": "Look up every key of a file with Spark.",
-    "spark.reading:audit": "Check every byte of an index, and compare its entries with its source. Changes nothing.",
+    "on_spark:build": "Build window tables from files or a commit log with Spark.",
+    "on_spark:erase": "Erase entries of a topic, as `tiered-index erase --now`, with Spark.",
+    "on_spark:lookup": "Look up every key of a file with Spark.",
+    "on_spark:audit": "Check every byte of an index, and compare its entries with its source. Changes nothing.",
 }
 
 
@@ -86,23 +90,12 @@ _GONE = {
 
 
 class LateCommand(TyperCommand):
-    """A command that is loaded when it runs, shows its help or is completed; its callback returns the function."""
+    """A command whose declaration is loaded when it runs, shows its help or is completed. Its callback returns it."""
 
     def loaded(self) -> Any:
         """Return the command itself."""
         assert self.callback is not None
-        try:
-            function = self.callback()
-        except KeyboardInterrupt:
-            tell("interrupted\n")
-            raise
-        except (ImportError, MemoryError, OSError) as error:  # `run` would take an OSError for one of stdout
-            raise ImportError(f"{self.name} can't be loaded: {error}") from error
-        if not gc.isenabled():
-            # `__main__` turned it off. Loading leaves no garbage; from here on there may be some.
-            gc.freeze()
-            gc.enable()
-        return typer.main.get_command(alone(function, self.name))
+        return typer.main.get_command(alone(loaded(self.name, self.callback), self.name))
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Return the context of the command itself, which runs in it."""
@@ -123,7 +116,7 @@ def _add(program: typer.Typer, commands: dict[str, str], group: str | None = Non
 
 
 def _loader(place: str) -> Callable[[], Any]:
-    return lambda: pkgutil.resolve_name(f"tiered_index.cli.{place}")
+    return lambda: pkgutil.resolve_name(f"tiered_index.cli.commands.{place}")
 
 
 app = typer.Typer(

@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from typer import Option
-
-from tiered_index.cli.options import SparkOptions, WindowOptions, human_duration
+from tiered_index.cli.options import SparkOptions, WindowOptions
 from tiered_index.cli.output import Output, describe_object
-from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
+from tiered_index.cli.session import Session, StoredIndex, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.retention import parse_tiers
 from tiered_index.service.jobs.merge_plan import MergeOptions, MergeRewrite
 from tiered_index.service.jobs.merge_run import estimate, plan
 from tiered_index.service.jobs.merge_run import merge as merge_tables
 from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.units import human_duration, parse_tiers
 
 
 def _options_of(windows: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
@@ -104,37 +102,10 @@ _SHARD_BYTES, _SPARK_SHARD_BYTES = 1 << 30, 256 << 20
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
-@command
 def merge(
-    session: Session,
-    windows: WindowOptions,
-    shard_bytes: int | None = Option(
-        None, help="Approximate bytes of an object (shard). Default: 1 GiB, with Spark 256 MiB."
-    ),
-    threads: int | None = Option(None, min=1, help="Number of parallel tasks in this process (default 2)."),
-    *,
-    on: SparkOptions,
+    session: Session, *, windows: WindowOptions, shard_bytes: int | None, threads: int | None, on: SparkOptions
 ) -> int:
-    """Merge uploaded files into window tables, so that a lookup costs one request per window.
-
-    [bold]Examples[/bold]
-
-      tiered-index merge --storage s3://bucket/index --window 1d --dry-run
-
-      tiered-index merge --storage s3://bucket/index --window 1d,30d
-
-      tiered-index merge --storage s3://bucket/index --window 1h --begin 2023-11-14 --min-age 10m --json
-
-      tiered-index merge --storage s3://bucket/index --window 30d --master spark://host:7077
-
-    A writer merges by itself (setting `merge`), so you need this command only for larger windows, or without a writer.
-    Tables of shorter windows are merged too. So are pending files, whatever their age: those that writers with the
-    setting compaction = spark uploaded as they are. A window of 30d has 30 days, not a calendar month. Writers and
-    readers may run. A log record removes the merged files from the index; the writer or `tiered-index orphans` deletes
-    their objects later. Exit code 4: an object to merge is missing; --skip-lost merges the rest.
-
-    With --master, --conf or --ship, and under spark-submit, Spark runs the tasks. --dry-run does not start it.
-    """
+    """Merge uploaded files into window tables, so that a lookup costs one request per window."""
     on_spark = on != SparkOptions() or _SUBMITTED in os.environ
     if on_spark and threads is not None:
         raise InvalidArgument("leave --threads out: Spark decides how many tasks are parallel (--master, --conf)")

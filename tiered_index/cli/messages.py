@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from typer import Argument
-
+from tiered_index.cli.commands.look_up import MessageOptions
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.explaining import lost_text, print_failed
-from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker
-from tiered_index.cli.options import LimitOptions, ServiceOptions, declare
+from tiered_index.cli.kafka import open_kafka_broker
+from tiered_index.cli.options import KafkaClientOptions, LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
 from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.cli.session import Session, asked_service, command
+from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
@@ -273,21 +271,6 @@ def _check_id(msg_id: str) -> None:
 
 
 @dataclass(frozen=True)
-class MessageOptions:
-    """Options of `message`."""
-
-    topic: str | None = declare(help="Topic. ID is then a unique key, or any key of rows of files.")
-    queue_id: int | None = declare(None, "--queue-id", min=0, help="Queue of --offset.")
-    queue_offset: int | None = declare(
-        None, "--offset", min=0, help="Queue offset, with --topic and --queue-id in place of ID."
-    )
-    store: Path | None = declare(help="Folder of the RocketMQ store.")
-    body: Literal["text", "json", "hex", "none"] = declare("text", help="Form of the body.")
-    raw: bool = declare(False, "--raw", help="Print the whole of values of more than 4,000 characters or 50 lines.")
-    cursor: str | None = declare(help="With --topic: continue the truncated answer that gave this cursor.")
-
-
-@dataclass(frozen=True)
 class MessageQuestion:
     """One message by its id or place, or the messages with a unique key. `stack` closes what it opens."""
 
@@ -375,50 +358,16 @@ class MessageQuestion:
         return partial(records.at, topic, partition, offset)
 
 
-@command
 def message(
     session: Session,
-    msg_id: str | None = Argument(
-        None, metavar="ID", help="Offset message id; with --topic, a key; kafka:TOPIC/PARTITION/OFFSET."
-    ),
     *,
+    msg_id: str | None,
     options: MessageOptions,
     limits: LimitOptions,
     service: ServiceOptions,
     kafka: KafkaClientOptions,
 ) -> int:
-    """Show one message by its id, unique key or queue offset, or one record of Kafka.
-
-    [bold]Examples[/bold]
-
-      tiered-index message 7F00000100002A9F0000000000000000 --store /home/rocketmq/store
-
-      tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --body json
-
-      tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --max-requests 2 --timeout 1.5
-
-      tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store
-      /home/rocketmq/store --json
-
-      tiered-index message --topic orders --queue-id 0 --offset 17 --store /home/rocketmq/store
-
-      tiered-index message 7F00000100002A9F0000000000000000 --url http://localhost:8080 --token-file token
-
-      tiered-index message kafka:orders/3/1234 --storage s3://bucket/index --kafka bootstrap.servers=broker:9092
-
-    An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
-    is the unique key that the producer gave the message; if the topic is one of files, ID is any key of its rows. The
-    command then needs the index. It shows up to 32 messages or rows with that key, and --cursor shows the next ones. To
-    show a message by its queue offset, pass --topic, --queue-id and --offset in place of ID. The offset is looked up in
-    --store, and in segments archived with --archive-queues.
-
-    kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. If --kafka or --kafka-config gives bootstrap.servers, the command
-    reads it from the broker, else from the archive.
-
-    The command reads the message from --store. If --storage or --root names the index, it also reads archived segments.
-    Exit code 1: the id is valid, but the message can't be read. The command then prints the message's state and the
-    reason. With --url it prints only the reason.
-    """
+    """Show one message by its id, unique key or queue offset, or one record of Kafka."""
     budget = CommandBudget(limits.of_lookups)
     config, out, topic = session.config(), session.out, options.topic
     own = {"store": options.store, "offset": options.queue_offset, **dataclasses.asdict(kafka)}

@@ -1,4 +1,4 @@
-"""Options that several commands share; those of every command are in `session`."""
+"""Options that several commands share; those of every command are in `declaring`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.retention import human_duration as human_duration
-from tiered_index.retention import parse_bytes
-from tiered_index.retention import parse_duration as parse_duration
-from tiered_index.service.read.budget import LookupLimits
 from tiered_index.types import parse_time
+from tiered_index.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from tiered_index.service.read.budget import LookupLimits
 
 
 def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
@@ -145,6 +145,61 @@ def refuse_others(source: str, kind: str, *groups: tuple[str, Any]) -> None:
             raise InvalidArgument(f"{flag} is for {owner}, and {source} is {kind}")
 
 
+_kafka = partial(declare, rich_help_panel="Kafka")
+
+
+@dataclass(frozen=True)
+class KafkaClientOptions:
+    """Settings of Kafka's client: for each command that reads Kafka."""
+
+    kafka: list[str] | None = _kafka(
+        metavar="NAME=VALUE", help="Setting of Kafka's client (librdkafka), such as security.protocol=SSL."
+    )
+    kafka_config: Path | None = _kafka(
+        metavar="FILE", help="File with settings of Kafka's client, one NAME=VALUE per line. Use it for secrets."
+    )
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings; the command line has precedence over the file."""
+        from tiered_index.kafka.client import check_setting, read_settings
+
+        of_file = {} if self.kafka_config is None else read_settings(self.kafka_config)
+        malformed = [text for text in self.kafka or () if "=" not in text]
+        if malformed:
+            raise InvalidArgument("write --kafka as NAME=VALUE")  # do not repeat the text: it may be a secret
+        of_line = pairs("--kafka", self.kafka)
+        for name in of_line:
+            check_setting(name, "--kafka")
+        return of_file | of_line
+
+
+@dataclass(frozen=True)
+class KafkaOptions(KafkaClientOptions):
+    """Options for following topics: ingest, serve."""
+
+    key: list[str] | None = _kafka(
+        metavar="[NAME=]SPEC",
+        help="Key to index: key (default), header:NAME or json:JMESPATH. Repeatable. key and header:NAME may end with "
+        "a type of Kafka's serializers, such as key:int64. For files with --topic: a column or JMESPATH. With a NAME, "
+        "as in order=json:id, the key is NAME= and the value.",
+    )
+    restart_at: Literal["begin", "end"] | None = _kafka(
+        help="If a partition no longer has the next record, continue at its begin or end."
+    )
+    commit_group: str | None = _kafka(
+        metavar="GROUP", help="Commit offsets to this consumer group, for lag tools, once their entries are on disk."
+    )
+    archive: bool = _kafka(
+        False, "--archive", help="Archive Kafka's records, or the rows of files, in the storage, as Parquet files."
+    )
+    archive_every: float | None = _kafka(
+        None,
+        min=0,
+        metavar="SECONDS",
+        help="With --archive: longest wait of a record for its file (default 3600); less by a topic's retention.",
+    )
+
+
 _service = partial(declare, rich_help_panel="Service")
 _limit = partial(declare, rich_help_panel="Limits")
 
@@ -170,6 +225,9 @@ class LimitOptions:
     @property
     def of_lookups(self) -> LookupLimits:
         """The bounds. Raises `InvalidArgument`."""
+        # imported here: help needs none
+        from tiered_index.service.read.budget import LookupLimits
+
         return LookupLimits(self.max_requests, self.max_bytes, self.timeout)
 
 

@@ -456,7 +456,7 @@ def value_text(name: str, value: Any) -> str | None:
         return format_time(time_ms) if 0 <= time_ms <= MAX_TIMESTAMP_MS else str(value)
     if name.endswith("_s"):
         # imported on use: the list of commands needs none of what it loads
-        from tiered_index.retention import human_duration
+        from tiered_index.units import human_duration
 
         return human_duration(value) if isinstance(value, int) else human_seconds(value)
     return f"${value:.6f}" if "usd" in name.split("_") else human_count(value)

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from typer import Argument
-
-from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker
+from tiered_index.cli.commands.look_up import QueryOptions
+from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.messages import NO_MESSAGES, MessagesOfKeys, leave_messages_out, write_messages
-from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
+from tiered_index.cli.options import KafkaClientOptions, LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.cli.session import Session, asked_service, command
+from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.message_sources import MessageSources
@@ -28,135 +27,24 @@ if TYPE_CHECKING:
     from tiered_index.client import IndexClient
     from tiered_index.service.reader import IndexReader
 
-# each page reads the files again
-_PAGE = 100_000
 # the most that a service may return at once
 _PAGE_OF_SERVICE = 1000
-# Small: a message may have megabytes.
-_PAGE_OF_MESSAGES = 256
-_FEW = 64
 # More entries than a key can have.
 _EVERY = 2**62
 
 
-@dataclass(frozen=True)
-class QueryOptions:
-    """Options of `query`."""
-
-    tag: bool = declare(False, "--tag", help="Look up KEY as a tag. The index must have tags (`ingest --index-tags`).")
-    max_count: int | None = declare(
-        None,
-        "--max",
-        help="Limit of entries (default 64). With --all: entries per page (default 100,000; of a service 1,000; with "
-        "--messages 256).",
-    )
-    cursor: str | None = declare(help="Continue the truncated answer that gave this cursor.")
-    explain: bool = declare(False, "--explain", help="Print the files, requests, bytes and cost of the lookup.")
-    every: bool = declare(
-        False, "--all", help="Print all entries. With --json: one per line; the last line is the status."
-    )
-    allow_partial: bool = declare(
-        False, "--allow-partial", help="Answer from the readable files, and name the others (exit code 6)."
-    )
-    messages: bool = declare(
-        False, "--messages", help="Print the messages, from --store, a broker, the archive or files."
-    )
-    store: Path | None = declare(help="With --messages: folder of the RocketMQ store.")
-    body: Literal["text", "json", "hex", "none"] | None = declare(
-        help="With --messages: form of the bodies (default text)."
-    )
-    raw: bool = declare(
-        False, "--raw", help="With --messages: print the whole of values of more than 4,000 characters or 50 lines."
-    )
-    keys: Path | None = declare(
-        None, "--keys", metavar="FILE", help="Look up every row of a file of CSV, NDJSON, Parquet or Arrow."
-    )
-    keys_out: Path | None = declare(
-        None, "--out", metavar="FILE", help="With --keys: new .parquet or .ndjson file for the answers."
-    )
-
-    def check(self, topic: str | None, key: str | None, url: str | None, kafka: KafkaClientOptions) -> None:
-        """Raise `InvalidArgument` for options that can't be used together."""
-        if self.keys is not None:
-            of_key: dict[str, object] = {"TOPIC": topic, "--tag": self.tag, "--cursor": self.cursor}
-            of_key |= {"--out": self.keys_out} if self.messages else {}
-            if wrong := [name for name, value in of_key.items() if value not in (None, False)]:
-                whose = "--keys with --messages" if wrong[0] == "--out" else "--keys"
-                raise InvalidArgument(f"leave {wrong[0]} out: {whose} can't be used with it")
-            if url is not None:
-                raise InvalidArgument("--keys can't be used with --url: call IndexClient.query_many from Python")
-        elif topic is None or key is None:
-            raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
-        elif self.keys_out is not None:
-            raise InvalidArgument("--out needs --keys")
-        of_messages = self.store is not None or self.body is not None or self.raw or kafka != KafkaClientOptions()
-        if of_messages and not self.messages:
-            raise InvalidArgument("--store, --body, --raw and --kafka need --messages")
-
-    def page(self, most: int = _PAGE) -> int:
-        """Return the entries of a page; `most`: those of a large one."""
-        if self.max_count is not None or not self.every:
-            return _FEW if self.max_count is None else self.max_count
-        return _PAGE_OF_MESSAGES if self.messages else most
-
-
-@command
 def query(
     session: Session,
-    topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages."),
-    key: str | None = Argument(
-        None, metavar="KEY", help="Key of the messages. Write -- before a key that begins with -."
-    ),
     *,
+    topic: str | None,
+    key: str | None,
     options: QueryOptions,
     within: RangeOptions,
     limits: LimitOptions,
     service: ServiceOptions,
     kafka: KafkaClientOptions,
 ) -> int:
-    """Look up a key: print its entries, the newest first, or its messages.
-
-    [bold]Examples[/bold]
-
-      tiered-index query orders order-4711 --storage s3://bucket/index
-
-      tiered-index query orders order-4711 --root /data/index --begin 2026-11-01 --end 2026-11-02T12:00:00Z --explain
-
-      tiered-index query orders customer-7 --storage file:///tmp/store --all --json
-
-      tiered-index query orders order-4711 --storage s3://bucket/index --max-requests 20 --timeout 2
-
-      tiered-index query orders order-4711 --storage s3://bucket/broker-a --storage s3://bucket/broker-b
-
-      tiered-index query orders order-4711 --root /data/index --messages --store /home/rocketmq/store --body json
-
-      tiered-index query orders order-4711 --root /data/index --messages --kafka bootstrap.servers=broker:9092
-
-      tiered-index query orders order-4711 --url http://localhost:8080 --token-file token
-
-      tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
-
-    No match is an empty answer with exit code 0.
-
-    With --storage alone the answer has the uploaded entries, and states the time of the newest one. With --root, on the
-    writer's host, it also has entries that are flushed but not uploaded.
-
-    With --messages each message has a state: local, archived, expired (deleted by the broker, not archived), erased, or
-    missing with the reason. Messages of other keys with the same hash are dropped and counted.
-
-    --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
-    the entries found so far, names the files that it did not read, and ends with exit code 6. With --url it prints the
-    entries only if you pass --allow-partial. Requests that open the index are not counted.
-
-    To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
-    index as source. Messages come from the archived segments of each index.
-
-    The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end apply to
-    rows without these. --max applies to each key, unless you pass --all. The command looks up the keys in batches of
-    100,000, and reads each stored file once per batch. The output has a row for each entry, and one row for a key
-    without entries. With --json each row is one line, and the last line is the status. With --messages the command
-    looks up one key after the other, and prints the messages of each.
-    """
+    """Look up a key: print its entries, the newest first, or its messages."""
     options.check(topic, key, service.url, kafka)
     budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service, store=options.store, **dataclasses.asdict(kafka))

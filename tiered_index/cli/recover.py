@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from typer import Option
-
 from tiered_index.cli.output import counted
-from tiered_index.cli.session import Session, command, open_stored_index
+from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
@@ -38,53 +36,8 @@ from tiered_index.storage.disk import Disk
 from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
 
 
-@command
-def recover(
-    session: Session,
-    lost: list[str] | None = Option(
-        None, "--lost", metavar="NAME", help="Give up the missing and damaged objects of this name. Repeatable."
-    ),
-    dry_run: bool = Option(False, "--dry-run", help="With --lost: print how much would be given up; change nothing."),
-    takes_over: bool = Option(
-        False,
-        "--take-over",
-        help="Claim the index at once, without waiting for the other writer's lease. Use it if that writer is gone.",
-    ),
-) -> int:
-    """Recover a root after a crash, a restore or a loss.
-
-    [bold]Examples[/bold]
-
-      tiered-index recover --root /data/index
-
-      tiered-index recover --root /data/new --storage s3://bucket/index --json
-
-      tiered-index recover --root /data/new --storage s3://bucket/index --take-over
-
-      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab --dry-run
-
-      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab
-
-    The command deletes unfinished files, and rebuilds the hash tables of unsealed files. If a crash left a file in two
-    states (such as unsealed and compacted), it keeps the later one. Every command that writes does this at its start;
-    `recover` does only this, and prints a report. If the root is lost, pass a new one and --storage: the new root
-    continues the index. Exit code 4: a file is damaged and kept as it is. Exit code 3: the storage did not answer.
-
-    If the root or the storage was restored to an earlier state, or the root is a clone, the other commands refuse the
-    root. `recover` makes the root match the storage: it uses the storage's source positions, and keeps the local
-    entries that the storage lacks. The next `ingest` uploads them and reads the missing messages from the source.
-
-    --take-over claims the index at once, although another writer holds the lease. If that writer is alive, it is
-    fenced: it publishes nothing more and keeps its files.
-
-    --lost gives up lost data: objects that are missing or damaged, as `verify --deep` names them. NAME is
-    the name of an object, an archived segment or a catalog of segments, a file id, or the id of a window table.
-    With --root it can also be a local file that somebody deleted before its upload. The command reads each object of
-    NAME, and appends a log record that gives up the missing and damaged ones permanently. From then on answers name
-    them as lost. Their status is complete, although they lack these entries. With a catalog you give up all segments
-    that it lists: their messages are missing, and `orphans` deletes their objects a day later. First restore as much
-    as you can with `verify --deep --repair`. If the root has an undamaged copy, the command refuses.
-    """
+def recover(session: Session, *, lost: list[str] | None, dry_run: bool, takes_over: bool) -> int:
+    """Recover a root after a crash, a restore or a loss."""
     config = session.config(background=False)
     if lost:
         if takes_over:

@@ -16,11 +16,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from tiered_index.cli.commands.operate import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import open_follower
-from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_broker, open_kafka_follower
-from tiered_index.cli.options import ArchiveOptions, given_flags, refuse_others
-from tiered_index.cli.serve import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
+from tiered_index.cli.kafka import SCHEME, open_kafka_broker, open_kafka_follower
+from tiered_index.cli.options import ArchiveOptions, KafkaOptions, given_flags, refuse_others
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError

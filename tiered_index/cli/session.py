@@ -6,27 +6,23 @@ An error is reported once, on stderr. The exit code is the `exit_code` of a type
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import inspect
 import logging
 import math
 import re
 import sys
 import time
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import typer
-from typer.models import OptionInfo
 
+from tiered_index.cli.declaring import CommonOptions, group_of
 from tiered_index.cli.exit_codes import CLOSED_PIPE, INTERRUPTED, UNEXPECTED
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.options import ServiceOptions, flag_of, pairs
+from tiered_index.cli.options import ServiceOptions, pairs
 from tiered_index.cli.output import JsonFormatter, Output, PrintableFormatter, describe_error, discard
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, holds, with_value
@@ -65,31 +61,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # parameters that name files of the caller, whose names may have any bytes
 _LOCAL_FILES = frozenset({"sources", "file", "files", "keys", "out", "messages", "report"})
 
-_common = partial(typer.Option, rich_help_panel="Common options")
 LogFormat = Literal["text", "json"]
-
-
-def _options(
-    *,
-    root: Path | None = _common(None, help="Local folder of the index's writer."),
-    storage: list[str] | None = _common(
-        None,
-        help="Storage of the index, such as s3://bucket/prefix or file:///dir. "
-        "`query`, `topics` and `serve` accept several.",
-    ),
-    config: Path | None = _common(None, help="TOML file of settings."),
-    settings: list[str] | None = _common(
-        None, "--set", metavar="NAME=VALUE", help="Setting, for example cache_dir=DIR or s3.region=NAME. Repeatable."
-    ),
-    json: bool = _common(False, "--json", help="Print JSON to stdout, and errors as JSON to stderr."),
-    quiet: bool = _common(False, "--quiet", "-q", help="Print no progress and no notes."),
-    verbose: bool = _common(False, "--verbose", "-v", help="Log each step."),
-    debug: bool = _common(False, "--debug", help="Log everything, with tracebacks."),
-) -> Session:
-    """Set up logging; return the session of one command."""
-    _set_up_logging(verbose=verbose, debug=debug, quiet=quiet)
-    out = Output(as_json=json, quiet=quiet)
-    return Session(out, root, tuple(storage or ()), config, tuple(settings or ()), debug)
 
 
 @dataclass(frozen=True)
@@ -244,88 +216,38 @@ def asked_service(session: Session, service: ServiceOptions, **others: object) -
     return IndexClient(url, token=token)
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    hints = typing.get_type_hints(function, include_extras=True)
-    return [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
-
-
-def _options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """Return the options of a parameter: those of the fields of a dataclass, or the parameter itself."""
-    if not dataclasses.is_dataclass(kind := parameter.annotation):
-        return [parameter]
-    hints = typing.get_type_hints(kind, include_extras=True)
-    own = [
-        parameter.replace(name=f.name, default=f.metadata.get("option", f.default), annotation=hints[f.name])
-        for f in dataclasses.fields(kind)
-    ]
-    return [option for field in own for option in _options_of(field)]
-
-
-def _group_of(kind: Any, options: dict[str, Any]) -> Any:
-    """Return a dataclass of options, whose values leave `options`; its fields may be such groups."""
-    hints = typing.get_type_hints(kind)
-    values = {
-        f.name: _group_of(hints[f.name], options) if dataclasses.is_dataclass(hints[f.name]) else options.pop(f.name)
-        for f in dataclasses.fields(kind)
-    }
-    return kind(**values)
-
-
-def _flags(parameters: list[inspect.Parameter], values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the flags of a command by the names that errors use for its options."""
-    flags: dict[str, str] = {}
-    for p in parameters:
-        infos = (p.default, *getattr(p.annotation, "__metadata__", ()))
-        if (info := next((i for i in infos if isinstance(i, OptionInfo)), None)) is not None:
-            flag = flag_of(p.name, info)
-            names = [p.name] if "_" in p.name else []
-            if values[p.name] is not None:
-                names += [f"{p.name}_ms", f"{p.name}_s", f"setting {p.name}", f"{p.name} must be"]
-            flags |= {name: flag + name.removeprefix(p.name) if " must" in name else flag for name in names}
-    return flags
-
-
-def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
-    """Return `function` as a typer command; its result is the exit code.
-
-    Each field of a parameter whose type is a dataclass is an option, or a dataclass of further ones.
-    """
-    declared, common = _parameters(function)[1:], _parameters(_options)
-    own = [option for p in declared for option in _options_of(p)]
-    groups = {p.name: p for p in declared if _options_of(p) != [p]}
-    parameters = [*own, *common]
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
-        flags = _flags(parameters, kwargs)
-        session = _options(**{p.name: kwargs.pop(p.name) for p in common})  # type: ignore[arg-type]
-        session.out.flags = flags
-
-        code = _guarded(session, partial(_called, function, session, groups, *args, **kwargs))
-        if code:
-            raise typer.Exit(code)
-
-    # the terminal's width breaks the lines of the help, so the source's line breaks within a paragraph go
-    wrapper.__doc__ = re.sub(r"(?<!\n)\n *(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    del wrapper.__wrapped__
-    return wrapper
-
-
-def _called(
-    function: Callable[..., int], session: Session, groups: Mapping[str, inspect.Parameter], *args: Any, **options: Any
+def run(
+    work: Callable[..., int],
+    common: CommonOptions,
+    groups: Mapping[str, Any],
+    flags: dict[str, str],
+    values: dict[str, Any],
 ) -> int:
-    """Call a command with its options, those of `groups` as dataclasses. Raises as it, and `InvalidArgument`."""
+    """Do the work of a command with the values of its options, and return the exit code; errors are reported.
+
+    `groups` are the dataclasses of options by the parameters that get them, `flags` the flags of options by the names
+    that errors use.
+    """
+    _set_up_logging(verbose=common.verbose, debug=common.debug, quiet=common.quiet)
+    out = Output(as_json=common.json, quiet=common.quiet)
+    out.flags = flags
+    session = Session(
+        out, common.root, tuple(common.storage or ()), common.config, tuple(common.settings or ()), common.debug
+    )
+    return _guarded(session, partial(_called, work, session, groups, values))
+
+
+def _called(work: Callable[..., int], session: Session, groups: Mapping[str, Any], options: dict[str, Any]) -> int:
+    """Call the function of a command with its options. Raises as it, and `InvalidArgument`."""
     for name, value in (*options.items(), ("storage", session.storages), ("set", session.settings)):
         if isinstance(value, Path):
             # raises for a text that no file can have as its name
             absolute_path(value)
         elif name not in _LOCAL_FILES or _is_of_scheme(value):
             _check_text(session.out.flags.get(name, name.replace("_", "-")), value)
-    for name, p in groups.items():
-        options[name] = _group_of(p.annotation, options)
-    return function(session, *args, **options)
+    for name, kind in groups.items():
+        options[name] = group_of(kind, options)
+    return work(session, **options)
 
 
 def _is_of_scheme(value: object) -> bool:

@@ -5,35 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from typer import Argument, Option
-
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session
 
 
-@command
 def token(
     session: Session,
-    name: str = Argument(metavar="NAME", help="Name of the token, also in logs."),
-    file: Path = Option(Path("tokens.json"), "--file", metavar="FILE", help="File of tokens, for serve --tokens."),
-    role: Literal["read", "write", "admin"] = Option(
-        "read", help="read: lookups and lists. write: also POST /v1/entries. admin: also verify."
-    ),
-    topics: list[str] | None = Option(None, metavar="PREFIX", help="Allow topics with this prefix only. Repeatable."),
-    max_topics: int | None = Option(
-        None, min=0, help="Limit of topics that it may write to while a service runs. Default with --topics: 10000."
-    ),
+    *,
+    name: str,
+    file: Path,
+    role: Literal["read", "write", "admin"],
+    topics: list[str] | None,
+    max_topics: int | None,
 ) -> int:
-    """Create a token for the service and print it, once.
-
-    [bold]Examples[/bold]
-
-      tiered-index token grafana --file tokens.json
-
-      tiered-index token billing --role read --topics order --topics invoice --file tokens.json
-
-    The file has only the token's hash. To revoke a token, remove it from the file: a running service refuses it within
-    a second.
-    """
+    """Create a token for the service and print it, once."""
     from tiered_index.server.tokens import add_token
 
     made = add_token(file, name, role, topics or None, max_topics)

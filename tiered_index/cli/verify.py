@@ -7,18 +7,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typer import Argument
-
+from tiered_index.cli.commands.operate import RepairOptions
 from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.exit_codes import DONE, FINDING
-from tiered_index.cli.options import ServiceOptions, declare
+from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
-from tiered_index.cli.session import Session, StoredIndex, asked_service, command, open_stored_index
+from tiered_index.cli.session import Session, StoredIndex, asked_service, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX
@@ -53,78 +51,8 @@ _NAMES = {
 _PLURALS = {"catalogs": "catalogs of segments"}
 
 
-@dataclass(frozen=True)
-class RepairOptions:
-    """Options of `verify` beside its files."""
-
-    deep: bool = declare(False, "--deep", help="Read every byte of every object, and compare it with the local copy.")
-    repair: bool = declare(False, "--repair", help="With --deep: print a repair for each damaged or missing object.")
-    source: Path | None = declare(
-        metavar="STORE", help="With --repair: RocketMQ store to restore archived segments from."
-    )
-    store_name: str | None = declare(help="Name of that store in the index. Default: its path.")
-    standby: str | None = declare(
-        None,
-        "--from",
-        metavar="URI",
-        help="With --repair: copy of the index to restore objects from (`tiered-index copy`).",
-    )
-    yes: bool = declare(False, "--yes", help="With --repair: apply the repairs.")
-
-    def check(self, files: Sequence[str]) -> None:
-        """Raise `InvalidArgument` for options that can't be used together."""
-        if self.repair and (files or not self.deep):
-            deeper = "pass --deep, too: --repair reads every byte"
-            raise InvalidArgument("leave FILE out: --repair repairs an index" if files else deeper)
-        if not self.repair and (self.yes or self.source is not None or self.standby is not None):
-            flags = "--yes" if self.yes else "--source and --from"
-            raise InvalidArgument(f"{flags} can't be used without --repair: pass --deep --repair, too")
-        if self.source is None and self.store_name is not None:
-            raise InvalidArgument("--store-name needs --source STORE")
-
-
-@command
-def verify(
-    session: Session,
-    files: list[str] | None = Argument(
-        None, metavar="[FILE]...", help="Paths, object names, file ids or ends of file ids. Default: all files."
-    ),
-    *,
-    options: RepairOptions,
-    service: ServiceOptions,
-) -> int:
-    """Check all checksums of an index: local files, log records, checkpoints and objects.
-
-    [bold]Examples[/bold]
-
-      tiered-index verify --root /data/index
-
-      tiered-index verify --deep --storage s3://bucket/index --json
-
-      tiered-index verify --deep --repair --root /data/index --source /home/rocketmq/store
-
-      tiered-index verify --deep --repair --yes --root /data/index
-
-      tiered-index verify /data/index/uploaded/001700000000000-0123456789ab.index
-
-      tiered-index verify --deep --url http://localhost:8080 --token-file token
-
-    The command compares the log with the objects, and local copies with the objects. Without --deep it checks the size
-    of each object, and the directory and metadata at its end; with --deep every byte. Exit code 1: it has findings, and
-    prints them. Exit code 3: the storage did not answer. Objects that the log does not name are notes, not findings.
-
-    --repair prints a repair for each damaged or missing object. With --yes it applies the repairs. It restores an
-    object from the first good copy: the root's file (--root), another upload of the same object, or a copy of the
-    index (--from). It replaces a damaged local copy by the object in the storage. It restores an archived segment from
-    another upload, --from or --source; the bytes must match the log.
-
-    An object or segment without a good copy stays, because its undamaged parts still answer. To give it up, pass its
-    name to `tiered-index recover --lost NAME`, which first prints how much is lost (--dry-run).
-
-    The command verifies each new object before a log record names it. With --root, stop the root's writer before you
-    pass --yes. Without --root or --yes the writer may run. Readers and jobs may always run. Exit code 0: nothing is
-    left to repair.
-    """
+def verify(session: Session, *, files: list[str] | None, options: RepairOptions, service: ServiceOptions) -> int:
+    """Check all checksums of an index: local files, log records, checkpoints and objects."""
     options.check(files or ())
     config = session.config()
     client = asked_service(session, service, files=files, repair=options.repair)

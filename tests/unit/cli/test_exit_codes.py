@@ -13,8 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 import tiered_index.errors as errors
+from tiered_index.cli.declaring import command
 from tiered_index.cli.main import LateCommand, app, run
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session
 
 RAISED = {
     errors.InvalidArgument("bad"): 2,
@@ -133,7 +134,8 @@ def test_a_shell_completes_commands_and_options(monkeypatch):
 
 
 FLOOD = """
-from tiered_index.cli.session import command, Session
+from tiered_index.cli.declaring import command
+from tiered_index.cli.session import Session
 import typer
 @command
 def flood(session: Session) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from typer import Option
-
 from tiered_index.archives import messages_to_erase
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, likely_seconds, unknown_topic
-from tiered_index.cli.session import Session, command, open_stored_index
+from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.jobs.erase import EraseRequest, Erasure
 from tiered_index.service.jobs.erase import erase as erase_index
@@ -33,40 +31,8 @@ def erase_request(erasure: EraseOptions) -> EraseRequest:
     return EraseRequest(erasure.topic, tuple(erasure.key or ()), erasure.queue, erasure.before)
 
 
-@command
-def erase(
-    session: Session,
-    erasure: EraseOptions,
-    now: bool = Option(False, "--now", help="Also rewrite the objects that hold the entries, and delete the bytes."),
-) -> int:
-    """Erase the entries of a topic before a time: all, or those of some keys or of a queue.
-
-    [bold]Examples[/bold]
-
-      tiered-index erase --storage s3://bucket/index --topic orders --key order-4711
-
-      tiered-index erase --storage s3://bucket/index --topic orders --key order-4711 --key order-4712 --now --yes --json
-
-      tiered-index erase --storage s3://bucket/index --topic debug --queue 3 --before 2026-01-01 --yes
-
-    The command prints the objects, entries and bytes that it would remove. Pass --yes to apply.
-
-    With --yes one log record hides the entries permanently. It also hides such entries if they arrive later. The next
-    merge of an object removes their bytes. A window table of the longest tier is merged again only if late entries
-    arrive. --now does not wait for a merge. It rewrites the objects and archived segments that hold the entries. It
-    also deletes objects that were removed at least --grace ago. The printed certificate lists the changes, the result
-    of a scan of the stored bytes, and the places that the scan can't see.
-
-    Status hidden (without --now): bytes may be left. Status erased: no byte is left. Status pending: removed objects,
-    unfinished uploads may still have bytes; run the command again later. Status remains: objects of the
-    index still hold some of the bytes, or can't be read (exit code 1).
-
-    If nothing matches, or a key has no entry, the exit code is 1, and the command names similar keys and topics. --yes
-    records the erasure all the same. Repeating an erasure that is in force needs no match.
-
-    With preset rocketmq, entries have no fingerprint. So the command also erases other keys of the topic with the same
-    hash.
-    """
+def erase(session: Session, *, erasure: EraseOptions, now: bool) -> int:
+    """Erase the entries of a topic before a time: all, or those of some keys or of a queue."""
     return erase_here(session, erasure, now=now)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from typer import Option
-
 from tiered_index.cli.output import counted, describe_object, human_bytes, unknown_topic
-from tiered_index.cli.session import Session, command, open_stored_index
+from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.errors import ConfigError, listed
 from tiered_index.service.jobs.expiry import ExpiryPlan, SegmentTotals
 from tiered_index.service.jobs.expiry import expire as expire_index
@@ -15,40 +13,8 @@ from tiered_index.service.read.cold_path import ColdSettings
 from tiered_index.types import format_time
 
 
-@command
-def expire(
-    session: Session,
-    now: bool = Option(False, "--now", help="Also rewrite the objects that hold expired entries beside others."),
-    yes: bool = Option(False, "--yes", help="Apply the changes."),
-) -> int:
-    """Expire entries by age, topic or size.
-
-    [bold]Examples[/bold]
-
-      tiered-index expire --storage s3://bucket/index --set retention.age_s=365d
-
-      tiered-index expire --storage s3://bucket/index --set retention.age_s=365d --set 'retention.topics.debug-*=7d'
-      --yes
-
-      tiered-index expire --storage s3://bucket/index --config index.toml --now --yes --json
-
-    Give the rule as the settings `retention.*`, for example by --set. The command prints the objects, entries, bytes
-    and monthly cost that it would remove. Pass --yes to apply.
-
-    With --yes the command appends a log record with the time before which entries expire, such as 365 days ago. You
-    can't undo this. From then on lookups leave out older entries, and answers state this time as expired_before_ms. The
-    record also removes the objects that have only expired entries. Objects that also have other entries stay until the
-    next merge, which leaves expired entries out. A window table of the longest tier is merged again only if late
-    entries arrive. --now does not wait for a merge: it rewrites these objects.
-
-    Archived messages have an age of their own, counted from their upload: retention.segments_age_s for all,
-    retention.segments_topics.TOPIC for one topic. The command counts the segments that expire, and those that stay
-    although the entries of their age expire. It lists at most 1,000 of them.
-
-    The command deletes the bytes of objects that were removed at least retention.grace_s ago. To delete the bytes of
-    objects that it removes now, run it again after that time. Writers and readers may run. A writer with these settings
-    expires entries by itself.
-    """
+def expire(session: Session, *, now: bool, yes: bool) -> int:
+    """Expire entries by age, topic or size."""
     config = session.config()
     if not config.retention.any:
         raise ConfigError(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from typer import Option
-
+from tiered_index.cli.commands.on_spark import LookupOptions
 from tiered_index.cli.exit_codes import FINDING, PARTIAL
-from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, declare, given_columns, pairs
-from tiered_index.cli.session import Session, command, storage_uri
+from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, given_columns, pairs
+from tiered_index.cli.session import Session, storage_uri
 from tiered_index.cli.spark import interrupts_first, run_job, spark_columns, spark_of
 from tiered_index.cli.verify import write_findings
 from tiered_index.errors import InvalidArgument
@@ -23,47 +22,8 @@ from tiered_index.types import format_time
 _FIGURES = (*("rows", "skipped_null", "objects", "tasks", "log_number"), *("requests", "bytes_read", "cost_usd"))
 
 
-@dataclass(frozen=True)
-class LookupOptions:
-    """Options of `spark lookup` beside its keys."""
-
-    out: str | None = declare(
-        metavar="FOLDER", help="New folder for the answers, or a URI. Parquet, or NDJSON if the name ends in .ndjson."
-    )
-    column: Column = None
-    topic: str | None = declare(help="Topic of all keys.")
-    max_count: int = declare(64, "--max", min=1, help="Limit of entries per key, newest first.")
-    allow_partial: bool = declare(False, "--allow-partial", help="Answer from the readable files, and name the others.")
-    skip_null: bool = declare(False, "--skip-null", help="Skip rows without topic or key, and count them.")
-    max_requests: int | None = declare(metavar="N", help="Limit of requests to the storage, of all tasks together.")
-    max_bytes: int | None = declare(metavar="BYTES", help="Limit of bytes read, of all tasks together.")
-    messages: str | None = declare(
-        metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
-    )
-
-
-@command
-def lookup(
-    session: Session,
-    keys: str = Option(metavar="FILE", help="File, folder or URI of keys: Parquet, Arrow, NDJSON or CSV."),
-    *,
-    options: LookupOptions,
-    within: RangeOptions,
-    on: SparkOptions,
-) -> int:
-    """Look up every key of a file with Spark.
-
-    [bold]Examples[/bold]
-
-      tiered-index spark lookup --keys keys.parquet --storage s3://bucket/index --out answers/
-
-      tiered-index spark lookup --keys orders.csv --column key=order_id --topic orders --storage file:///tmp/index
-      --out answers.ndjson
-
-    Each task reads its range of slots in the stored files. A row of the file has topic, key and optionally begin_ms and
-    end_ms (epoch ms or ISO 8601). --begin and --end apply to all rows. Answers also have the other columns of their
-    row.
-    """
+def lookup(session: Session, *, keys: str, options: LookupOptions, within: RangeOptions, on: SparkOptions) -> int:
+    """Look up every key of a file with Spark."""
     begin, end, config = within.begin, within.end, session.config()
     storage = storage_uri(config)
     if options.out is None:
@@ -124,36 +84,17 @@ _SHOWN = 20
 _OF_REPORT = ("findings", "notes", "missing", "lost", "unchecked")
 
 
-@command
 def audit(
     session: Session,
-    source: list[str] | None = Option(
-        None, help="Source of the index, as for `spark build`. Without it entries are not compared."
-    ),
-    column: Column = None,
-    constant: Constant = None,
-    list_: int = Option(
-        1000, "--list", min=0, help="Limit of differences of each kind in JSON. The counts include all."
-    ),
     *,
+    source: list[str] | None,
+    column: Column,
+    constant: Constant,
+    list_: int,
     within: RangeOptions,
     on: SparkOptions,
 ) -> int:
-    """Check every byte of an index, and compare its entries with its source. Changes nothing.
-
-    [bold]Examples[/bold]
-
-      tiered-index spark audit --storage s3://bucket/index
-
-      tiered-index spark audit --storage s3://bucket/index --source orders.parquet --column key=order_id --json
-
-      tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end
-      2026-11-30T23:59:59
-
-    With --source the index must have each entry of the source, and no other. Without --source the command is
-    `tiered-index verify --deep` on many machines. Exit code 1: something is wrong. Exit code 3: something could not be
-    read.
-    """
+    """Check every byte of an index, and compare its entries with its source."""
     begin, end = within.begin, within.end
     config = session.config()
     storage = storage_uri(config)

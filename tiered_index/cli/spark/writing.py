@@ -6,20 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from typer import Option
-
 from tiered_index.cli.ingesting import RowOptions
-from tiered_index.cli.options import (
-    Column,
-    Constant,
-    EraseOptions,
-    SparkOptions,
-    end_option,
-    given_columns,
-    time_option,
-)
+from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, given_columns
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
-from tiered_index.cli.session import Session, command, storage_uri
+from tiered_index.cli.session import Session, storage_uri
 from tiered_index.cli.spark import check_index, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.erase import check_shard_bytes
@@ -29,66 +19,26 @@ if TYPE_CHECKING:
     from tiered_index.spark.writing.linked import RowsOfFiles
 
 
-@command
 def build(
     session: Session,
-    source: list[str] = Option(
-        help="Parquet, NDJSON or CSV: files, folders, URIs; RocketMQ stores; archive:STORAGE-URI. With --topic: "
-        "files of any form, folders, globs and prefixes. Repeatable."
-    ),
-    window: str = Option(
-        "1d", metavar="1h|1d|30d", help="Length of a window. The first window begins at 1970-01-01 (UTC)."
-    ),
-    column: Column = None,
-    constant: Constant = None,
-    shards: str = Option("auto", metavar="auto|N", help="Shards per window."),
-    mode: str = Option(
-        "error",
-        metavar="error|append|replace|replace-all",
-        help="Action if an earlier build wrote a table in one of the windows: fail, add a table, or replace.",
-    ),
-    max_windows: int = Option(10_000, min=1, help="Fail if the source has more windows."),
-    begin: int | None = Option(
-        None, parser=time_option, metavar="T", help="Fail if a window of the source begins before this time."
-    ),
-    end: int | None = Option(
-        None, parser=end_option, metavar="T", help="Fail if a window of the source ends after this time or date."
-    ),
-    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage in a commit log, and count it."),
-    dry_run: bool = Option(False, "--dry-run", help="Print windows, shards, bytes, requests and cost; change nothing."),
-    key: list[str] | None = Option(
-        None,
-        metavar="[NAME=]PATH",
-        help="With --topic: key of a row, NAME= and the value if it has a name. Repeatable.",
-    ),
-    skip_bad: bool = Option(False, "--skip-bad", help="With --topic: skip and count rows that are no entries."),
     *,
+    source: list[str],
+    window: str,
+    column: Column,
+    constant: Constant,
+    shards: str,
+    mode: str,
+    max_windows: int,
+    begin: int | None,
+    end: int | None,
+    skip_corrupt: bool,
+    dry_run: bool,
+    key: list[str] | None,
+    skip_bad: bool,
     of_rows: RowOptions,
     on: SparkOptions,
 ) -> int:
-    """Build window tables from files or a commit log with Spark.
-
-    [bold]Examples[/bold]
-
-      tiered-index spark build --source messages/ --storage file:///tmp/index --window 1d
-
-      tiered-index spark build --source orders.parquet --column key=order_id --constant topic=orders --storage
-      s3://bucket/index --dry-run
-
-      tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
-
-      tiered-index spark build --source 's3://logs/**/*.ndjson.gz' --topic orders --key order_id --time occurred_at
-      --storage s3://bucket/index --master spark://host:7077
-
-    With --topic the rows of files of any form are indexed where they are, as by `ingest`. The answers are the same, and
-    the rows come back from the files. Each file is indexed once: run the command again for new files and new lines.
-
-    One log record publishes all tables at once. `--mode replace` removes the tables that earlier builds wrote in the
-    same windows. It keeps entries that a writer put, even if a merge moved them into tables. `--mode replace-all`
-    removes these tables, too. Before Spark writes anything, the command prints the topics and entries that it will
-    remove. Entries with an
-    implausible time (settings max_late_s, max_early_s) get windows of their own, and are counted.
-    """
+    """Build window tables from files or a commit log with Spark."""
     config = session.config()
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
@@ -162,30 +112,8 @@ def _show_build(session: Session, result: BuildResult, elapsed_s: float, **more:
     return 0
 
 
-@command
-def erase(
-    session: Session,
-    erasure: EraseOptions,
-    shard_bytes: int = Option(256 << 20, help="Approximate bytes of an object (shard). A task writes one."),
-    *,
-    on: SparkOptions,
-) -> int:
-    """Erase entries of a topic, as `tiered-index erase --now`, with Spark.
-
-    [bold]Examples[/bold]
-
-      tiered-index spark erase --storage s3://bucket/index --topic orders
-
-      tiered-index spark erase --storage s3://bucket/index --topic orders --before 2026-01-01 --yes --master
-      spark://host:7077
-
-      tiered-index spark erase --storage s3://bucket/index --topic orders --key order-4711 --yes --json
-
-    Executors read the objects and archived segments, and rewrite those that hold the entries. Then they read all of
-    them again for the certificate. The driver publishes and deletes. Without --yes the command changes nothing, and
-    reads the objects without Spark. Output and exit codes are those of `tiered-index erase --now`. If a killed task
-    left an upload unfinished, the status is `pending` for a day.
-    """
+def erase(session: Session, *, erasure: EraseOptions, shard_bytes: int, on: SparkOptions) -> int:
+    """Erase entries of a topic, as `tiered-index erase --now`, with Spark."""
     request = erase_request(erasure)
     check_shard_bytes(shard_bytes)
     if not erasure.yes:

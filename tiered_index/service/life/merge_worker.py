@@ -30,12 +30,12 @@ from tiered_index.errors import (
     without_frames,
 )
 from tiered_index.heap import give_back
-from tiered_index.retention import human_duration
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.job import Job, JobOvertaken, TaskResult
 from tiered_index.service.jobs.merge_plan import USUAL, Bounds, MergeOptions, MergePlan, MergeRewrite, plan_merge
 from tiered_index.service.life.context import LifecycleContext
 from tiered_index.service.log.state import LogState
+from tiered_index.units import human_duration
 
 MIN_AGE_S = 3600
 """A window is merged once it ended this many seconds ago, as by the command."""

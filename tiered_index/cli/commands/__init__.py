@@ -1,0 +1,1 @@
+"""The commands, as the command line declares them: their options and their help. Their work loads when they run."""
