@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tiered_index.cli.commands.write import Format
 from tiered_index.cli.explaining import lost_text
-from tiered_index.cli.export import PLACE_COLUMNS, Format, check_new, made_whole, table_writer
+from tiered_index.cli.export import PLACE_COLUMNS, check_new, made_whole, table_writer
 from tiered_index.cli.messages import leave_messages_out
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted
