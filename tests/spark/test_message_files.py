@@ -344,13 +344,14 @@ def test_a_file_that_several_sources_name_is_read_once(tmp_path: Path) -> None:
         MessageFiles.of([str(path.parent), str(tmp_path)], Fields({}, {}, SCHEMA), CONFIG)
 
 
-def test_a_link_to_a_folder_is_not_left_out_in_silence(tmp_path: Path) -> None:
+def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
     files, elsewhere = tmp_path / "files", tmp_path / "elsewhere"
     for folder in (files / "day=1", elsewhere):
         folder.mkdir(parents=True)
         pq.write_table(messages(10), folder / "a.parquet")
     (files / "b.parquet").symlink_to(elsewhere / "a.parquet")
     assert len(numbers(read(reader_of(files)))) == 20
+    (elsewhere / "c.parquet").symlink_to("a.parquet")
     (files / "day=2").symlink_to(elsewhere)
-    with pytest.raises(InvalidArgument, match="day=2 is a link to a folder"):
-        reader_of(files)
+    (files / "day=1" / "up").symlink_to("..")
+    assert len(numbers(read(reader_of(files)))) == 40

@@ -6,10 +6,8 @@ Each file has a stamp, which differs if another file is at its place, or if it w
 from __future__ import annotations
 
 import contextlib
-import glob
 import io
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,19 +19,19 @@ from urllib.parse import quote, unquote
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.kernels import crc32
+from tiered_index.sources.globs import Glob, is_hidden, wildcard_at
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, opened_place, readings
 from tiered_index.sources.table_folders import check_no_tables, table_error, table_folder
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.opening import beside
+from tiered_index.storage.opening import beside, split_parameters
 
 HEAD_BYTES = 64 << 10
 """The first bytes of a file, which are a part of its identity."""
-_WILD = re.compile(r"[*\[]")
+# a URI's parts between slashes that name the bucket: the scheme, an empty one, the bucket
+_BUCKET_DEPTH = 3
 # schemes whose storages are buckets: one storage reads all objects of a bucket
 _BUCKETS = ("s3", "gs", "az")
-# parts of names that are no data, such as _SUCCESS
-_HIDDEN = (".", "_")
 
 
 @dataclass(frozen=True)
@@ -196,56 +194,33 @@ def listed_files(sources: Sequence[str], config: IndexConfig, *, may_lack: bool 
 def check_exists(source: str) -> None:
     """Raise `InvalidArgument` if a source is the path of no file or folder, and no glob."""
     path = local_path(source)
-    if path is not None and not path.exists() and not _WILD.search(str(path)) and "?" not in str(path):
+    if path is not None and not path.exists() and wildcard_at(source) is None:
         raise InvalidArgument(f"{path}: No such file or directory")
 
 
 def _local(path: Path, source: str, *, may_lack: bool = False) -> list[SourceFile]:
+    folders = set[Path]()
     if path.is_file():
         return [each for each in _there([path], may_lack=may_lack) if each.size_bytes]
     if path.is_dir():
-        paths = list(_below(path))
-        _check_no_table(source, (each.relative_to(path).as_posix() for each in paths))
-        check_no_tables(path.parents)
-        paths = [each for each in paths if not _is_hidden(each.relative_to(path).as_posix())]
+        glob, folders = Glob.below(path), {path}
     else:
         if not may_lack:
             check_exists(source)
-        _check_readable(path)
-        # not `Path.glob`, whose ** at the end finds folders only
-        names = filter(partial(_names, str(path)), glob.iglob(str(path), recursive=True))  # noqa: PTH207
-        paths = [Path(name) for name in names]
-        check_no_tables({folder for each in paths for folder in each.parents})
-    return [each for each in _there(filter(Path.is_file, paths), may_lack=may_lack) if each.size_bytes]
+        glob = _local_glob(path, source)
+    paths = list(glob.paths())
+    folders |= {each.parent for each in paths}
+    check_no_tables({above for folder in folders for above in (folder, *folder.parents)})
+    return [each for each in _there(paths, may_lack=may_lack) if each.size_bytes]
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield the paths of the files below a folder. Raises `InvalidArgument` for a folder that can't be read."""
-
-    def refuse(error: OSError) -> None:
-        raise InvalidArgument(f"{error.filename}: {error.strerror}") from error
-
-    for above, _, names in os.walk(folder, onerror=refuse):
-        yield from (Path(above) / name for name in names)
-
-
-def _check_readable(pattern: Path) -> None:
-    """Raise `InvalidArgument` for a folder that a glob must look into and can't. `glob` passes it silently."""
-    parts = pattern.parts
-    wild = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    for at in range(wild, len(parts)):
-        for folder in glob.iglob(str(Path(*parts[:at])), recursive=True):  # noqa: PTH207
-            if not os.path.isdir(folder):  # noqa: PTH112 - `Path.is_dir` raises for a folder above that can't be read
-                continue
-            if parts[at] == "**":
-                for _ in _below(Path(folder)):
-                    pass
-                continue
-            try:
-                os.scandir(folder).close()
-                os.stat(f"{folder}/.")  # noqa: PTH116 - raises if the folder's files can't be reached
-            except OSError as error:
-                raise InvalidArgument(f"{folder}: {error.strerror}") from error
+def _local_glob(path: Path, source: str) -> Glob:
+    """Return the glob of a path, or of a `file://` URI, whose escapes are no wildcards."""
+    _, separator, rest = source.partition("://")
+    if not separator:
+        return Glob.of(str(path))
+    names = rest.partition("/")[2].split("/")
+    return Glob.of("/".join(["", *(name for name in names if name not in {"", "."})]), is_escaped=True)
 
 
 def _there(paths: Iterable[Path], *, may_lack: bool) -> Iterator[SourceFile]:
@@ -258,62 +233,46 @@ def _there(paths: Iterable[Path], *, may_lack: bool) -> Iterator[SourceFile]:
                 raise
 
 
-def _names(pattern: str, name: str) -> bool:
-    """Return whether a glob names a file, which is hidden only if the glob says so."""
-    return not _is_hidden(name.rpartition("/")[2]) or _is_hidden(pattern.rpartition("/")[2])
-
-
-def _is_hidden(name: str) -> bool:
-    # `_day=1` is a partition
-    return any(part.startswith(_HIDDEN) and not (part[0] == "_" and "=" in part) for part in name.split("/"))
-
-
-def _check_no_table(source: str, names: Iterable[str]) -> None:
-    if (folder := table_folder(names)) is not None:
-        raise table_error(source, folder)
-
-
 def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> list[SourceFile]:
-    source = beside(source, config.storage)
-    place, mark, parameters = source.partition("?")
-    wild = _WILD.search(place)
+    place, parameters = split_parameters(beside(source, config.storage))
+    wild = wildcard_at(place)
     if wild is None and not place.endswith("/"):
         with contextlib.suppress(InvalidArgument):
             opened = stack.enter_context(opened_place(source, config))
             assert isinstance(opened, StoredFile)
             return [stored_file(opened, opened.storage.head(opened.name).modified_ms)]
-    folder, _, rest = (place if wild is None else place[: wild.start()]).rpartition("/")
-    if folder.endswith(("/", ":")):  # the bucket alone
-        folder, rest = place, ""
-    for uri in readings(folder):
-        storage = stack.enter_context(contextlib.closing(config.open_storage(uri + mark + parameters, any_names=True)))
-        infos = list(storage.list(unquote(rest)))
-        _check_no_table(place, (info.name for info in infos))
-        pattern = None if wild is None else _pattern(place[len(folder) + 1 :])
-        if wild is None and rest and any(info.name.startswith(f"{rest}/") for info in infos):
-            # a folder, not all that begins with its name
-            infos = [info for info in infos if info.name.startswith(f"{rest}/")]
+    # the folders before the first wildcard; at least the bucket
+    depth = max(place[:wild].count("/"), _BUCKET_DEPTH)
+    for reading in readings(place):
+        names = reading.split("/")
+        folder, pattern = "/".join(names[:depth]), "/".join(names[depth:])
+        glob = None if wild is None else Glob.of(pattern, is_escaped=True)
+        storage = config.open_storage(folder + parameters, any_names=True)
+        stack.enter_context(contextlib.closing(storage))
+        infos = list(storage.list(unquote(pattern[: wildcard_at(pattern)])))
+        if (metadata := table_folder(info.name for info in infos)) is not None:
+            raise table_error(place, metadata)
         files = [
             stored_file(
-                StoredFile(quote(f"{unquote(uri)}/{info.name}", safe=":/=+@"), storage, info.name, info.size_bytes),
+                StoredFile(quote(f"{unquote(folder)}/{info.name}", safe=":/=+@"), storage, info.name, info.size_bytes),
                 info.modified_ms,
             )
-            for info in infos
+            for info in _named(infos, unquote(pattern), glob)
             if info.size_bytes
-            and (
-                not _is_hidden(info.name)
-                if pattern is None
-                else pattern.fullmatch(info.name) and _names(place, info.name)
-            )
         ]
         if files:
             return files
     return []
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    """Return the regular expression of a glob: ``**`` is any number of folders."""
-    parts = re.split(r"(\*\*/|\*\*|\*|\[[^\]]+\])", text)
-    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
-    written = [part if part.startswith("[") else known.get(part) or re.escape(part) for part in parts]
-    return re.compile("".join(written), re.DOTALL)
+def _named(infos: Sequence[ObjectInfo], name: str, glob: Glob | None) -> Sequence[ObjectInfo]:
+    """Return the objects that a source names: one object, a folder, a prefix or a glob."""
+    if glob and (named := [info for info in infos if info.name == name]):
+        return named
+    # a folder, not all that begins with its name
+    below = [info for info in infos if name and info.name.startswith(f"{name}/")]
+    if glob and not below:
+        return [info for info in infos if glob.matches(info.name)]
+    # the source names the first part itself
+    parts = ((info, info.name[len(name) :].partition("/")[2] if name else info.name) for info in below or infos)
+    return [info for info, part in parts if not is_hidden(part)]

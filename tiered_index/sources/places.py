@@ -24,7 +24,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.storage import disk
 from tiered_index.storage.base import Storage
-from tiered_index.storage.opening import beside
+from tiered_index.storage.opening import beside, split_parameters
 from tiered_index.storage.pools import DaemonPool
 
 # Extensions of file names
@@ -226,7 +226,8 @@ def local_path(source: str) -> Path | None:
     if source == STDIN:
         return None
     if source.startswith("file://"):
-        return disk.local_path(urlsplit(source), "file:///dir/file")
+        # a file has no parameters: these are characters of its name
+        return disk.local_path(urlsplit(source.replace("?", "%3F").replace("#", "%23")), "file:///dir/file")
     return None if "://" in source else disk.absolute_path(source)
 
 
@@ -246,13 +247,13 @@ def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
     if source == STDIN:
         yield Stdin()
         return
-    place, mark, parameters = source.partition("?")
+    place, parameters = split_parameters(source)
     folder, _, name = place.rpartition("/")
     if not name or folder.endswith(("/", ":")):
         raise InvalidArgument(f"{place} is not a file: give the URI of a file, such as s3://bucket/day.ndjson")
     for uri in readings(place):
         folder, _, name = uri.rpartition("/")
-        with contextlib.closing(config.open_storage(folder + mark + parameters, any_names=True)) as storage:
+        with contextlib.closing(config.open_storage(folder + parameters, any_names=True)) as storage:
             try:
                 size_bytes = storage.head(unquote(name)).size_bytes
             except ObjectNotFound:

@@ -11,10 +11,11 @@ from urllib.parse import unquote, urlsplit
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageMisconfigured
+from tiered_index.sources.globs import wildcard_at
 from tiered_index.sources.places import local_path
 from tiered_index.storage.base import PAGE, Storage
 from tiered_index.storage.buckets import BucketStorage
-from tiered_index.storage.opening import beside
+from tiered_index.storage.opening import beside, split_parameters
 from tiered_index.storage.pools import each
 
 # Folders of table formats
@@ -60,14 +61,14 @@ def check_outside_tables(source: str, config: IndexConfig) -> None:
     if (path := local_path(source)) is not None:
         check_no_tables((path, *path.parents))
         return
-    place, mark, parameters = beside(source, config.storage).partition("?")
+    place, parameters = split_parameters(beside(source, config.storage))
     # a glob is below the folder where its wildcards begin
-    parts = urlsplit(re.split(r"[*\[]", place)[0])
+    parts = urlsplit(place[: wildcard_at(place)])
     *above, _ = parts.path.strip("/").split("/")
     bucket = f"{parts.scheme}://{parts.netloc}"
 
     def opened(folder: str) -> Storage:
-        return config.open_storage(folder + mark + parameters, any_names=True)
+        return config.open_storage(folder + parameters, any_names=True)
 
     with closing(opened("/".join([bucket, *above]))) as storage:
         if not isinstance(getattr(storage, "inner", storage), BucketStorage):

@@ -57,7 +57,9 @@ _BUILT_IN = {
 # Spellings of other tools, such as Hadoop's
 _SPELLINGS = {"s3a": "s3", "s3n": "s3", "gcs": "gs", **dict.fromkeys(("abfs", "abfss", "wasb", "wasbs"), "az")}
 # container@account.dfs.core.windows.net, with the rest of the URI
-_OF_HADOOP = re.compile(r"([^/@?]*)@([^/@.?]+)\.(?:dfs|blob)\.([^/?]+)([^?]*)(\?.*)?", re.DOTALL)
+_OF_HADOOP = re.compile(r"([^/@?]*)@([^/@.?]+)\.(?:dfs|blob)\.([^/?]+)(.*?)(\?\w+=.*)?", re.DOTALL)
+# A ? before anything else is a character of an object's name, or a wildcard
+_PARAMETERS = re.compile(r"\?(?=\w+=)")
 _AZURES_DOMAIN = "core.windows.net"
 # A message repeats only a word; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
@@ -106,22 +108,28 @@ def spelled(uri: str) -> str:
     return f"az://{container}{path}?{parameters}"
 
 
+def split_parameters(uri: str) -> tuple[str, str]:
+    """Return the URI of an object, folder or glob without its parameters, and these, with the question mark."""
+    found = _PARAMETERS.search(uri)
+    return (uri, "") if found is None else (uri[: found.start()], uri[found.start() :])
+
+
 def beside(uri: str, storage: str | None) -> str:
     """Return the URI of an object or storage with the parameters of `storage`, if it has none and the same scheme.
 
     So the source of an index is read at the index's endpoint. Hadoop's spelling names the account alone: it takes the
     other parameters of a storage of the same account, or of one that names none.
     """
-    place, _, query = spelled(uri).partition("?")
+    place, query = split_parameters(spelled(uri))
     where, _, theirs = spelled(storage or "").partition("?")
     scheme, mark, _ = place.partition("://")
     if theirs and mark and where.lower().startswith(f"{scheme.lower()}://"):
         if not query:
             return f"{place}?{theirs}"
-        others = [parameter for parameter in theirs.split("&") if parameter != query]
-        is_account = "?" not in uri and "&" not in query
+        others = [parameter for parameter in theirs.split("&") if parameter != query[1:]]
+        is_account = not split_parameters(uri)[1] and "&" not in query
         if is_account and not any(parameter.startswith("account=") for parameter in others):
-            return f"{place}?{'&'.join((query, *others))}"
+            return f"{place}{'&'.join((query, *others))}"
     return spelled(uri)
 
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -29,7 +28,7 @@ from tiered_index.sources.places import LocalFile, StoredFile, local_path
 from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.writing.census import HAS_KEY
-from tiered_index.storage.opening import beside
+from tiered_index.storage.opening import beside, split_parameters
 
 # Rows of a part: enough for large blocks of a piece, and few enough for a cheap repetition of its task.
 _LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
@@ -77,9 +76,7 @@ class MessageFiles:
                 files = stack.enter_context(listed_files([source], config))
                 if path is None:
                     check_stored_folder(source, files, config)
-                else:
-                    _check_no_links(path)
-                parameters = "" if path is not None else "".join(source.partition("?")[1:])
+                parameters = "" if path is not None else split_parameters(source)[1]
                 for file in files:
                     constants = _of_folders(source, file.uri, fields)
                     _, _, known = places.setdefault(file.uri, (file, file.uri + parameters, constants))
@@ -104,22 +101,14 @@ def check_stored_folder(source: str, files: Sequence[SourceFile], config: IndexC
 
     `files` are those of the source, at least.
     """
-    if unquote(beside(source, config.storage).partition("?")[0]) not in {unquote(file.uri) for file in files}:
+    if unquote(split_parameters(beside(source, config.storage))[0]) not in {unquote(file.uri) for file in files}:
         check_outside_tables(source, config)
-
-
-def _check_no_links(path: Path) -> None:
-    """Raise `InvalidArgument` for a link to a folder below a path: nothing follows it."""
-    if links := [below for below in path.rglob("*") if below.is_symlink() and below.is_dir()]:
-        raise InvalidArgument(
-            f"{links[0]} is a link to a folder, which is not followed: give the paths of the folders themselves"
-        )
 
 
 def _below(source: str, uri: str) -> str | None:
     """Return the name of a file below a source, None if the source is the file or a pattern."""
     path = local_path(source)
-    folder = unquote(path.as_uri() if path is not None else source.partition("?")[0]).rstrip("/") + "/"
+    folder = unquote(path.as_uri() if path is not None else split_parameters(source)[0]).rstrip("/") + "/"
     name = unquote(uri)
     return name.removeprefix(folder) if name.startswith(folder) else None
 
