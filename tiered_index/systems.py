@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
@@ -61,34 +62,57 @@ def files_key(store: str) -> str:
     return f"files-key:{store}/"
 
 
+_TIME_UNIT, _TIME_ZONE = "files-unit:", "files-zone:"
+
+
 def time_unit_of(positions: Mapping[str, int], store: str, path: str) -> str | None:
     """Return the unit of the times at a path of a log of files that are numbers, by the positions of an index.
 
     None: no run has read such a time.
     """
-    units = _time_units(positions, store, path)
-    return max(units, key=units.__getitem__, default=None)
+    return _newest(_recorded(positions, _TIME_UNIT, store, path))
 
 
 def time_unit_position(positions: Mapping[str, int], store: str, path: str, unit: str) -> tuple[str, int]:
     """Return the position that says the unit of the times at a path, from now on. The greatest number counts."""
-    return f"{_TIME_UNIT}{store}/{unit}/{path}", max(_time_units(positions, store, path).values(), default=0) + 1
+    return _next_position(positions, _TIME_UNIT, store, path, unit)
 
 
-_TIME_UNIT = "files-unit:"
+def time_zone_of(positions: Mapping[str, int], store: str, path: str) -> str | None:
+    """Return the zone of the times at a path of a log of files that have none, by the positions of an index.
+
+    None: no run has read such a time by the clocks of a zone, so they are UTC.
+    """
+    return _newest(_recorded(positions, _TIME_ZONE, store, path))
+
+
+def time_zone_position(positions: Mapping[str, int], store: str, path: str, zone: str) -> tuple[str, int]:
+    """Return the position that says the zone of the times at a path that have none, as `time_unit_position`."""
+    return _next_position(positions, _TIME_ZONE, store, path, zone)
+
+
+def _recorded(positions: Mapping[str, int], kind: str, store: str, path: str) -> dict[str, int]:
+    """Return the units or zones that positions name for a path, each with its number."""
+    begin, end = f"{kind}{store}/", f"/{path}"
+    names = {name.removeprefix(begin): at for name, at in positions.items() if name.startswith(begin)}
+    return {unquote(name.removesuffix(end)): at for name, at in names.items() if name.partition("/")[2] == path}
+
+
+def _newest(recorded: Mapping[str, int]) -> str | None:
+    return max(recorded, key=recorded.__getitem__, default=None)
+
+
+def _next_position(positions: Mapping[str, int], kind: str, store: str, path: str, value: str) -> tuple[str, int]:
+    number = max(_recorded(positions, kind, store, path).values(), default=0) + 1
+    return f"{kind}{store}/{quote(value, safe='')}/{path}", number
 
 
 def positions_of_files(positions: Mapping[str, int], store: str) -> dict[str, int]:
     """Return the positions that say how the rows of a log of files were indexed."""
-    begins = [files_key(store), f"{_TIME_UNIT}{store}/"]
+    begins = [files_key(store), f"{_TIME_UNIT}{store}/", f"{_TIME_ZONE}{store}/"]
     if store == linked_store("", TOPICS_QUEUE):
         begins.append(files_topic(""))
     return {name: at for name, at in positions.items() if name.startswith(tuple(begins))}
-
-
-def _time_units(positions: Mapping[str, int], store: str, path: str) -> dict[str, int]:
-    names = {unit: f"{_TIME_UNIT}{store}/{unit}/{path}" for unit in ("s", "ms", "us", "ns")}
-    return {unit: positions[name] for unit, name in names.items() if name in positions}
 
 
 def words_of(positions: Iterable[str], topic: str | None = None) -> Words:

@@ -830,16 +830,22 @@ def exact_time(text: str) -> int:
     Without a zone the time is UTC. A blank may stand before the zone. Digits of a second after the third are cut. A
     leap second (``23:59:60``) is the second after it. Raises `ValueError` naming the text.
     """
+    return time_with_zone(text)[0]
+
+
+def time_with_zone(text: str) -> tuple[int, bool]:
+    """Return a time as `exact_time`, and whether it is one of UTC or of a zone in the text."""
     text = text.strip()
     if text.isascii() and text.removeprefix("-").isdigit():
-        return int(text)
+        return int(text), True
     try:
         if _WRONG_ZONE.search(text):
             raise ValueError("a zone has at most 59 minutes")
         text_in_capitals = text.removesuffix("z") + "Z" if text.endswith("z") else text
         text_without_leap, leaps = _LEAP_SECOND.subn("59", _BLANK_BEFORE_ZONE.sub(r"\1", text_in_capitals))
         moment = datetime.fromisoformat(text_without_leap)
-        if moment.tzinfo is None:
+        has_zone = moment.tzinfo is not None
+        if not has_zone:
             moment = moment.replace(tzinfo=UTC)
         time_ms = (moment - EPOCH) // timedelta(milliseconds=1) + leaps * 1000
         # only the last second of a month can be one
@@ -849,7 +855,7 @@ def exact_time(text: str) -> int:
         raise ValueError(
             f"{text!r} is neither epoch milliseconds nor an ISO 8601 time such as 2023-11-14T22:13:20Z"
         ) from error
-    return time_ms
+    return time_ms, has_zone
 
 
 def _is_date(text: str) -> bool:

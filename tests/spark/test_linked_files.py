@@ -374,6 +374,37 @@ def test_keys_that_are_times_have_the_zone_of_their_file(spark, storage, tmp_pat
                 assert again.message.text == fetched.message.text
 
 
+@pytest.mark.parametrize("is_written", [False, True], ids=["files", "dataframe"])
+def test_times_without_a_zone_are_those_of_ingest(spark, storage, config, tmp_path, ingested, is_written):
+    """Also in the hours that clocks show twice or leave out, and if Spark takes the times of a file for UTC."""
+    register(spark)
+    (folder := tmp_path / "clocks").mkdir()
+    clocks = ["2026-10-25T02:30:00", "2026-03-29T02:30:00", "2026-07-01T12:00:00", "2026-01-01T00:00:00"]
+    rows = [{**row(n), "at": clock} for n, clock in enumerate(clocks)]
+    table = pa.Table.from_pylist(rows)
+    at = table.schema.get_field_index("at")
+    for name, kind, is_short in (("0", "us", False), ("1", "ns", True)):
+        times = table.set_column(at, "at", table["at"].cast(pa.timestamp(kind)))
+        pq.write_table(times, folder / f"{name}.parquet", use_deprecated_int96_timestamps=is_short)
+    zone = "Europe/Berlin"
+    if is_written:
+        for name in ("0", "1"):
+            write(rows_read(spark, folder / f"{name}.parquet"), storage, folder / f"{name}.parquet", timeZone=zone)
+    else:
+        (folder / "2.ndjson").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+        of_zone = replace(ROWS, zone=zone)
+        result = link_files(spark, [str(folder)], of_zone, storage=storage, config=config)
+        assert (result.time_zone, result.doubled_times, result.missing_times) == (zone, 3, 3)
+        # a later build reads by the same clocks
+        (folder / "3.ndjson").write_text(f"{json.dumps({**row(7), 'at': clocks[2]})}\n")
+        assert link_files(spark, [str(folder)], ROWS, storage=storage, config=config).time_zone == zone
+    uri = ingested(*sorted(folder.iterdir()), keys=(*KEYS, "--time-zone", zone))
+    assert answers_of(storage) == answers_of(uri)
+    with IndexReader.open(storage) as reader, IndexReader.open(uri) as other:
+        assert reader.durable_positions() == other.durable_positions()
+        assert [item.timestamp_ms for item in reader.query("orders", "1")] == [1_774_747_800_000] * (3 - is_written)
+
+
 def test_keys_from_the_folders_of_a_partition_are_as_the_folders_name_them(spark, storage, tmp_path):
     """Spark takes them for numbers and times."""
     register(spark)

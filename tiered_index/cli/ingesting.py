@@ -90,6 +90,12 @@ class RowOptions:
     time_unit: Literal["auto", "s", "ms", "us", "ns"] | None = _files(
         None, "--time-unit", help="Unit of times that are numbers. Default: auto, by the first one."
     )
+    time_zone: str | None = _files(
+        None,
+        "--time-zone",
+        metavar="ZONE",
+        help="Zone of times that have none, such as Europe/Berlin. Default: UTC, or that of earlier runs.",
+    )
     delimiter: str | None = _files(
         None, metavar="CHAR", help="Character between values of CSV. Default: comma, tab, ; or |, by the header."
     )
@@ -99,6 +105,7 @@ class RowOptions:
         """Return the topic of all rows (None: a field has it) and the mapping. Raises `InvalidArgument`."""
         # imported here: other sources do not need it
         from tiered_index.sources.rows.mapping import TOPIC_FIELD, Dialect, RowMapping
+        from tiered_index.sources.rows.zone import TimeZone
 
         if self.topic is None:
             raise InvalidArgument("--topic is missing: it names the topic of the rows")
@@ -108,7 +115,9 @@ class RowOptions:
         if self.delimiter is not None or self.quote is not None:
             delimiter = "\t" if self.delimiter == "\\t" else self.delimiter
             dialect = Dialect(delimiter, {None: '"', "none": ""}.get(self.quote, self.quote or "none"))
-        mapping = RowMapping(tuple(keys or ()), self.time or DEFAULT_TIME, unit, path, dialect)  # type: ignore[arg-type]
+        zone = None if self.time_zone is None else TimeZone(self.time_zone)
+        of_times: Any = {"unit": unit, "zone": zone}
+        mapping = RowMapping(tuple(keys or ()), self.time or DEFAULT_TIME, topic=path, dialect=dialect, **of_times)
         return (self.topic if path is None else None), mapping
 
 

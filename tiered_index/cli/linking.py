@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tiered_index.sources.listing import SourceFile
     from tiered_index.sources.rows.batch import RowFile
     from tiered_index.sources.rows.mapping import Dialect, RowMapping
+    from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 
 # seconds between two looks at files (a look that finds rows costs two records of the log); and those for
 # which a copy of a file waits
@@ -165,6 +166,14 @@ class RowIngestion:
                 out.note(f"times are numbers of {mapping.unit}, {decided}; --time-unit sets another unit")
             elif before not in (None, mapping.unit):
                 out.note(f"times are numbers of {mapping.unit} from now on. Earlier rows keep theirs, read in {before}")
+        if mapping.has_zoneless and mapping.zone is not None:
+            before, zone = linker.zone_before, mapping.zone.name
+            if self.options.time_zone is None:
+                out.note(f"times without a zone are of {zone}, as in an earlier run; --time-zone sets another zone")
+            elif before not in (None, zone):
+                out.note(f"times without a zone are of {zone} from now on. Earlier rows keep theirs, read in {before}")
+            for text in mapping.unclear_times.texts(zone):
+                out.note(text)
 
     def _document(self, putting: Putting, linker: FileLinker, taken_s: float) -> dict[str, Any]:
         counts = linker.counts
@@ -173,6 +182,7 @@ class RowIngestion:
             topic=self.options.topic,
             **asdict(counts),
             time_unit=linker.mapping.unit,
+            **about_zone(linker.mapping.zone, linker.mapping.unclear_times),
             quarantined_first=linker.patient.quarantined,
             expired=linker.patient.expired,
             ingest_s=taken_s,
@@ -199,6 +209,12 @@ class RowIngestion:
         }
         show_put(out, document, shown)
         return 0 if self.follow else none_indexed(self.session, self.intake, document["nothing_indexed"])
+
+
+def about_zone(zone: TimeZone | None, unclear: UnclearTimes) -> dict[str, Any]:
+    """Return the fields of a document about times without a zone."""
+    name = None if zone is None else zone.name
+    return {"time_zone": name, "doubled_times": unclear.doubled, "missing_times": unclear.missing}
 
 
 def _follow(
@@ -269,7 +285,10 @@ def _show_rows(
         break
     size_bytes = sum(file.size_bytes for file in files)
     document = {"status": "dry run", "files": len(files), "bytes": size_bytes, "format": rows.format}
-    session.out.answer(document | {"time_unit": mapping.unit, "entries": entries, "bad": bad_rows})
+    document |= {"time_unit": mapping.unit, **about_zone(mapping.zone, mapping.unclear_times)}
+    session.out.answer(document | {"entries": entries, "bad": bad_rows})
+    for text in mapping.unclear_times.texts("" if mapping.zone is None else mapping.zone.name):
+        session.out.note(text)
     columns, position_unit = ("time", "topic", "key", "file", "row"), "byte" if rows.is_text else "row"
     cells = [
         (format_time(e["timestamp_ms"]), e["topic"], e["key"], uri, f"{position_unit} {e['row']:,}") for e in entries

@@ -20,13 +20,16 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import check_keys, check_number, message_row, milliseconds
-from tiered_index.types import exact_time
+from tiered_index.types import time_with_zone
 
 # The fields of every message, in addition to its keys and an optional `topic_id`
 FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
 # Bounds on the memory that one file or body needs: bytes of one row or line, columns of a table
 MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 10_000
+
+FromClocks = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+"""Converts times of the clocks of a zone, in milliseconds, to epoch milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def checked_message(
         raise InvalidArgument(f"keys must be a list of text, not {keys!r:.80}")
     topic, queue_id, offset, size, time_ms = (fields[name] for name in FIELDS)
     if isinstance(time_ms, str):
-        time_ms = _exact_time(time_ms)
+        time_ms, _ = _time_with_zone(time_ms)
     own_values = {name: own_value(column, fields[name]) for name, column in own.items()}
     topic, queue_id, offset, size, second, values = message_row(
         topic, queue_id, offset, size, time_ms, own_values, schema
@@ -98,24 +101,35 @@ def own_type(column: Column) -> pa.DataType:
     return pa.float64() if dtype.kind == "f" else pa.uint64() if dtype.kind == "u" else pa.int64()
 
 
-def _exact_time(text: str) -> int:
+def _time_with_zone(text: str) -> tuple[int, bool]:
     try:
-        return exact_time(text)
+        return time_with_zone(text)
     except ValueError as error:
         raise InvalidArgument(f"timestamp_ms is epoch milliseconds or ISO 8601, not {text!r:.80}") from error
 
 
-def times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return texts as epoch milliseconds, as `exact_time`. Raises `InvalidArgument`."""
+def times_ms(texts: pa.ChunkedArray, of_clocks: FromClocks | None = None) -> pa.ChunkedArray:
+    """Return texts as epoch milliseconds, as `exact_time`. Raises `InvalidArgument`.
+
+    `of_clocks` converts times without a zone, and then no text is null; None: they are UTC.
+    """
     # Arrow reads the usual forms faster, if all texts have the same one
     for kind in (pa.int64(), *(pa.timestamp(unit, zone) for zone in ("UTC", None) for unit in ("us", "ns"))):
         with contextlib.suppress(pa.ArrowInvalid):
             times = texts.cast(kind)
-            return times if pa.types.is_integer(kind) else milliseconds(times)
-    plain_texts = texts.to_pylist()
-    return pa.chunked_array(
-        [pa.array([None if text is None else _exact_time(text) for text in plain_texts], pa.int64())]
-    )
+            if pa.types.is_integer(kind):
+                return times
+            moments = milliseconds(times)
+            if of_clocks is None or kind.tz is not None:
+                return moments
+            return pa.chunked_array([of_clocks(moments.to_numpy())])
+    read = [None if text is None else _time_with_zone(text) for text in texts.to_pylist()]
+    if of_clocks is None:
+        return pa.chunked_array([pa.array([None if time is None else time[0] for time in read], pa.int64())])
+    numbers = np.array([time[0] for time in read if time is not None], np.int64)
+    lacks_zone = np.array([not time[1] for time in read if time is not None])
+    numbers[lacks_zone] = of_clocks(numbers[lacks_zone])
+    return pa.chunked_array([numbers])
 
 
 def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:

@@ -36,7 +36,8 @@ from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import RowMapping, Unit
-from tiered_index.systems import files_key, time_unit_of, time_unit_position
+from tiered_index.sources.rows.zone import TimeZone
+from tiered_index.systems import files_key, time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
 _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
@@ -115,6 +116,9 @@ class FileLinker:
         self.unit_before: str | None = None
         """The unit of times that are numbers by earlier runs; None: there was no such time."""
         self._unit: str | None = None
+        self.zone_before: str | None = None
+        """The zone of times without one by earlier runs; None: they are UTC."""
+        self._zone: str | None = None
 
     @property
     def position(self) -> int:
@@ -198,7 +202,7 @@ class FileLinker:
                 check_queue(self.topic, batches)
         for path in self.mapping.keys:
             self._put_name(files_key(self._store) + path)
-        self._learn_unit()
+        self._learn_times()
         try:
             self._go_on(self._moved(pending, files), position)
         except FileMoved:
@@ -292,19 +296,28 @@ class FileLinker:
     def _positions(self) -> dict[str, int]:
         return {**self.index.log_state.positions, **self.index.durable_positions()}
 
-    def _learn_unit(self) -> None:
-        """Read times that are numbers as earlier runs did, unless a unit is given."""
-        self._unit = time_unit_of(self._positions(), self._store, self.mapping.time)
-        if not self.mapping.has_numbers:
+    def _learn_times(self) -> None:
+        """Read times that are numbers, and those without a zone, as earlier runs did, unless unit or zone are given."""
+        mapping, of_times = self.mapping, (self._positions(), self._store, self.mapping.time)
+        self._unit, self._zone = time_unit_of(*of_times), time_zone_of(*of_times)
+        if not mapping.has_numbers:
             self.unit_before = self._unit
-        if self.mapping.unit is None and self._unit is not None:
-            self.mapping.unit, self.mapping.is_guessed = cast(Unit, self._unit), True
+        if not mapping.has_zoneless:
+            self.zone_before = self._zone
+        if mapping.unit is None and self._unit is not None:
+            mapping.unit, mapping.is_guessed = cast(Unit, self._unit), True
+        if mapping.zone is None and self._zone is not None:
+            mapping.zone = TimeZone(self._zone)
 
-    def _keep_unit(self) -> None:
-        """Put the unit of times that are numbers before the first entry with such a time."""
-        if self.mapping.has_numbers and (unit := self.mapping.unit) is not None and unit != self._unit:
-            self._put_position(*time_unit_position(self._positions(), self._store, self.mapping.time, unit))
+    def _keep_times(self) -> None:
+        """Put the unit of times that are numbers, and the zone of those that have none, before their first entry."""
+        mapping, of_times = self.mapping, (self._store, self.mapping.time)
+        if mapping.has_numbers and (unit := mapping.unit) is not None and unit != self._unit:
+            self._put_position(*time_unit_position(self._positions(), *of_times, unit))
             self._unit = unit
+        if mapping.has_zoneless and mapping.zone is not None and (zone := mapping.zone.name) != self._zone:
+            self._put_position(*time_zone_position(self._positions(), *of_times, zone))
+            self._zone = zone
 
     def _put_name(self, name: str) -> None:
         """Put a position whose name says something of the files, unless the index has it."""
@@ -491,7 +504,7 @@ class FileLinker:
         if batch.bad and not self.skip_bad:
             bad = batch.bad[0]
             raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
-        self._keep_unit()
+        self._keep_times()
         entries, topics = batch.entries, self._topics_of(batch)
         if self._archiver is not None:
             of_rows = topics if batch.topics is not None else pa.array(topics)

@@ -72,7 +72,8 @@ def _rows_of(options: RowOptions, keys: Sequence[str] | None) -> RowsOfFiles:
     from tiered_index.spark.writing.linked import RowsOfFiles
 
     topic, mapping = options.mapping(keys)
-    return RowsOfFiles(tuple(mapping.keys), mapping.time, mapping.unit, topic, mapping.topic, mapping.dialect)
+    topics, zone = (topic, mapping.topic), None if mapping.zone is None else mapping.zone.name
+    return RowsOfFiles(tuple(mapping.keys), mapping.time, mapping.unit, *topics, mapping.dialect, zone=zone)
 
 
 def _build_files(
@@ -80,6 +81,7 @@ def _build_files(
 ) -> int:
     """Index the rows of files where they are, and return the exit code."""
     from tiered_index.sources.listing import check_exists
+    from tiered_index.sources.rows.zone import UnclearTimes
     from tiered_index.spark.writing.linked import link_files
 
     for source in sources:
@@ -91,6 +93,8 @@ def _build_files(
         session.out.note(
             f"{uri}: the last row has no newline or an open quote: it may be cut. A later run reads it when it ends"
         )
+    for text in UnclearTimes(result.doubled_times, result.missing_times).texts(result.time_zone or ""):
+        session.out.note(text)
     bad = [{"where": where, "problem": problem} for where, problem in result.skipped_first]
     return _show_build(session, result, elapsed_s, skipped_first=bad)
 

@@ -99,6 +99,18 @@ def batch_of_columns(
     may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool] = lambda rows: False,
 ) -> RowBatch | None:  # fmt: skip
     """Return the batch of rows by their columns, as `RowMapping.names`; None: rows must be read by themselves."""
+    unclear = mapping.unclear_times
+    batch = _batch_of_columns(columns, mapping, positions, sizes, end, may_be_minus_zero)
+    if batch is None and mapping.zone is not None:
+        # their times are read again
+        mapping.zone.unclear = unclear
+    return batch
+
+
+def _batch_of_columns(
+    columns: Sequence[Sequence[Any] | pa.Array], mapping: RowMapping, positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64], end: int, may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool],
+) -> RowBatch | None:  # fmt: skip
     count, rows, keys = len(mapping.keys), len(positions), list[pa.Array]()
     times_ms = mapping.times_ms(columns[count])
     topics = None if mapping.topic is None else mapping.topics_of(columns[count + 1])

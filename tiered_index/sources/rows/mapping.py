@@ -21,9 +21,10 @@ from tiered_index.json_paths import FieldReader, compiled_path, key_texts, plain
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import is_text, plain_text, times_ms
+from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 from tiered_index.sources.values import key_value
 from tiered_index.spelling import named_key, split_name
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, time_with_zone
 
 Unit = Literal["s", "ms", "us", "ns"]
 _PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -82,7 +83,8 @@ class RowMapping:
     `keys` are those of `--key`, each a path, perhaps after a name, as in ``order=order_id``. `unit` is that of times
     that are numbers. None: the first ones decide, for the whole run; then `is_guessed`, and a later number that is
     likely in another unit only is a bad row. `has_numbers`: a time was a number. `topic` None: all rows have one topic.
-    `dialect` is that of CSV files; None: their headers decide.
+    `dialect` is that of CSV files; None: their headers decide. `zone` is that of times without one; None: UTC. Then
+    `has_zoneless` says that there was such a time.
     """
 
     keys: Sequence[str]
@@ -91,7 +93,9 @@ class RowMapping:
     topic: str | None = None
     dialect: Dialect | None = None
     is_guessed: bool = False
+    zone: TimeZone | None = None
     has_numbers: bool = field(default=False, init=False)
+    has_zoneless: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -104,6 +108,11 @@ class RowMapping:
         """Option and path of all fields: the keys, the time, and the topic if it is a field."""
         self.paths = [path_of(path) for _, path in self.names]
         self.reader = FieldReader.of(self.paths)
+
+    @property
+    def unclear_times(self) -> UnclearTimes:
+        """The times that were read and that the clocks of the zone show twice, or not at all."""
+        return UnclearTimes() if self.zone is None else self.zone.unclear
 
     def shown(self, fields: Iterable[tuple[str, str]]) -> str:
         """Return the options of fields that a file lacks, as `names`. A path that is no JMESPath is shown as one."""
@@ -145,7 +154,9 @@ class RowMapping:
             raise InvalidArgument(f"{self.time} is no time: {value!r:.80}")
         if isinstance(value, str) and not _NUMBER.fullmatch(value):
             try:
-                time_ms = exact_time(iso_time(value))
+                time_ms, has_zone = time_with_zone(iso_time(value))
+                if not has_zone:
+                    time_ms = int(self.from_clocks(np.array([time_ms]))[0])
             except ValueError as error:
                 raise InvalidArgument(
                     f"{self.time} is neither a number nor an ISO 8601 time, 29.11.2026 14:05 or "
@@ -172,10 +183,8 @@ class RowMapping:
             column = values if isinstance(values, pa.Array) else _one_type(values)
             if column.null_count or not len(column):
                 return None
-            if pa.types.is_timestamp(column.type):
-                times = milliseconds(column).to_numpy()
-            elif pa.types.is_date(column.type):
-                times = milliseconds(column.cast(pa.timestamp("ms"))).to_numpy()
+            if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+                times = self.ms_of_timestamps(column).to_numpy()
             elif pa.types.is_integer(column.type):
                 times = self._ms_of_integers(column.cast(pa.int64()).to_numpy())
             elif pa.types.is_floating(column.type):
@@ -186,7 +195,7 @@ class RowMapping:
                 if not pc.any(is_number).as_py():
                     if iso_time(first := column[0].as_py()) != first:
                         column = pa.array([iso_time(text) for text in column.to_pylist()])
-                    times = times_ms(pa.chunked_array([column])).to_numpy()
+                    times = times_ms(pa.chunked_array([column]), self.from_clocks).to_numpy()
                 elif pc.all(is_number).as_py():
                     times = self._ms_of_texts(column)
                 else:
@@ -197,6 +206,26 @@ class RowMapping:
             return None
         is_sound = int(times.min()) >= 0 and int(times.max()) <= MAX_TIMESTAMP_MS
         return np.asarray(times, np.int64) if is_sound else None
+
+    def ms_of_timestamps(self, column: pa.Array) -> pa.Array:
+        """Return times or dates of a column as epoch milliseconds. Null stays null, and out of range what is so."""
+        if pa.types.is_date(column.type):
+            column = column.cast(pa.timestamp("ms"))
+        kind = column.type
+        if kind.unit == "s":
+            most_s = MAX_TIMESTAMP_MS // 1000 + 1
+            seconds = pc.min_element_wise(column.cast(pa.int64()), most_s, skip_nulls=False)
+            column = pc.max_element_wise(seconds, -1, skip_nulls=False).cast(kind)
+        times = milliseconds(column)
+        if kind.tz is not None:
+            return times
+        zoned = pa.array(self.from_clocks(times.drop_null().to_numpy()))
+        return pc.replace_with_mask(times, times.is_valid(), zoned) if times.null_count else zoned
+
+    def from_clocks(self, local_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the epoch milliseconds of times without a zone, which are milliseconds as if they were UTC."""
+        self.has_zoneless = self.has_zoneless or bool(len(local_ms))
+        return local_ms if self.zone is None else self.zone.epoch_ms(local_ms)
 
     def _per_second(self, numbers: npt.NDArray[Any]) -> int:
         """Return how many of the unit of numbers (n) are a second. Raises `InvalidArgument` as `decide` for any."""

@@ -196,12 +196,10 @@ def rows_of_columns(
         # an expression has found times of Python, or other values
         with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
             time = pa.array(time)
-    if isinstance(time, pa.Array) and pa.types.is_date(time.type):
-        time = time.cast(pa.timestamp("ms"))
-    if isinstance(time, pa.Array) and pa.types.is_timestamp(time.type):
+    if isinstance(time, pa.Array) and (pa.types.is_date(time.type) or pa.types.is_timestamp(time.type)):
         # the column says its unit
-        columns[len(mapping.keys)] = time.cast(pa.int64())
-        mapping = replace(mapping, unit=time.type.unit, is_guessed=False)
+        columns[len(mapping.keys)] = mapping.ms_of_timestamps(time)
+        mapping = replace(mapping, unit="ms", is_guessed=False)
     rows = SingleRows()
     values = [python_values(column) if isinstance(column, pa.Array) else column for column in columns]
     members_of_rows = zip(*values, strict=True)

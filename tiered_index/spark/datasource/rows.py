@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -45,11 +45,11 @@ from tiered_index.spark.datasource.writing import (
     write_tables,
 )
 from tiered_index.spark.frames import arrow_schema_of
-from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, one_unit, publish_files
+from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, publish_files
 from tiered_index.spark.writing.positions import BatchContent
 from tiered_index.stored import typed
 
-OF_ROWS = ("topic", "keys", "time", "timeUnit", "files")
+OF_ROWS = ("topic", "keys", "time", "timeUnit", "timeZone", "files")
 """The options of rows of files; `files` says that it is a write of rows."""
 _METADATA, _PATH, _ROW = "_metadata", "file_path", "row_index"
 
@@ -61,6 +61,7 @@ class WrittenRows(Written):
     times: dict[str, Times | None] = field(default_factory=dict)
     topics: frozenset[str] = frozenset()
     unit: str | None = None
+    has_zoneless: bool = False
 
 
 def _place(uri: str) -> str:
@@ -91,7 +92,7 @@ class RowWriter(EntryWriter):
         with self._job.address.open() as storage, listed_files([options.text("files") or ""], config) as files:
             log = StorageLog(storage, SystemClock())
             log.open()
-            self._rows = self._rows.with_unit_of(log.state.positions)
+            self._rows = self._rows.with_times_of(log.state.positions)
             plan = FilePlan.of(self._rows, Segments(log.state, storage), files)
         if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:
             raise InvalidArgument(f"{others[0]} is no Parquet file: index it by `spark build --topic`")
@@ -100,9 +101,10 @@ class RowWriter(EntryWriter):
         self._segments: dict[str, Any | None] = {_place(listed.uri): new.get(_place(listed.uri)) for listed in files}
         # Spark reads numbers from the names of folders, where 007 is another key than 7
         self._partitions = {_place(segment.uri): rows.partition for _, rows, segment in plan.new}
-        # Spark gives all times the zone UTC, and a key is the text of the time in the file
+        # Spark gives all times the zone UTC, and a key is the text of the time in the file, which may have no zone
+        count = len(mapping.keys) + (self._rows.zone is not None)
         self._kinds: dict[str, dict[str, pa.DataType]] = {
-            _place(segment.uri): _kinds_of_keys(rows, self._ways[: len(mapping.keys)]) for _, rows, segment in plan.new
+            _place(segment.uri): _kinds_in_file(rows, self._ways[:count]) for _, rows, segment in plan.new
         }
 
     @refusing_at_the_driver
@@ -130,7 +132,8 @@ class RowWriter(EntryWriter):
 
         written = write_tables(entries(), self._job)
         unit = mapping.unit if mapping.has_numbers else None
-        return WrittenRows(written.shards, None, BatchContent(), None, times, frozenset(topics), unit)
+        of_rows = times, frozenset(topics), unit, mapping.has_zoneless
+        return WrittenRows(written.shards, None, BatchContent(), None, *of_rows)
 
     def _by_file(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Table, Any]]:
         """Yield the rows of each file, with their numbers. Raises `InvalidArgument` for another file."""
@@ -157,7 +160,8 @@ class RowWriter(EntryWriter):
         sent: list[SentObject] = [shard.sent for shard in shards]
 
         def publish(log: StorageLog) -> None:
-            rows = replace(self._rows, unit=one_unit({message.unit for message in written}))
+            has_zoneless = any(message.has_zoneless for message in written)
+            rows = self._rows.with_times_read({message.unit for message in written}, has_zoneless=has_zoneless)
             segments = self._finished(written)
             if segments and shards:
                 topics = {topic for message in written for topic in message.topics}
@@ -182,8 +186,8 @@ class RowWriter(EntryWriter):
         return made
 
 
-def _kinds_of_keys(rows: RowFile, ways: Sequence[Way]) -> dict[str, pa.DataType]:
-    """Return the types of a file's columns that have keys."""
+def _kinds_in_file(rows: RowFile, ways: Sequence[Way]) -> dict[str, pa.DataType]:
+    """Return the types of a file's columns that have keys or the time."""
     assert isinstance(rows, ColumnsFile)
     names = {name for way in ways for name in way.names[: None if way.is_expression else 1]}
     return {name: rows.schema.field(name).type for name in names & {*rows.schema.names}}
@@ -226,6 +230,7 @@ def _rows_of(options: DataSourceOptions) -> RowsOfFiles:
     is_list = keys.lstrip().startswith('["')
     paths = tuple(json.loads(keys)) if is_list else tuple(part.strip() for part in keys.split(","))
     path = topic.removeprefix("field:") if topic.startswith("field:") else None
-    unit = options.text("timeUnit")
+    unit, zone = options.text("timeUnit"), options.text("timeZone")
     time = options.text("time") or "timestamp"
-    return RowsOfFiles(paths, time, None if unit == "auto" else unit, topic if path is None else None, path)
+    topics = topic if path is None else None, path
+    return RowsOfFiles(paths, time, None if unit == "auto" else unit, *topics, zone=zone)

@@ -47,6 +47,7 @@ from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
 from tiered_index.sources.rows.table import ColumnsFile
+from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import described
@@ -56,7 +57,7 @@ from tiered_index.spark.writing.census import HAS_KEY, Census, WindowScale, take
 from tiered_index.spark.writing.files import check_stored_folder, row_ends
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
-from tiered_index.systems import files_key, time_unit_of, time_unit_position
+from tiered_index.systems import files_key, time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +80,7 @@ class RowsOfFiles:
     - `topic_path`: the path of the topic.
     - `dialect`: the characters of CSV; None: the header of a file decides.
     - `is_guessed`: whether the first number decided `unit`, as of `RowMapping`.
+    - `zone`: the zone of times that have none, such as ``Europe/Berlin``; None: that of earlier runs, or UTC.
     """
 
     keys: tuple[str, ...]
@@ -88,15 +90,30 @@ class RowsOfFiles:
     topic_path: str | None = None
     dialect: Dialect | None = None
     is_guessed: bool = False
+    zone: str | None = None
 
     def mapping(self) -> RowMapping:
         """Return the mapping, which may decide the unit of times. Raises `InvalidArgument`."""
-        return RowMapping(self.keys, self.time, self.unit, self.topic_path, self.dialect, self.is_guessed)
+        zone = None if self.zone is None else TimeZone(self.zone)
+        return RowMapping(self.keys, self.time, self.unit, self.topic_path, self.dialect, self.is_guessed, zone)
 
-    def with_unit_of(self, positions: Mapping[str, int]) -> RowsOfFiles:
-        """Return them with the unit of earlier runs, by the positions of an index, unless they have one."""
+    def with_times_of(self, positions: Mapping[str, int]) -> RowsOfFiles:
+        """Return them with unit and zone of earlier runs, by the positions of an index, unless they have them."""
         unit = time_unit_of(positions, self.store, self.time) if self.unit is None else None
-        return self if unit is None else replace(self, unit=unit, is_guessed=True)
+        zone = self.zone or time_zone_of(positions, self.store, self.time)
+        rows = replace(self, zone=zone)
+        return rows if unit is None else replace(rows, unit=unit, is_guessed=True)
+
+    def with_times_read(self, units: Collection[str | None], *, has_zoneless: bool) -> RowsOfFiles:
+        """Return them with the unit that tasks found, and without a zone that no time needed.
+
+        Raises `InvalidArgument` for different units.
+        """
+        found = sorted(unit for unit in units if unit is not None)
+        if len(found) > 1:
+            told = " and ".join(found)
+            raise InvalidArgument(f"times have the units {told} in different files: give their unit")
+        return replace(self, unit=found[0] if found else None, zone=self.zone if has_zoneless else None)
 
     @property
     def queue_id(self) -> int:
@@ -147,7 +164,8 @@ class FilePart:
 class PartFacts:
     """What a task learned of a part of a file: its number, and the part's rows as a segment that is finished.
 
-    `unit` is that of times that are numbers, if the rows have some. `bad` names the first bad rows. `sent_points` are
+    `unit` is that of times that are numbers, if the rows have some. `has_zoneless`: some times have no zone; `unclear`
+    counts those that its clocks show twice, or not at all. `bad` names the first bad rows. `sent_points` are
     the restart points of the first part of a packed text. Those of a further part, whose offsets the driver decides,
     are its `points`.
     """
@@ -160,6 +178,8 @@ class PartFacts:
     bad: tuple[tuple[str, str], ...]
     sent_points: tuple[SentPoints, ...] = ()
     points: tuple[RestartPoint, ...] = ()
+    has_zoneless: bool = False
+    unclear: UnclearTimes = field(default_factory=UnclearTimes)
 
 
 @dataclass(frozen=True)
@@ -196,7 +216,7 @@ class LinkedPartsReader:
             if file.is_text and reading.lines_before is None:
                 reading.lines_before = lines_before
             count, keyless, skipped, times = 0, 0, 0, None
-            bad, sent = list[tuple[str, str]](), list[SentPoints]()
+            bad, sent, unclear = list[tuple[str, str]](), list[SentPoints](), mapping.unclear_times
             is_first, points_begin = begin == segment.position, segment.start
             for batch in reading.batches(begin):
                 if is_first and len(reading.points) >= MOST_POINTS:
@@ -214,7 +234,10 @@ class LinkedPartsReader:
             facts: dict[str, Any] = {"rows": count, "times": times, "blocks": reading.blocks, "lines": lines}
             mine = structs.replace(segment, position=begin, length=behind - begin, is_open=False, **facts)
             points = tuple(sent), () if is_first else tuple(reading.points)
-            learned = PartFacts(part.number, mine, reading.held_back_bytes > 0, unit, skipped, tuple(bad), *points)
+            unclear = UnclearTimes(*np.subtract(mapping.unclear_times, unclear).tolist())
+            of_times: dict[str, Any] = {"has_zoneless": mapping.has_zoneless, "unclear": unclear}
+            is_cut = reading.held_back_bytes > 0
+            learned = PartFacts(part.number, mine, is_cut, unit, skipped, tuple(bad), *points, **of_times)
             yield Census(without_key=keyless, parts=[learned])
             if reading.is_whole or part.end is not None:
                 return
@@ -267,7 +290,9 @@ class LinkedResult(BuildResult):
 
     `changed` are the URIs of files with another text than before, whose earlier rows can't be read any more;
     `held_back` those whose last line may not be whole. `skipped_rows` counts rows that are no entries, and
-    `skipped_first` has place and problem of the first ones. `unit` is that of times that are numbers.
+    `skipped_first` has place and problem of the first ones. `unit` is that of times that are numbers, `time_zone` that
+    of times without one. `doubled_times` counts those that its clocks show twice, and `missing_times` those that they
+    leave out.
     """
 
     files: int = 0
@@ -279,6 +304,9 @@ class LinkedResult(BuildResult):
     skipped_rows: int = 0
     skipped_first: tuple[tuple[str, str], ...] = ()
     unit: str | None = None
+    time_zone: str | None = None
+    doubled_times: int = 0
+    missing_times: int = 0
 
 
 @dataclass
@@ -439,7 +467,7 @@ def link_files(
         index = stack.enter_context(BuiltIndex.opening(spark, storage, settings, present, {}))
         log, of_source = index.log, settings.changed(storage=storage, root=None)
         check_own_columns(index.genesis.layout.schema)
-        rows = rows.with_unit_of(log.state.positions)
+        rows = rows.with_times_of(log.state.positions)
         mapping = rows.mapping()
         plan = FilePlan.of(rows, Segments(log.state, index.opened), _listed(sources, of_source, stack))
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
@@ -450,14 +478,16 @@ def link_files(
         points_to = None if dry_run else index.meter.address(index.address)
         reader = LinkedPartsReader(rows, of_source, index.meter.sources(settings.s3, storage), skip_bad, points_to)
         if not plan.new:
-            about_files, number = _about_files(plan, (), None), log.state.number
+            about_files, number = _about_files(plan, (), rows), log.state.number
             return LinkedResult(**about_files, dry_run=dry_run, log_number=number, metrics=index.meter.metrics)
         with typed_errors(f"reading {name}"), described(spark, "build: read files for lengths and windows"):
             entries = Entries.of_parts(spark, _groups(plan.parts()), _NAMES, reader)
             census = take_census(entries, scale, max_windows)
         parts = census.parts
-        rows = replace(rows, unit=one_unit({part.unit for part in parts}))
-        about_files = _about_files(plan, parts, rows.unit)
+        rows = rows.with_times_read(
+            {part.unit for part in parts}, has_zoneless=any(part.has_zoneless for part in parts)
+        )
+        about_files = _about_files(plan, parts, rows)
         if not census.entries:
             raise InvalidArgument(f"none of {about_files['rows']:,} rows of {name} has a key")
         finished = plan.finished(parts)
@@ -505,16 +535,7 @@ def _decide(plan: FilePlan, mapping: RowMapping) -> None:
             next(rows.reading(mapping, segment.position, segment.end).batches(segment.position), None)
 
 
-def one_unit(found_units: Collection[str | None]) -> str | None:
-    """Return the unit of times that are numbers. Raises `InvalidArgument` if tasks found different ones."""
-    units = sorted(unit for unit in found_units if unit is not None)
-    if len(units) > 1:
-        told = " and ".join(units)
-        raise InvalidArgument(f"times have the units {told} in different files: give their unit")
-    return units[0] if units else None
-
-
-def _about_files(plan: FilePlan, parts: Sequence[PartFacts], unit: str | None) -> dict[str, Any]:
+def _about_files(plan: FilePlan, parts: Sequence[PartFacts], rows: RowsOfFiles) -> dict[str, Any]:
     """Return the fields that a `LinkedResult` has beside those of a build."""
     cut = [plan.new[part.number][0].uri for part in parts if part.held_back]
     return {
@@ -526,7 +547,10 @@ def _about_files(plan: FilePlan, parts: Sequence[PartFacts], unit: str | None) -
         "held_back": (*plan.held_back, *cut),
         "skipped_rows": sum(part.skipped for part in parts),
         "skipped_first": tuple([bad for part in parts for bad in part.bad][:_NAMED]),
-        "unit": unit,
+        "unit": rows.unit if parts else None,
+        "time_zone": rows.zone,
+        "doubled_times": sum(part.unclear.doubled for part in parts),
+        "missing_times": sum(part.unclear.missing for part in parts),
     }
 
 
@@ -550,6 +574,8 @@ def publish_files(
     known = log.state.positions
     if rows.unit not in (None, time_unit_of(known, rows.store, rows.time)):
         positions |= [time_unit_position(known, rows.store, rows.time, rows.unit)]
+    if rows.zone not in (None, time_zone_of(known, rows.store, rows.time)):
+        positions |= [time_zone_position(known, rows.store, rows.time, rows.zone)]
     if rows.topic is None:
         positions |= {files_topic(topic): 1 for topic in topics}
     publication = Publication(log, sent, named=names_object(log.storage))
