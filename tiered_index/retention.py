@@ -1,4 +1,4 @@
-"""Retention: the rule (`Retention`), and the expired and erased entries that the log states (`Expired`). Pure.
+"""Retention: the rule (`Retention`), and the hidden entries that the log states (`Expired`). Pure.
 
 A rule depends on the clock; its horizons don't. As soon as a horizon is in the log, all readers leave out the same
 entries. A horizon never moves back: entries that expired under one rule stay expired under the next. An entry of
@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tiered_index.errors import ConfigError
+from tiered_index.replaced import HiddenOffsets, ReplacedRanges, StoredReplaced
 from tiered_index.stored import Milliseconds, Place
 from tiered_index.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
 from tiered_index.units import LONGEST_S
@@ -31,6 +32,8 @@ _MOST_BYTES = 10**18
 _STEPS = 24
 LONGEST_STEP_S = 3600
 LEAST_GRACE_S = 3600.0
+REPLACED_VERSION = 8
+"""The version of log records and checkpoints that have replaced ranges."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):
@@ -157,16 +160,31 @@ class Expired(Struct, frozen=True, dict=True):
     - `horizons`: an entry has expired if any of them says so.
     - `segments`: for each store, the offset up to which its archived segments have expired.
     - `tombstones`: the erased entries.
+    - `replaced`: for each store of rows of files, the offsets that newer readings replaced.
     """
 
     horizons: tuple[Horizon, ...] = ()
     segments: Mapping[str, Place] = msgspec.field(default_factory=dict)
     tombstones: tuple[Tombstone, ...] = ()
+    replaced: Mapping[str, ReplacedRanges] = msgspec.field(default_factory=dict)
 
     @cached_property
     def erased(self) -> Tombstones:
         """The tombstones, prepared for queries."""
         return Tombstones(self.tombstones)
+
+    @cached_property
+    def hidden_offsets(self) -> HiddenOffsets:
+        """The offsets whose entries are no answers: the retired ones, and those of readings that are not published."""
+        return HiddenOffsets({store: ranges.hidden for store, ranges in self.replaced.items()})
+
+    @cached_property
+    def for_good(self) -> Expired:
+        """This without the entries that a later record shows: those of readings that are not published."""
+        if not any(ranges.readings for ranges in self.replaced.values()):
+            return self
+        retired = {store: ReplacedRanges(ranges.retired) for store, ranges in self.replaced.items() if ranges.retired}
+        return structs.replace(self, replaced=retired)
 
     def erased_of(self, topic: str) -> TopicTombstones | None:
         """Return the tombstones of a topic; None: it has none."""
@@ -190,6 +208,8 @@ class Expired(Struct, frozen=True, dict=True):
     @property
     def log_version(self) -> int:
         """The version of log records and checkpoints that have it: older programs must refuse them, not ignore it."""
+        if self.replaced:
+            return REPLACED_VERSION
         if self.tombstones:
             return 3
         return 2 if self else 1
@@ -214,14 +234,17 @@ class Expired(Struct, frozen=True, dict=True):
         seconds: npt.NDArray[Any],
         topics: Mapping[int, str],
     ) -> npt.NDArray[np.bool_]:
-        """Return which entries (bool, n) are neither expired nor erased.
+        """Return which entries (bool, n) are neither expired nor erased nor replaced.
 
         `items` are stored items or their columns by name, `seconds` (n) their epoch seconds, `topics` the name of each
         topic id. An entry whose topic id has no name has expired if entries of every topic have expired at its second.
         """
-        unexpired = self._unexpired(seconds, items["topic_id"], topics)
-        is_erased = self.tombstones and len(seconds)
-        return unexpired & ~self.erased.hides(items, seconds, topics) if is_erased else unexpired
+        kept = self._unexpired(seconds, items["topic_id"], topics)
+        if self.tombstones and len(seconds):
+            kept &= ~self.erased.hides(items, seconds, topics)
+        if self.replaced and len(seconds):
+            kept &= ~self.hidden_offsets.hides(items, topics)
+        return kept
 
     def _unexpired(
         self, seconds: npt.NDArray[Any], topic_ids: npt.NDArray[Any], topics: Mapping[int, str]
@@ -254,17 +277,22 @@ class Expired(Struct, frozen=True, dict=True):
                     if met.before_ms(stone.topic) < stone.before_ms
                 ]
             )
-        joined = Expired(horizons, segments, stones)
+        replaced = dict(self.replaced)
+        for store, ranges in other.replaced.items():
+            replaced[store] = replaced[store].joined(ranges) if store in replaced else ranges
+        joined = Expired(horizons, segments, stones, replaced)
         return self if joined == self else joined
 
     def __bool__(self) -> bool:
-        return bool(self.horizons or self.segments or self.tombstones)
+        return bool(self.horizons or self.segments or self.tombstones or self.replaced)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
         horizons = [horizon.to_json() for horizon in self.horizons]
         stones = {"tombstones": [stone.to_json() for stone in self.tombstones]} if self.tombstones else {}
-        return {"horizons": horizons, "segments": dict(self.segments), **stones}
+        ranges = {store: ranges.to_json() for store, ranges in self.replaced.items()}
+        members = {"horizons": horizons, "segments": dict(self.segments), **stones}
+        return {**members, "replaced": ranges} if ranges else members
 
 
 def _begin_s(before_ms: int) -> int:
@@ -286,8 +314,10 @@ class StoredExpired(Struct):
     horizons: tuple[_Horizon, ...]
     segments: dict[str, Place]
     tombstones: tuple[Tombstone, ...] = ()
+    replaced: dict[str, StoredReplaced] = msgspec.field(default_factory=dict)
 
     def read(self) -> Expired:
-        """Return the expired entries."""
+        """Return the expired entries. Raises `ValueError` for tables of ranges that can't be some."""
         horizons = [Horizon(stored.before_ms, tuple(sorted(stored.topics.items()))) for stored in self.horizons]
-        return Expired(tuple(horizons), self.segments, self.tombstones)
+        replaced = {store: ranges.read() for store, ranges in self.replaced.items()}
+        return Expired(tuple(horizons), self.segments, self.tombstones, replaced)

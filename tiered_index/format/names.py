@@ -65,6 +65,15 @@ def linked_store(topic: str, queue_id: int) -> str:
     return f"{LINKED}-/{quote(topic, safe='')}/{queue_id}"
 
 
+def queue_of_store(store: str) -> tuple[str | None, int]:
+    """Return the topic (None: of all topics) and the queue of a `linked_store`. Raises `ValueError` for other names."""
+    topic, _, queue = store.removeprefix(f"{LINKED}-/").rpartition("/")
+    queue_id = int(queue) if queue.isdecimal() else -1
+    if linked_store(unquote(topic), queue_id) != store:
+        raise ValueError("A store is not one of linked segments")
+    return (None, queue_id) if queue_id == TOPICS_QUEUE else (unquote(topic), queue_id)
+
+
 def rows_store(store: str) -> str:
     """Return the store of the archived rows of the files of a `linked_store`. It has the same offsets."""
     return ROWS + store.removeprefix(LINKED)

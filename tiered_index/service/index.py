@@ -39,6 +39,7 @@ from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import compiled_views
+from tiered_index.replaced import Replacement
 from tiered_index.retention import Expired
 from tiered_index.service.jobs.row_places import RowPlaces, alive
 from tiered_index.service.jobs.segment_archive import (
@@ -429,17 +430,22 @@ class IndexService(Lookups[ItemT]):
         added: Sequence[LinkedSegment] = (),
         finished: Sequence[LinkedSegment] = (),
         gone: Sequence[tuple[str, int]] = (),
+        replaced: Sequence[Replacement] = (),
     ) -> None:
         """Add files of someone else to the log, in place of copies of their messages.
 
         - `added`: segments that begin behind all others of their store, sorted. Add a file before you put its entries.
         - `finished`: segments that replace those of the same store and start.
         - `gone`: store and start of segments to remove, because they have no entry.
+        - `replaced`: new readings of files. Announce each with its open segment, and again with the true `new_end` when
+          the segment is finished. The old rows stay answers until the position of their store has reached `new_end` in
+          the storage's log, so put that position only after the last entry of the new reading. From then on the new
+          rows are answers instead.
 
         The index never changes the files. Raises `StorageUnavailable` (repeat the call), `WriterFenced`,
         `InvalidArgument` for a place that has no segment.
         """
-        self._write(partial(self._segments.link, added, finished, gone))
+        self._write(partial(self._segments.link, added, finished, gone, replaced))
 
     def export(
         self,

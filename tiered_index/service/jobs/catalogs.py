@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -22,7 +22,14 @@ from tiered_index.format.segment import Segment
 from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import Publication
-from tiered_index.service.log.records import ArchivedSegment, HiddenSegment, LogRecord, LostRange, StoredCatalog
+from tiered_index.service.log.records import (
+    ArchivedSegment,
+    HiddenSegment,
+    LogRecord,
+    LostRange,
+    Replacement,
+    StoredCatalog,
+)
 from tiered_index.service.log.state import LogState, overlapped
 from tiered_index.service.read.segments import MissingCatalog, Segments, hidden_in
 from tiered_index.storage.base import Storage, Writer
@@ -66,11 +73,13 @@ class CatalogTask:
 class CatalogRewrite(Rewrite):
     """Replaces catalogs, and segments of lines. `shown` is the state that has these inputs as the rows show them.
 
-    `added` are rows of the new catalogs that no input has, behind all others of their stores.
+    `added` are rows of the new catalogs that no input has, behind all others of their stores. The record announces the
+    new readings `announced`.
     """
 
     shown: LogState
     added: Sequence[Segment] = ()
+    announced: tuple[Replacement, ...] = ()
 
     def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
         """Return the record. What was hidden, replaced or given up since the plan is hidden in the new catalogs.
@@ -94,13 +103,16 @@ class CatalogRewrite(Rewrite):
         # without a new catalog, the lines that went meanwhile are not left out by this record
         left_out = before + len(self.added) - sum(catalog.rows.count for catalog in made) - (0 if made else len(gone))
         remove = (*sorted(names), *sorted({line.name for line in lines} & now.archive.keys()))
-        return LogRecord(0, self.kind, 0, "", 0, remove=remove, catalogs=made, hide=tuple(hide), left_out=left_out)
+        record = LogRecord(0, self.kind, 0, "", 0, remove=remove, catalogs=made, hide=tuple(hide), left_out=left_out)
+        return replace(record, replaced=self.announced)
 
 
 def check_behind(state: LogState, added: Sequence[Segment]) -> None:
-    """Raise `JobOvertaken` unless segments begin behind all segments that catalogs list for their stores."""
+    """Raise `JobOvertaken` unless segments begin behind all segments and replaced offsets of their stores."""
     for segment in added:
         ends = [log.end for _, log in state.listed_logs.get(segment.store, ())]
+        if (replaced := state.expired.replaced.get(segment.store)) is not None:
+            ends.append(replaced.end)
         if segment.start < max(ends, default=0):
             raise JobOvertaken(f"another job has added files of the log {segment.store} meanwhile: try again")
 

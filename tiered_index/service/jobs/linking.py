@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
 
+from msgspec import structs
+
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.format.segment import LinkedSegment, Segment
+from tiered_index.format.segment import LinkedSegment, Segment, Times
 from tiered_index.service.jobs.catalogs import CatalogRewrite, CatalogTask, Rows, check_behind, part_of
 from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import StoredCatalog
+from tiered_index.service.log.records import LogRecord, Replacement, StoredCatalog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
+from tiered_index.storage.base import Storage
 
 
 def link(
@@ -26,8 +29,11 @@ def link(
     added: Sequence[LinkedSegment],
     finished: Sequence[LinkedSegment],
     gone: Sequence[tuple[str, int]] = (),
+    replaced: Sequence[Replacement] = (),
 ) -> None:
     """Append a record that adds segments, replaces those at the places of `finished`, and removes those at `gone`.
+
+    It announces the new readings `replaced`.
 
     `added` are sorted, and behind all segments of their stores: `StorageUnavailable`, if another job added some there
     meanwhile. Raises the errors of `StorageLog.append`, of the storage, and `InvalidArgument` for a place without a
@@ -52,17 +58,45 @@ def link(
         rows: list[Rows] = [partial(changed, state, stored) for stored in listed]
         rows += [lambda: iter(added)] if added else []
         tasks = [CatalogTask(number, log, epoch, of_task) for number, of_task in enumerate(rows)]
-        yield CatalogRewrite("link", "linked files", tuple(listed), tasks, part_of(state, listed), added)
+        announced = _timed(state, log.storage, replaced)
+        yield CatalogRewrite("link", "linked files", tuple(listed), tasks, part_of(state, listed), added, announced)
+
+    def announcing(state: LogState) -> LogRecord:
+        return LogRecord(0, "link", epoch, "", 0, replaced=_timed(state, log.storage, replaced))
 
     def run(rewrite: Rewrite) -> Iterator[TaskResult]:
         yield from in_turn(log)(rewrite)
         if missing := changes.keys() - seen:
             raise InvalidArgument(f"no segment begins at {min(missing)}")
 
+    if not (added or changes):
+        if replaced:
+            log.append("replaced files", epoch, announcing)
+        return
     try:
         Job(log, planned, run, epoch).run()
     except JobOvertaken as error:
         raise StorageUnavailable(str(error)) from error
+
+
+def _timed(state: LogState, storage: Storage, replaced: Sequence[Replacement]) -> tuple[Replacement, ...]:
+    """Return replacements with the times of the old rows, if finished segments of a state say the times of all."""
+    segments = Segments(state, storage)
+    return tuple(
+        [each if each.times is not None else structs.replace(each, times=_times(segments, each)) for each in replaced]
+    )
+
+
+def _times(segments: Segments, replacement: Replacement) -> Times | None:
+    times, reached = None, replacement.start
+    for segment in segments.of_log(replacement.store, replacement.start):
+        if segment.start > reached or segment.times is None or (segment.kind == "linked" and segment.is_open):
+            return None
+        times = segment.times if times is None else (min(times[0], segment.times[0]), max(times[1], segment.times[1]))
+        reached = segment.end
+        if reached >= replacement.end:
+            return times
+    return None
 
 
 def _catalogs_of(state: LogState, places: Sequence[tuple[str, int]]) -> list[StoredCatalog]:

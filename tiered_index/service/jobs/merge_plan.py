@@ -390,7 +390,7 @@ def _rewrite(
         # each task reads the directories of its inputs: of a large table only those of the shards that it needs
         for (low, high), has in zip(itertools.pairwise(cuts), _by_range(inside, cuts), strict=True):
             limits = bounds.piece_items, bounds.readers
-            of_task = len(tasks), low, high, sequence, tuple(has), mine, descriptor, state.expired
+            of_task = len(tasks), low, high, sequence, tuple(has), mine, descriptor, state.expired.for_good
             tasks.append(RewriteTask(*of_task, *limits))
     return MergeRewrite("merge", "a merge", ordered, tuple(tasks), windows)
 

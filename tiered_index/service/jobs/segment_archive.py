@@ -38,7 +38,7 @@ from tiered_index.service.jobs.catalogs import LINES_OF_RECORD, MOST_CATALOGS, M
 from tiered_index.service.jobs.linking import link
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication, Unpublished
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, Replacement, StoredCatalog
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState, overlapped
 from tiered_index.service.read.caches import ByteCache, GroupCache
@@ -306,11 +306,15 @@ class SegmentUploads:
             return self._name(places)
 
     def link(
-        self, added: Sequence[LinkedSegment], finished: Sequence[LinkedSegment], gone: Sequence[tuple[str, int]]
+        self,
+        added: Sequence[LinkedSegment],
+        finished: Sequence[LinkedSegment],
+        gone: Sequence[tuple[str, int]],
+        replaced: Sequence[Replacement],
     ) -> None:
         """Add, finish and remove linked segments by one record. As `IndexService.link`."""
         with self._writing():
-            link(self.session.log, self.session.epoch, added, finished, gone)
+            link(self.session.log, self.session.epoch, added, finished, gone, replaced)
             self._merge_catalogs(self.session.log.state)
 
     @contextlib.contextmanager

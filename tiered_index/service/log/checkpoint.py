@@ -29,9 +29,9 @@ from tiered_index.service.log.records import (
 )
 from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded, unpacked
 
-VERSION, _NEWEST_VERSION = 7, 8
-"""The version of checkpoints, and that of those with pending files or catalogs, also lost ones. Earlier versions wrote
-1 to 6.
+VERSION, _CATALOGS_VERSION, _NEWEST_VERSION = 7, 8, 9
+"""The version of checkpoints, that of those with pending files or catalogs, also lost ones, and that of those with
+replaced ranges. Earlier versions wrote 1 to 6.
 """
 # most bytes of a state's document
 _MOST_BYTES = 1 << 31
@@ -105,8 +105,10 @@ def encode(state: dict[str, Any]) -> bytes:
         # half a surrogate pair in a name, which earlier versions took
         text = json_text(state).encode()
     packed = b64encode(compressed(text)).decode()
-    is_newest = state.get("pending") or state.get("catalogs") or _has_lost_catalog(state)
-    version = _NEWEST_VERSION if is_newest else VERSION
+    has_catalogs = state.get("pending") or state.get("catalogs") or _has_lost_catalog(state)
+    version = _CATALOGS_VERSION if has_catalogs else VERSION
+    if state.get("expired", {}).get("replaced"):
+        version = _NEWEST_VERSION
     return sealed_text(json_text({"version": version, "kind": "checkpoint", "state": packed}))
 
 

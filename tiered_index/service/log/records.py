@@ -34,15 +34,18 @@ from tiered_index.format.segment import Text
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.kernels import crc32
-from tiered_index.retention import NOTHING, Expired, StoredExpired
+from tiered_index.replaced import Replacement as Replacement
+from tiered_index.retention import NOTHING, REPLACED_VERSION, Expired, StoredExpired
 from tiered_index.stored import Count, Digest, FileId, Length, Milliseconds, Place, Seconds, Size, decoded
 from tiered_index.types import LostFile, inclusive
 
-LOG_VERSION = 7
-"""The newest version, of documents with pending files, or with catalogs of segments.
+LOG_VERSION = REPLACED_VERSION
+"""The newest version, of documents with replaced ranges.
 
-Others: 6 with columnar segments, 4 with digests or roots, 3 with tombstones, 2 with horizons, else 1.
+Others: 7 with pending files or catalogs of segments, 6 with columnar segments, 4 with digests or roots, 3 with
+tombstones, 2 with horizons, else 1.
 """
+_CATALOGS = 7
 _COLUMNAR, _CHAINED = 6, 4
 _MARK = b"\n#crc32 "
 _PART = f"/{DATA_PART}"
@@ -65,8 +68,10 @@ def document_version(
 
     `newest` are its pending files, catalogs and hidden segments, and ranges of catalogs that were given up.
     """
-    if any(True for _ in newest):
+    if expired.replaced:
         return LOG_VERSION
+    if any(True for _ in newest):
+        return _CATALOGS
     columnar = any(segment.columns is not None for segment in archive)
     return _COLUMNAR if columnar else max(expired.log_version, _CHAINED if any(digests) else 1)
 
@@ -421,20 +426,19 @@ class LogRecord:
     catalogs: tuple[StoredCatalog, ...] = ()
     hide: tuple[HiddenSegment, ...] = ()
     """Segments that catalogs list, and that are replaced or given up."""
+    replaced: tuple[Replacement, ...] = ()
+    """The new readings of files that this record announces."""
     digest: str = field(default="", compare=False)
     """The digest of this record's bytes; empty before it is encoded."""
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
         chain = {"previous": self.previous, "root": self.root, "copied": self.copied}
+        newest = (*self.pending, *self.catalogs, *self.hide, *(lost for lost in self.lost if lost.is_of_catalog))
+        version = document_version(self.expired, self.archive, newest, *chain.values())
         return encode_document(
             {
-                "version": document_version(
-                    self.expired,
-                    self.archive,
-                    (*self.pending, *self.catalogs, *self.hide, *(lost for lost in self.lost if lost.is_of_catalog)),
-                    *chain.values(),
-                ),
+                "version": LOG_VERSION if self.replaced else version,
                 "kind": self.kind,
                 "number": self.number,
                 "epoch": self.epoch,
@@ -447,6 +451,7 @@ class LogRecord:
                 **optional_members(
                     self.archive, self.batches, self.lost, self.expired, self.pending, self.catalogs, self.hide
                 ),
+                **({"replaced": [replaced.to_json() for replaced in self.replaced]} if self.replaced else {}),
                 **({"left_out": self.left_out} if self.left_out else {}),
                 **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
                 **{name: value for name, value in chain.items() if value},
@@ -580,6 +585,7 @@ class _StoredRecord(Common, kw_only=True):
     add: tuple[StoredObject, ...]
     remove: tuple[str, ...]
     genesis: IndexDescriptor | None
+    replaced: tuple[Replacement, ...] = ()
     left_out: Count = 0
     previous: Digest = ""
     root: str = ""

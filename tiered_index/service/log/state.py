@@ -9,9 +9,12 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from tiered_index.errors import CorruptFile
 from tiered_index.format.catalog import LogRows
 from tiered_index.format.names import DIGEST_DIGITS
+from tiered_index.replaced import replay
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log import checkpoint
 from tiered_index.service.log.columns import columns_of
@@ -385,17 +388,21 @@ class LogReplay:
         later = {s: batch for s, batch in record.batches.items() if s not in held or batch.number > held[s].number}
         root = {record.root: (record.number, record.attempt)} if record.root else {}
         self._is_chained = bool(record.previous)
+        positions = max_positions(now.positions, record.positions)
+        expired = now.expired.joined(record.expired) if record.expired else now.expired
+        if (replaced := replay(expired.replaced, record.replaced, positions, record.number)) is not expired.replaced:
+            expired = structs.replace(expired, replaced=replaced)
         self._now = replace(
             now,
             number=record.number,
             epoch=max(now.epoch, record.epoch),
             genesis=genesis,
-            positions=max_positions(now.positions, record.positions),
+            positions=positions,
             catalogs=catalogs,
             hidden=hidden,
             batches={**held, **later},
             lost=now.lost | {lost.name: lost for lost in record.lost},
-            expired=now.expired.joined(record.expired) if record.expired else now.expired,
+            expired=expired,
             roots=now.roots | root,
             put_before_ms=max(now.put_before_ms, record.put_before_ms),
             digest=record.digest,

@@ -25,6 +25,7 @@ from tiered_index.format.hashing import CodeUnits, HashRule, code_units, java_ha
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled, compiled_views
+from tiered_index.replaced import RangeTable
 from tiered_index.retention import Expired
 from tiered_index.service.read.lookup_columns import LookupColumns
 from tiered_index.service.read.rows import (
@@ -177,6 +178,7 @@ class LookupBatch:
 
     - `key_hash` (i32, n): the hashes to search, by hash rule ``abs``, or by the rule given to `under`.
     - `queues`: by (topic number, queue), the epoch second before which entries were erased.
+    - `hidden_offsets`: by (topic number, queue), the offsets whose entries are no answers. None: of any topic.
     - `after`: the end of the page before, by the number of each lookup that continues an answer.
     - `range_ends` (i64, n): the last second of each range; `second_max` is at most that of the end of the page before.
     - `others`: batches of the same lookups by other spellings of their keys; lookups without one have an empty range.
@@ -184,6 +186,7 @@ class LookupBatch:
     """
 
     queues: Mapping[tuple[int, int], int] = MappingProxyType({})
+    hidden_offsets: Mapping[tuple[int | None, int], RangeTable] = MappingProxyType({})
     after: Mapping[int, OrderKey] = MappingProxyType({})
     others: tuple[Any, ...] = ()
     allow_partial = False
@@ -266,8 +269,8 @@ class LookupBatch:
 
     @property
     def fits_core(self) -> bool:
-        """Whether the compiled core can search: it supports the cursors, and no entries of queues were erased."""
-        return not self.queues and all(map(core_supports, self.after.values()))
+        """Whether the compiled core can search: it supports the cursors, and no entries of queues are hidden."""
+        return not (self.queues or self.hidden_offsets) and all(map(core_supports, self.after.values()))
 
     @cached_property
     def after_rows(self) -> npt.NDArray[np.int64] | None:
@@ -316,7 +319,7 @@ class LookupBatch:
         return made
 
     def without(self, expired: Expired) -> Self:
-        """Return a batch that leaves out expired and erased entries, by its present `key_hash`."""
+        """Return a batch that leaves out expired, erased and replaced entries, by its present `key_hash`."""
         if not expired:
             return self
         made = self._copy()
@@ -332,6 +335,8 @@ class LookupBatch:
         made.queues = {
             (at, queue): begin for at, erased in erased_topics.items() for queue, begin in erased.queues.items()
         }
+        if expired.replaced:
+            made.hidden_offsets = expired.hidden_offsets.of_topics(self.topics)
         return made
 
     def within_index(self, number: int) -> Self:
@@ -432,6 +437,12 @@ class LookupBatch:
             keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
         for (at, queue_id), begin in self.queues.items():
             keep &= (self.topic_index[lookups] != at) | (items["queue_id"] != queue_id) | (seconds >= begin)
+        for (of_topic, queue_id), table in self.hidden_offsets.items():
+            is_mine = keep & (items["queue_id"] == queue_id)
+            if of_topic is not None:
+                is_mine &= self.topic_index[lookups] == of_topic
+            mine = np.flatnonzero(is_mine)
+            keep[mine[table.holds(items["offset"][mine].astype(np.int64))]] = False
         places = np.flatnonzero(keep)
         rows = np.empty(len(places), schema.row)
         rows["second"] = seconds[places]

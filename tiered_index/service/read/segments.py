@@ -155,7 +155,11 @@ class Segments:
         return newest if newest is None or isinstance(newest, ArchivedSegment) else None
 
     def end(self, store: str) -> int:
-        """Return the offset after the last segment of `store`; 0: it has none."""
+        """Return the offset after the last segment of `store`, and after its replaced offsets; 0: it has none."""
+        replaced = self.state.expired.replaced.get(store)
+        return max(self._end(store), 0 if replaced is None else replaced.end)
+
+    def _end(self, store: str) -> int:
         lines, parts = self.state.segments_of(store), self._parts(store)
         end = max([log.end for _, log in parts], default=0)
         line = lines[-1].end if lines else 0

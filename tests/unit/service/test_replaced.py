@@ -1,0 +1,205 @@
+"""New readings of files: the old rows are answers until the record that publishes the new ones, then the new rows."""
+
+import pytest
+from msgspec import structs
+
+from tests.support.log_records import GENESIS
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.errors import CorruptFile
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.segment import LinkedSegment
+from tiered_index.replaced import Replacement
+from tiered_index.service.jobs.merge_run import merge_index
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.state import LogState
+
+STORE = linked_store("t", 0)
+TIME_MS = 1_700_000_000_000
+ROWS = 10
+ALL = [*range(ROWS)]
+NEW = [*range(20, 20 + ROWS)]
+
+
+@pytest.fixture
+def index(tmp_path):
+    with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", background=False) as opened:
+        yield opened
+
+
+def segment(start, length, *, is_open=False, times=None):
+    etag = f"1-{start}-0-00000000"
+    return LinkedSegment(
+        f"file:///{start}.log", STORE, start, length, "ndjson", 10, etag, 5, 0, times=times, is_open=is_open
+    )
+
+
+def put_rows(index, offsets, *, position, topic="t", queue_id=0, store=STORE, key="k"):
+    columns = {
+        "topic": [topic] * len(offsets),
+        "queue_id": [queue_id] * len(offsets),
+        "key": [key] * len(offsets),
+        "offset": offsets,
+        "size": [10] * len(offsets),
+        "timestamp_ms": [TIME_MS + 1000 * (offset % 20) for offset in offsets],
+    }
+    index.put_batch(columns, source=store, source_position=position)
+    index.flush()
+
+
+def publish(index):
+    index.seal()
+    index.run_lifecycle()
+
+
+def answers(opened, topic="t"):
+    """Return the offsets of all answers of `k`, which single lookups, batches, pages and exports show alike."""
+    whole = opened.query(topic, "k", max_count=1000)
+    assert whole.status == "complete"
+    offsets = sorted(item.offset for item in whole.items)
+    (batch,) = opened.query_many([Lookup(topic, "k", max_count=1000)])
+    assert sorted(item.offset for item in batch.items) == offsets
+    paged, cursor = [], None
+    while True:
+        page = opened.query(topic, "k", max_count=3, cursor=cursor)
+        paged += [item.offset for item in page.items]
+        if (cursor := page.cursor) is None:
+            break
+    assert sorted(paged) == offsets
+    with opened.export(topic) as batches:
+        assert sorted(offset for entries in batches for offset in entries["offset"].to_pylist()) == offsets
+    return offsets
+
+
+def everyone(index, tmp_path, topic="t"):
+    """Return the answers of the writer, of a reader of its root, and of one of the storage alone."""
+    storage = f"file://{tmp_path}/objects"
+    with IndexReader.open(storage) as alone, IndexReader.open(storage, root=tmp_path / "root") as beside:
+        return answers(index, topic), answers(beside, topic), answers(alone, topic)
+
+
+def linked_and_published(index):
+    """Index a file as offsets 0 to 9."""
+    index.link([segment(0, 20, is_open=True)])
+    put_rows(index, ALL, position=ROWS)
+    index.link([], [segment(0, ROWS)])
+    put_rows(index, [], position=20)
+    publish(index)
+
+
+def test_the_record_that_publishes_the_new_rows_retires_the_old_ones(index, tmp_path):
+    linked_and_published(index)
+    assert not index.expired
+    assert everyone(index, tmp_path) == (ALL, ALL, ALL)
+    # the reading begins: its rows are hidden as they come
+    index.link([segment(20, 20, is_open=True)], gone=[(STORE, 0)], replaced=[Replacement(STORE, 0, ROWS, 20, 40)])
+    assert everyone(index, tmp_path) == (ALL, ALL, ALL)
+    put_rows(index, NEW[:4], position=24)
+    assert everyone(index, tmp_path) == (ALL, ALL, ALL)
+    publish(index)
+    assert everyone(index, tmp_path) == (ALL, ALL, ALL)
+    put_rows(index, NEW[4:], position=30)
+    index.link([], [segment(20, ROWS)], replaced=[Replacement(STORE, 0, ROWS, 20, 30)])
+    # nothing is published yet, so the writer shows the same as a reader of the storage
+    assert everyone(index, tmp_path) == (ALL, ALL, ALL)
+    publish(index)
+    assert everyone(index, tmp_path) == (NEW, NEW, NEW)
+
+
+def test_a_reading_without_rows_retires_the_old_ones_at_once(index, tmp_path):
+    linked_and_published(index)
+    index.link(gone=[(STORE, 0)], replaced=[Replacement(STORE, 0, ROWS, 20, 20)])
+    assert everyone(index, tmp_path) == ([], [], [])
+
+
+def test_a_replacement_alone_is_a_record(index, tmp_path):
+    linked_and_published(index)
+    index.link(replaced=[Replacement(STORE, 3, 5, 20, 20)])
+    left = [offset for offset in ALL if offset not in (3, 4)]
+    assert everyone(index, tmp_path) == (left, left, left)
+
+
+def test_rows_of_all_topics_have_one_store(index, tmp_path):
+    store = linked_store("", TOPICS_QUEUE)
+    for topic, offsets in (("a", [0, 2, 4]), ("b", [1, 3, 5])):
+        put_rows(index, offsets, position=6, topic=topic, queue_id=TOPICS_QUEUE, store=store)
+    # another log: that of topic a alone
+    put_rows(index, [2, 3], position=6, topic="a", store=linked_store("a", 0))
+    publish(index)
+    index.link(replaced=[Replacement(store, 2, 4, 10, 10)])
+    assert answers(index, "a") == [0, 2, 3, 4] and answers(index, "b") == [1, 5]
+    assert everyone(index, tmp_path, "a") == ([0, 2, 3, 4],) * 3
+
+
+def test_an_index_of_files_without_replacements_has_no_hidden_entries(index):
+    """So that its lookups stay in the compiled core."""
+    linked_and_published(index)
+    assert not index.log_state.expired
+    index.link(replaced=[Replacement(STORE, 3, 5, 20, 20)])
+    assert index.log_state.expired
+
+
+def test_a_merge_leaves_out_retired_entries_and_keeps_those_of_an_unpublished_reading(index, tmp_path):
+    linked_and_published(index)
+    index.link([segment(20, 20, is_open=True)], replaced=[Replacement(STORE, 0, ROWS, 20, 40)])
+    put_rows(index, NEW, position=40)
+    publish(index)
+    assert everyone(index, tmp_path) == (NEW, NEW, NEW)
+    index.link([segment(40, 20, is_open=True)], replaced=[Replacement(STORE, 20, 30, 40, 60)])
+    put_rows(index, [40, 41], position=42)
+    publish(index)
+    assert merge_index(f"file://{tmp_path}/objects").expired == ROWS
+    index.run_lifecycle()
+    assert everyone(index, tmp_path) == (NEW, NEW, NEW)
+    put_rows(index, [42], position=43)
+    index.link([], [segment(40, 3)], replaced=[Replacement(STORE, 20, 30, 40, 43)])
+    publish(index)
+    assert everyone(index, tmp_path) == ([40, 41, 42],) * 3
+
+
+@pytest.mark.parametrize(
+    ("segments", "times"),
+    [
+        ([segment(0, 4, times=(5, 9)), segment(4, 16, times=(1, 7))], (1, 9)),
+        ([segment(0, 4, times=(5, 9)), segment(6, 14, times=(1, 7))], None),
+        ([segment(0, 4, times=(5, 9)), segment(4, 16)], None),
+        ([segment(0, 4, times=(5, 9)), segment(4, 16, is_open=True)], None),
+        ([segment(0, 4, times=(5, 9))], None),
+        ([segment(0, 3), segment(3, 20, times=(5, 9)), segment(23, 5)], (5, 9)),
+    ],
+)
+def test_a_record_states_the_times_of_the_old_rows_if_they_are_known(index, segments, times):
+    index.link(segments)
+    index.link(gone=[segments[0].place], replaced=[Replacement(STORE, 3, 12, 30, 30)])
+    index.link(replaced=[Replacement(STORE, 4, 12, 31, 31)])
+    record = index._session.log.record(index.log_state.number - 1)
+    assert [replaced.times for replaced in record.replaced] == [times]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"end": 0}, "not behind its start"),
+        ({"new_end": 19}, "not behind its start"),
+        ({"new_start": 5}, "old offsets that are new ones"),
+        ({"store": "kafka:c/t/0"}, "not one of linked segments"),
+    ],
+)
+def test_a_replacement_that_can_not_be_is_refused(change, problem):
+    good = Replacement(STORE, 0, ROWS, 20, 30)
+    document = LogRecord(1, "link", 0, "", 0, genesis=GENESIS, replaced=(good,)).encode()
+    assert LogRecord.decode(document, "record").replaced == (good,)
+    with pytest.raises(ValueError, match=problem):
+        structs.replace(good, **change)
+
+
+def test_a_checkpoint_with_an_unsorted_table_is_refused():
+    state = LogState().apply(LogRecord(1, "create", 0, "", 0, genesis=GENESIS), "log")
+    replaced = (Replacement(STORE, 0, 5, 20, 20), Replacement(STORE, 7, 9, 20, 20))
+    state = state.apply(LogRecord(2, "link", 0, "", 0, replaced=replaced), "log")
+    ranges = state.expired.replaced[STORE]
+    assert [*ranges.retired] == [(0, 5), (7, 9)]
+    broken = ranges.retired.rows[::-1]
+    ranges.retired.rows.flags.writeable = True
+    ranges.retired.rows[:] = broken.copy()
+    with pytest.raises(CorruptFile, match="not sorted and joined"):
+        LogState.decode(state.encode(), "checkpoint")

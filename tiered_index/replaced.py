@@ -1,0 +1,390 @@
+"""Replaced ranges: offsets of files whose rows a newer reading of the file has at other offsets. Pure.
+
+A store (`linked_store`) is a log of offsets. A `Replacement` announces a new reading: the old offsets, and those that
+the new rows get. Until the position of the store has reached the end of the new offsets, their entries are hidden, and
+the old ones are answers. The log record that moves the position there makes the old offsets *retired*. So a lookup
+finds each row once at each position of the log. Retired offsets stay hidden until no object has an entry of them.
+
+A newer reading of a file that is still being read takes over: the old offsets wait for it instead. Offsets that are
+hidden as new and are replaced themselves are retired at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from tiered_index.format.names import queue_of_store
+from tiered_index.format.segment import Stored, Times
+from tiered_index.stored import Count, Place, Seconds
+
+ALWAYS_S = (-(2**42), 2**42)
+"""The seconds of rows whose times are not known."""
+_COLUMNS = 5
+_START, _END, _NUMBER, _FIRST, _LAST = range(_COLUMNS)
+# the rest of a row of new offsets
+_NEW = (0, *ALWAYS_S)
+Range = tuple[int, int]
+"""Offsets [start, end)."""
+
+
+class Replacement(Stored, frozen=True):
+    """A new reading of a file has the rows of the old offsets [`start`, `end`) of `store` at [`new_start`, `new_end`).
+
+    If `new_end` is `new_start`, there are no new rows, and the old ones are retired at once. A later replacement with
+    the same `new_start` sets `new_end` anew, for example when the true length of the segment is known. Several
+    replacements with one `new_start` wait for the same rows. If one old range has several new ones, it waits for all.
+    `times` are those of the old rows; None: not known.
+    """
+
+    store: str
+    start: Place
+    end: Place
+    new_start: Place
+    new_end: Place
+    times: Times | None = None
+
+    @property
+    def row(self) -> tuple[int, int, int, int, int]:
+        """The row of the old offsets in a `RangeTable`."""
+        seconds = ALWAYS_S if self.times is None else (self.times[0] // 1000, self.times[1] // 1000)
+        return (self.start, self.end, 0, *seconds)
+
+    def __post_init__(self) -> None:
+        queue_of_store(self.store)
+        if self.start >= self.end or self.new_start > self.new_end:
+            raise ValueError(f"A replacement of {self.store} has an end that is not behind its start")
+        if self.start < self.new_end and self.new_start < self.end:
+            raise ValueError(f"A replacement of {self.store} has old offsets that are new ones, too")
+
+
+@dataclass(frozen=True, eq=False)
+class RangeTable:
+    """Sorted ranges of offsets of one store, which neither overlap nor touch each other.
+
+    `rows` (i64, n x 5): start, end, the number of the log record that retired the range, and the first and the last
+    epoch second of its entries, inclusive. Ranges that are joined get the greater number and the seconds of both.
+    """
+
+    rows: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Any) -> RangeTable:
+        """Make it of rows in any order, joined where they touch or overlap, without empty ones."""
+        table = np.asarray(rows, np.int64).reshape(-1, _COLUMNS)
+        table = table[table[:, _START] < table[:, _END]]
+        if not len(table):
+            return NO_RANGES
+        table = table[np.argsort(table[:, _START], kind="stable")]
+        # a row begins a range if all rows before it end before its start; memory: 8 bytes a row
+        reached = np.maximum.accumulate(table[:, _END])
+        begins = np.flatnonzero(np.concatenate(([True], table[1:, _START] > reached[:-1])))
+        lows = np.minimum.reduceat(table[:, [_START, _FIRST]], begins)
+        highs = np.maximum.reduceat(table[:, [_END, _NUMBER, _LAST]], begins)
+        return cls(np.column_stack((lows[:, 0], highs[:, 0], highs[:, 1], lows[:, 1], highs[:, 2])))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RangeTable) and np.array_equal(self.rows, other.rows)
+
+    def __iter__(self) -> Iterator[Range]:
+        return map(tuple, self.rows[:, :_NUMBER].tolist())
+
+    @property
+    def end(self) -> int:
+        """The offset after the last range; 0: there is none."""
+        return int(self.rows[-1, _END]) if len(self) else 0
+
+    def joined(self, other: RangeTable) -> RangeTable:
+        """Return the ranges of both."""
+        if not (len(self) and len(other)):
+            return self if len(self) else other
+        return RangeTable.of(np.concatenate((self.rows, other.rows)))
+
+    def numbered(self, number: int) -> RangeTable:
+        """Return the ranges as retired by record `number`."""
+        rows = self.rows.copy()
+        rows[:, _NUMBER] = number
+        return RangeTable(rows)
+
+    def holds(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which of n offsets are in a range (bool, n)."""
+        if not len(self):
+            return np.zeros(len(offsets), np.bool_)
+        at = np.searchsorted(self._starts, offsets, "right") - 1
+        held: npt.NDArray[np.bool_] = (at >= 0) & (offsets < self._ends[at])
+        return held
+
+    def within(self, other: RangeTable) -> RangeTable:
+        """Return the parts of the ranges that are also in ranges of `other`."""
+        return self._parts(other, inside=True)
+
+    def without(self, other: RangeTable) -> RangeTable:
+        """Return the parts of the ranges that are in no range of `other`."""
+        return self._parts(other, inside=False)
+
+    def _parts(self, other: RangeTable, *, inside: bool) -> RangeTable:
+        if not (len(self) and len(other)):
+            return NO_RANGES if inside else self
+        # between two neighbouring edges no range of either table begins or ends; memory: 16 bytes a range
+        edges = np.unique(np.concatenate((self._starts, self._ends, other._starts, other._ends)))
+        chosen = np.flatnonzero(self.holds(edges[:-1]) & (other.holds(edges[:-1]) == inside))
+        rows = self.rows[np.searchsorted(self._starts, edges[chosen], "right") - 1]
+        rows[:, _START], rows[:, _END] = edges[chosen], edges[chosen + 1]
+        return RangeTable.of(rows)
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.ascontiguousarray(self.rows[:, _START])
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        return np.ascontiguousarray(self.rows[:, _END])
+
+    def to_json(self) -> list[list[int]]:
+        """Return the columns as stored in a checkpoint."""
+        return self.rows.T.tolist()  # type: ignore[no-any-return]
+
+
+NO_RANGES = RangeTable(np.zeros((0, _COLUMNS), np.int64))
+
+
+class Reading(Struct, frozen=True):
+    """A new reading that is not published: offsets `old` wait for the offsets `new`, whose entries are hidden.
+
+    `new` has for each `new_start` of a replacement those of its new offsets that are not replaced themselves.
+    """
+
+    old: RangeTable
+    new: tuple[tuple[int, RangeTable], ...]
+
+    @property
+    def end(self) -> int:
+        """The position of the store from which on the new rows are answers."""
+        return max([table.end for _, table in self.new], default=0)
+
+
+class ReplacedRanges(Struct, frozen=True, dict=True):
+    """The replaced offsets of one store: the `retired` ones, and the `readings` that are not published."""
+
+    retired: RangeTable = NO_RANGES
+    readings: tuple[Reading, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(len(self.retired) or self.readings)
+
+    @cached_property
+    def hidden(self) -> RangeTable:
+        """The ranges whose entries are no answers: the retired ones, and those of unpublished readings."""
+        tables = [self.retired, *(table for reading in self.readings for _, table in reading.new)]
+        return RangeTable.of(np.concatenate([table.rows for table in tables]))
+
+    @property
+    def end(self) -> int:
+        """The offset after the last replaced or new one; 0: there is none. No offset before it may be used again."""
+        return max(self.retired.end, *(max(reading.old.end, reading.end) for reading in self.readings), 0)
+
+    def announced(self, replacements: Iterable[Replacement], number: int) -> ReplacedRanges:
+        """Return the ranges after the replacements of record `number`, before `published`."""
+        by_new: dict[int, list[Replacement]] = {}
+        for replacement in replacements:
+            by_new.setdefault(replacement.new_start, []).append(replacement)
+        ends = {new_start: together[-1].new_end for new_start, together in by_new.items()}
+        announced = [
+            Reading(_ranges(*(each.row for each in together)), ((start, _ranges((start, ends[start], *_NEW))),))
+            for start, together in by_new.items()
+        ]
+        retired, readings = self.retired, list[Reading]()
+        for known, fresh in _connected(self.readings, announced):
+            if not fresh:
+                readings += known
+                continue
+            old = _all_of(reading.old for reading in fresh)
+            before = [(start, table) for reading in (*known, *fresh) for start, table in reading.new]
+            # rows of an unfinished reading were never shown, and the newer reading has them, too
+            hidden = old.within(_all_of(table for _, table in before))
+            retired = retired.joined(hidden.numbered(number))
+            waiting = _all_of([old.without(hidden), *(reading.old for reading in known)])
+            stated = {start: ends[start] for reading in fresh for start, _ in reading.new}
+            new = {start: table.without(old) for start, table in before if start not in stated}
+            new |= {start: _ranges((start, end, *_NEW)).without(retired) for start, end in stated.items()}
+            readings.append(Reading(waiting, tuple((start, new[start]) for start in sorted(new) if len(new[start]))))
+        return ReplacedRanges(retired, tuple(readings))
+
+    def published(self, position: int, number: int) -> ReplacedRanges:
+        """Return the ranges after record `number`, which states the `position` of the store."""
+        done = [reading for reading in self.readings if reading.end <= position]
+        if not done:
+            return self
+        retired = self.retired
+        for reading in done:
+            retired = retired.joined(reading.old.numbered(number))
+        return ReplacedRanges(retired, tuple(reading for reading in self.readings if reading.end > position))
+
+    def joined(self, other: ReplacedRanges) -> ReplacedRanges:
+        """Return the ranges of both."""
+        more = tuple(reading for reading in other.readings if reading not in self.readings)
+        return ReplacedRanges(self.retired.joined(other.retired), self.readings + more)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a checkpoint."""
+        readings = [
+            {"old": reading.old.to_json(), "new": [[start, table.to_json()] for start, table in reading.new]}
+            for reading in self.readings
+        ]
+        return {"retired": self.retired.to_json(), **({"readings": readings} if readings else {})}
+
+
+def _ranges(*rows: tuple[int, ...]) -> RangeTable:
+    return RangeTable.of(rows)
+
+
+def _all_of(tables: Iterable[RangeTable]) -> RangeTable:
+    return RangeTable.of(np.concatenate([NO_RANGES.rows, *(table.rows for table in tables)]))
+
+
+def _connected(known: Sequence[Reading], fresh: Sequence[Reading]) -> Iterator[tuple[list[Reading], list[Reading]]]:
+    """Yield the readings in groups that have common offsets, old or new: those of `known`, and those of `fresh`."""
+    readings = [*known, *fresh]
+    # with the first new offset, although it may be replaced itself: it tells readings apart
+    tables = [
+        [reading.old, *(_ranges((start, start + 1, *_NEW)).joined(table) for start, table in reading.new)]
+        for reading in readings
+    ]
+    spans = np.concatenate([NO_RANGES.rows, *(table.rows for of in tables for table in of)])[:, :_NUMBER]
+    owners = np.repeat(np.arange(len(readings)), [sum(map(len, of)) for of in tables])
+    order = np.argsort(spans[:, _START], kind="stable")
+    spans, owners = spans[order], owners[order]
+    # a range that overlaps none before begins a cluster; memory: 8 bytes a range
+    reached = np.maximum.accumulate(spans[:, _END])
+    clusters = np.cumsum(np.concatenate(([0], spans[1:, _START] >= reached[:-1])))
+    roots = list(range(len(readings)))
+
+    def root(number: int) -> int:
+        while roots[number] != number:
+            number = roots[number] = roots[roots[number]]
+        return number
+
+    first: dict[int, int] = {}
+    for cluster, owner in sorted(set(zip(clusters.tolist(), owners.tolist(), strict=True))):
+        roots[root(owner)] = root(first.setdefault(cluster, owner))
+    groups: dict[int, tuple[list[Reading], list[Reading]]] = {}
+    for number, reading in enumerate(readings):
+        groups.setdefault(root(number), ([], []))[number >= len(known)].append(reading)
+    yield from groups.values()
+
+
+def replay(
+    known: Mapping[str, ReplacedRanges], replacements: Sequence[Replacement], positions: Mapping[str, int], number: int
+) -> Mapping[str, ReplacedRanges]:
+    """Return the replaced ranges by store after record `number`. `positions` are those after the record."""
+    changed: dict[str, ReplacedRanges] = {}
+    by_store: dict[str, list[Replacement]] = {}
+    for replacement in replacements:
+        by_store.setdefault(replacement.store, []).append(replacement)
+    for store in {**by_store, **{store: None for store, ranges in known.items() if ranges.readings}}:
+        ranges = (
+            known.get(store, _NONE).announced(by_store.get(store, ()), number) if store in by_store else known[store]
+        )
+        after = ranges.published(positions.get(store, 0), number)
+        if after is not known.get(store):
+            changed[store] = after
+    return {**known, **changed} if changed else known
+
+
+_NONE = ReplacedRanges()
+
+
+class HiddenOffsets:
+    """The hidden offsets of an index, by topic and queue of their entries."""
+
+    def __init__(self, stores: Mapping[str, RangeTable]) -> None:
+        self._queues: dict[int, dict[str | None, RangeTable]] = {}
+        for store, table in stores.items():
+            topic, queue_id = queue_of_store(store)
+            self._queues.setdefault(queue_id, {})[topic] = table
+
+    def of_topics(self, topics: Sequence[str]) -> dict[tuple[int | None, int], RangeTable]:
+        """Return the tables of topics, by the topic's number (None: any topic) and the queue."""
+        numbers: dict[str | None, int | None] = {None: None, **{topic: at for at, topic in enumerate(topics)}}
+        return {
+            (numbers[topic], queue_id): table
+            for queue_id, tables in self._queues.items()
+            for topic, table in tables.items()
+            if topic in numbers
+        }
+
+    def hides(
+        self, items: Mapping[str, npt.NDArray[Any]] | npt.NDArray[Any], topics: Mapping[int, str]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which of n entries are hidden (bool, n).
+
+        `items` are stored items or their columns by name, `topics` the name of each topic id. An entry whose topic id
+        has no name is hidden only if its queue is that of the rows of all topics.
+        """
+        queues = items["queue_id"]
+        hidden = np.zeros(len(queues), np.bool_)
+        for queue_id, tables in self._queues.items():
+            places = np.flatnonzero(queues == queue_id)
+            if not len(places):
+                continue
+            offsets = items["offset"][places].astype(np.int64)
+            if (of_all := tables.get(None)) is not None:
+                hidden[places] |= of_all.holds(offsets)
+            ids = items["topic_id"][places]
+            for topic_id in np.unique(ids).tolist():
+                if (table := tables.get(topics.get(topic_id, ""))) is not None:
+                    mine = ids == topic_id
+                    hidden[places[mine]] |= table.holds(offsets[mine])
+        return hidden
+
+
+class StoredRanges(Struct, array_like=True):
+    """The columns of a table of ranges as stored."""
+
+    start: tuple[Place, ...]
+    end: tuple[Place, ...]
+    number: tuple[Count, ...]
+    first_s: tuple[Seconds, ...]
+    last_s: tuple[Seconds, ...]
+
+    def read(self) -> RangeTable:
+        """Return the table. Raises `ValueError` if it can't be one."""
+        columns = [getattr(self, name) for name in StoredRanges.__struct_fields__]
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("A table of ranges has columns of different lengths")
+        rows = np.array(columns, np.int64).T.reshape(-1, _COLUMNS)
+        starts, ends = rows[:, _START], rows[:, _END]
+        if (starts >= ends).any() or (ends[:-1] >= starts[1:]).any() or (rows[:, _FIRST] > rows[:, _LAST]).any():
+            raise ValueError("A table of ranges is not sorted and joined")
+        return RangeTable(rows)
+
+
+class StoredReading(Struct):
+    """A reading as stored in a checkpoint."""
+
+    old: StoredRanges
+    new: tuple[tuple[Place, StoredRanges], ...]
+
+
+class StoredReplaced(Struct):
+    """The replaced ranges of a store as stored in a checkpoint."""
+
+    retired: StoredRanges
+    readings: tuple[StoredReading, ...] = ()
+
+    def read(self) -> ReplacedRanges:
+        """Return the ranges. Raises `ValueError` if they can't be some."""
+        readings = tuple(
+            Reading(reading.old.read(), tuple((start, table.read()) for start, table in reading.new))
+            for reading in self.readings
+        )
+        return ReplacedRanges(self.retired.read(), readings)
