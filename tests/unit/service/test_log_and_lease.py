@@ -94,7 +94,7 @@ def test_an_invalid_record_is_damage_and_one_of_another_version_is_refused():
     for data in (b"", b"{}", b"\n#crc32 00000000\n", b"#crc32", b"x" * 100):
         with pytest.raises(CorruptFile):
             decode_document(data, "x")
-    for version in (8, None, "1"):
+    for version in (9, None, "1"):
         with pytest.raises(UnsupportedVersion):
             decode_document(encode_document({"version": version}), "x")
 
