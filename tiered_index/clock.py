@@ -61,6 +61,49 @@ class ManualClock:
             self._monotonic_s += seconds
 
 
+class SteadyClock:
+    """A clock whose wall time can't jump: beyond a minute, a change of the wall clock is not followed.
+
+    Then `now_ms` continues at the pace of the monotonic clock until `trust` is called. Any thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # wall and monotonic time when they last agreed
+        self._agreed = clock.now_ms(), clock.monotonic_s()
+        self.monotonic_s = clock.monotonic_s
+
+    def now_ms(self) -> int:
+        """Return the trusted wall time in epoch milliseconds."""
+        wall_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
+        steady_ms = self._steady_ms(now_s)
+        if abs(wall_ms - steady_ms) > MOST_SKEW_MS:
+            return steady_ms
+        self._agreed = wall_ms, now_s
+        return wall_ms
+
+    def jump_ms(self) -> int:
+        """Return how far the wall clock is ahead of the trusted time; negative: behind it; 0: at most a minute."""
+        ahead_ms = self._clock.now_ms() - self._steady_ms(self._clock.monotonic_s())
+        return ahead_ms if abs(ahead_ms) > MOST_SKEW_MS else 0
+
+    def _steady_ms(self, now_s: float) -> int:
+        agreed_ms, agreed_s = self._agreed
+        return agreed_ms + round((now_s - agreed_s) * 1000)
+
+    def wall_ms(self) -> int:
+        """Return the wall time that the machine says, in epoch milliseconds."""
+        return self._clock.now_ms()
+
+    def trust(self) -> None:
+        """Follow the wall clock again, whatever it says."""
+        self._agreed = self._clock.now_ms(), self._clock.monotonic_s()
+
+
+MOST_SKEW_MS = 60_000
+"""The most milliseconds by which two clocks that agree may differ."""
+
+
 @dataclass
 class StepTimes:
     """The runs, the failures and the total seconds of one life-cycle step. `is_running`: a run has not ended yet."""

@@ -135,7 +135,7 @@ def expiring(world: World, disk: Disk) -> Life:
 
     def job() -> None:
         log = open_log(world.storage, world.clock)
-        record_expiry(log, world.rule, world.clock)
+        record_expiry(log, world.rule, world.clock.now_ms())
         sweep(world.storage, log, world.rule.grace_s)
 
     world.rule = Retention(age_s=30, topics={"pay*": 12})

@@ -15,7 +15,6 @@ from tests.support.changes import replace
 from tests.support.damage import checked, flipped
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
-from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.format.queue_offsets import check_queues
@@ -30,7 +29,7 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.copying import copy_index
-from tiered_index.service.jobs.expiry import expire_index
+from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.log.records import LogRecord
@@ -225,8 +224,7 @@ def test_erased_and_expired_messages_are_skipped_with_or_without_their_bytes(lif
     storage, messages = life
     before_ms = BEGIN_MS + 50_000
     if how == "expired":
-        clock = ManualClock(BEGIN_MS + 120_000)
-        expire_index(storage.uri, Retention(topics={"orders": 50}), yes=True, clock=clock)
+        record_expiry(log_of(storage), Retention(topics={"orders": 50}), BEGIN_MS + 120_000)
         before_ms = log_of(storage).state.expired.before_ms("orders")
         assert BEGIN_MS + 60_000 < before_ms < BEGIN_MS + 100_000
     else:

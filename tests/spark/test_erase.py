@@ -141,7 +141,7 @@ def index(tmp_path_factory):
         writer.run_lifecycle()
     rule = Retention(age_s=36 * 3600, topics={"debug": 24 * 3600})
     log = open_log(LocalStorage(folder / "storage"), SystemClock())
-    record_expiry(log, rule, ManualClock(BEGIN_MS + 2 * DAY_MS))
+    record_expiry(log, rule, BEGIN_MS + 2 * DAY_MS)
     assert erase(storage, "orders", keys="k1", yes=True).status == "hidden"
     assert erase(storage, "debug", queue_id=1, before_ms=BEGIN_MS + 30 * HOUR_MS, yes=True).status == "hidden"
     return storage

@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.clock import Clock, SteadyClock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument, InvalidCursor, TieredIndexError
 from tiered_index.format.archived import footer_bytes_of
@@ -144,7 +144,7 @@ class IndexService(Lookups[ItemT]):
                 lambda: alive(this).segment_archives,
                 lambda: alive(this).durable_positions(),
             )
-            arguments = config, clock or SystemClock(), disk or Disk(), storage, places
+            arguments = config, SteadyClock(clock or SystemClock()), disk or Disk(), storage, places
             opening = partial(open_parts, undo, *arguments, begins_anew=begins_anew, takes_over=takes_over)
             # in a copy: an interrupted opening can't leave its context, which has its threads, to later calls
             parts = self._parts = copy_context().run(opening)

@@ -257,7 +257,7 @@ def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, mon
     # expiry: hidden at once, deleted after the grace
     life.clock.advance(100)
     archive(6)
-    record_expiry(life.log(), Retention(segments_age_s=50), life.clock)
+    record_expiry(life.log(), Retention(segments_age_s=50), life.clock.now_ms())
     life.index._lifecycle.refresh()
     assert [segment.start for segment in life.index.archived()] == [6 * len(data)]
     assert len(list(life.storage.list("segments/"))) == 7
@@ -431,7 +431,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     assert f"{lost.name} was given up: messages of up to 2 segments of 2 logs are lost" in report.notes
     assert merge_catalogs(log) == 1 and list(Segments(log.state, life.storage)) == shown
     # what expired is not told as lost
-    record_expiry(log, Retention(segments_age_s=1), life.clock)
+    record_expiry(log, Retention(segments_age_s=1), life.clock.now_ms())
     erased = erase(life.storage, log, EraseRequest("t"), life.clock, yes=True, now=True)
     assert any("1 lost catalogs" in text for text in erased.unchecked)
     notes = [note for note in checked(life.storage, deep=False).notes if "given up" in note]

@@ -41,7 +41,7 @@ def fill(life, hours=range(30), *, files=5):
 def expire(life, rule, hours):
     """Let a job record an expiry at `hours` after `BASE_MS`, and update the model and the writer."""
     clock = ManualClock(BASE_MS + round(hours * HOUR_MS))
-    plan = record_expiry(life.log(), rule, clock)
+    plan = record_expiry(life.log(), rule, clock.now_ms())
     horizon = rule.horizon(clock.now_ms())
     life.model.expire(horizon.before_ms, dict(horizon.topics))
     life.index._lifecycle.refresh()
@@ -188,17 +188,17 @@ def test_a_sweep_that_fails_is_not_in_each_round_again(merging):
 
 
 def test_an_object_that_is_gone_or_damaged_stays_and_hinders_nothing(tmp_path, merging):
-    life = merging(storage=LocalStorage(tmp_path / "storage"))
+    clock = ManualClock(BASE_MS + 17 * HOUR_MS)
+    life = merging(storage=LocalStorage(tmp_path / "storage", clock=clock))
     fill(life, range(15))
     names = sorted(life.state.objects)
     life.storage.delete_many([names[1]])
     life.storage.put(names[2], bytes(life.state.objects[names[2]].size_bytes))
     rule = Retention(age_s=20 * HOUR_S, topics={"debug-*": HOUR_S, "orders": HOUR_S, "t": HOUR_S})
-    clock = ManualClock(BASE_MS + 17 * HOUR_MS)
-    plan = tiered_index.expire(life.storage.uri, rule, clock=clock)
+    plan = run_expiry(life.storage, life.log(), rule, clock, yes=False)[0]
     assert ([o.name for o in plan.objects], [o.name for o in plan.mixed]) == (names[:1], names[1:])
     assert life.state.expired == NOTHING
-    assert tiered_index.expire(life.storage.uri, rule, clock=clock, yes=True) == plan
+    assert run_expiry(life.storage, life.log(), rule, clock, yes=True)[0] == plan
     assert sorted(life.state.objects) == names[1:]
 
 
@@ -207,7 +207,7 @@ def test_a_fenced_writer_expires_nothing(life):
     log, epoch = life.log(), life.state.epoch
     log.claim_epoch()
     with pytest.raises(WriterFenced):
-        record_expiry(life.log(), Retention(age_s=1), life.clock, epoch)
+        record_expiry(life.log(), Retention(age_s=1), life.clock.now_ms(), epoch)
     assert not life.state.expired
 
 
@@ -223,7 +223,7 @@ def test_segments_that_have_expired_are_not_archived_again(life, old, young, exp
     assert all(map(archive, old))
     life.clock.advance(100)
     assert all(map(archive, young))
-    record_expiry(life.log(), Retention(segments_age_s=50), life.clock)
+    record_expiry(life.log(), Retention(segments_age_s=50), life.clock.now_ms())
     assert life.state.expired.segments == {"log": 3000 * (old[-1] + 1)}
     life.index._lifecycle.refresh()
     assert not archive(expired)

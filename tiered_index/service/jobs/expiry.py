@@ -17,8 +17,8 @@ from fnmatch import fnmatchcase
 
 from msgspec import structs
 
-from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.clock import MOST_SKEW_MS, Clock, SteadyClock, SystemClock
+from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
@@ -32,6 +32,7 @@ from tiered_index.service.read.segments import Segments
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.types import format_time
 
 _READERS = 8
 # most segments that a plan lists
@@ -227,14 +228,28 @@ def _expired_segments(rule: Retention, segments: Segments, now_ms: int) -> dict[
     return ends
 
 
+def agreed_now_ms(storage: Storage, clock: Clock) -> int:
+    """Return the storage's time, in epoch milliseconds: the present time of an expiry.
+
+    Raises `ConfigError` if this machine's clock differs from it by more than a minute, and the errors of the storage.
+    """
+    wall_ms = clock.wall_ms() if isinstance(clock, SteadyClock) else clock.now_ms()
+    now_ms = storage.now_ms()
+    if abs(now_ms - wall_ms) > MOST_SKEW_MS:
+        raise ConfigError(
+            f"nothing expires while clocks differ: this machine's says {format_time(wall_ms)}, that of {storage.uri} "
+            f"{format_time(now_ms)}: set the one that is wrong"
+        )
+    return now_ms
+
+
 def record_expiry(
-    log: StorageLog, rule: Retention, clock: Clock, epoch: int | None = None, stats: Stats | None = None
+    log: StorageLog, rule: Retention, now_ms: int, epoch: int | None = None, stats: Stats | None = None
 ) -> ExpiryPlan:
-    """Append the record of an expiry by `rule`, if it changes anything. Return its plan.
+    """Append the record of an expiry by `rule` at the time `now_ms`, if it changes anything. Return its plan.
 
     `epoch` is the writer's, None for jobs. Raises the errors of `StorageLog.append`.
     """
-    now_ms = clock.now_ms()
     plans: list[ExpiryPlan] = []
 
     def make(state: LogState) -> LogRecord | None:
@@ -245,7 +260,7 @@ def record_expiry(
         ends = plan.expired.segments
         lines = [segment.name for segment in state.archive.values() if segment.end <= ends.get(segment.store, 0)]
         names = (*(stored.name for stored in plan.objects), *lines)
-        return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)
+        return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired, expiry_ms=now_ms)
 
     state = log.append("the expired times", epoch, make)
     if state.catalogs:
@@ -298,17 +313,13 @@ def expire(
     if yes:
         # without put-if-absent, a record of a writer and this one could get the same number
         probe_put_if_absent(storage)
-    state = log.refresh()
+    state, now_ms = log.refresh(), agreed_now_ms(storage, clock)
     assert state.genesis is not None
     keyed = state.genesis.layout.schema.keyed
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings or ColdSettings())) as cold:
-        stats = KnownStats(cold, all_mixed=True).of(rule, state, clock.now_ms())
+        stats = KnownStats(cold, all_mixed=True).of(rule, state, now_ms)
         unknown, topics = _unknown_topics(rule, state, stats, cold)
-    plan = (
-        record_expiry(log, rule, clock, stats=stats)
-        if yes
-        else plan_expiry(rule, state, clock.now_ms(), stats, storage)
-    )
+    plan = record_expiry(log, rule, now_ms, stats=stats) if yes else plan_expiry(rule, state, now_ms, stats, storage)
     plan = replace(plan, unknown_topics=unknown, known_topics=topics)
     if yes and now:
         # an object whose topics are unknown may have no expired entry
@@ -382,8 +393,9 @@ def expire_index(
     With `yes` one log record states the expired times permanently and removes the objects without newer entries. With
     `now`, objects that also have newer entries are written again without the expired ones. Otherwise the next merge of
     an object does this. Objects that expiry and merges removed `rule.grace_s` seconds ago are deleted. You may repeat
-    the call, also beside writers, readers and merges. `s3` has the options of S3. `clock` replaces the clock in tests.
-    Raises `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
+    the call, also beside writers, readers and merges. The present time is the storage's. `s3` has the options of S3.
+    `clock` replaces this machine's clock in tests. Raises `NotAnIndex`, `CorruptFile`, `StorageUnavailable`,
+    `StorageMisconfigured`, and `ConfigError` if the clocks of this machine and the storage differ.
     """
     present = clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3)) as opened:

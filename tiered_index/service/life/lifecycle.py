@@ -43,6 +43,7 @@ from tiered_index.service.life.context import (
 )
 from tiered_index.service.life.pending import PendingFiles
 from tiered_index.service.life.same_file import check_same
+from tiered_index.service.life.trusted_time import TrustedTime
 from tiered_index.service.log.log import fenced, publishing
 from tiered_index.service.log.publication import Publication, Unpublished, stored_file
 from tiered_index.service.log.reads import READ_PREFIX
@@ -92,6 +93,7 @@ class Lifecycle:
         self._expire_s, now_s = 0.0, context.clock.monotonic_s()
         self._sweep_s = now_s if context.config.retention.any else now_s + _SWEEP_AGAIN_S
         self._topic_stats = KnownStats(context.cold)
+        self._time = TrustedTime(context.session.storage, context.clock)
         self._expired = NOTHING  # as in the copy of the log in the root
 
     def run_once(self) -> Progress:
@@ -139,6 +141,8 @@ class Lifecycle:
                 self._step("pending files", self._pending.finish)
                 self._step("positions", self._publish_reads)
                 self._step("expiry", self._expire, "expire")
+                self._step("the root's copy of the log", self._note_expired)
+                self._step("sweep", self._sweep)
                 retirable = self._retirable(lacks_room=lacks_room)
                 # retire only while the log still has the record that published the files
                 if retirable and not self._step("log", self._context.session.log.check_end):
@@ -272,6 +276,8 @@ class Lifecycle:
                 session.claim(context.root_id)
             context.flusher.learn(self.refresh().positions)
             session.log_error = None
+        self._time.learn(session.log.state)
+        self._time.follow_wall()
         if context.clock.monotonic_s() - self._refreshed_s >= context.config.refresh_interval_s:
             state = self.refresh()
             self._refreshed_s = context.clock.monotonic_s()
@@ -295,29 +301,34 @@ class Lifecycle:
             session.log.append_positions(session.epoch, positions)
 
     def _expire(self) -> None:
-        """At intervals, record the expiry by the retention setting, and delete objects removed long enough ago.
-
-        Merges remove objects also where no rule is set.
-        """
+        """At intervals, record the expiry by the retention setting."""
         context, session, rule = self._context, self._context.session, self._context.config.retention
-        now_s = context.clock.monotonic_s()
-        is_due = rule.any and now_s >= self._expire_s
-        if is_due:
+        if rule.any and (now_s := context.clock.monotonic_s()) >= self._expire_s:
+            now_ms = self._time.now_ms(session.log.state)
             # a new root reads the topics of all old objects, which takes longer than the lease lives if there are many
-            stats = self._topic_stats.of(rule, session.log.state, context.clock.now_ms(), self._renew)
-            record_expiry(session.log, rule, context.clock, session.epoch, stats)
+            stats = self._topic_stats.of(rule, session.log.state, now_ms, self._renew)
+            record_expiry(session.log, rule, now_ms, session.epoch, stats)
             context.refresh()
-        if session.expired is not self._expired:
-            # write the root's copy of the log, which is used while the storage is unavailable
-            context.deletions.before()
-            self._expired = session.expired
-        if is_due:
             self._expire_s = now_s + _EXPIRE_EVERY_S
-        if now_s >= self._sweep_s and (is_due or not rule.any):
+
+    def _note_expired(self) -> None:
+        """Write the root's copy of the log, which is used while the storage is unavailable."""
+        if self._context.session.expired is not self._expired:
+            self._context.deletions.before()
+            self._expired = self._context.session.expired
+
+    def _sweep(self) -> None:
+        """At intervals, delete objects that were removed long enough ago. Merges remove objects, too.
+
+        A storage's clock that is wrong once must not make a running upload an orphan.
+        """
+        session, now_s = self._context.session, self._context.clock.monotonic_s()
+        if now_s >= self._sweep_s and "expiry" not in self._failed:
             # not in the next round again, because a sweep lists the whole storage
             self._sweep_s = now_s + _SWEEP_AGAIN_S
+            self._time.check_storage()
             # it lists the whole log, which takes longer than the lease lives in an index of years
-            sweep(session.storage, session.log, rule.grace_s, beat=self._renew)
+            sweep(session.storage, session.log, self._context.config.retention.grace_s, beat=self._renew)
             self._sweep_s = now_s + _SWEEP_EVERY_S
 
     def _tend(self, progress: Progress) -> None:

@@ -45,6 +45,7 @@ class _Members(Common, kw_only=True):
     genesis: IndexDescriptor
     roots: dict[str, tuple[Count, str]] = msgspec.field(default_factory=dict)
     put_before_ms: Milliseconds = 0
+    expiry_ms: Milliseconds = 0
     digest: Digest = ""
     chain: Annotated[str, Meta(pattern=rf"\A([0-9a-f]{{{DIGEST_DIGITS}}})*\Z")] = ""
 

@@ -428,6 +428,8 @@ class LogRecord:
     """Segments that catalogs list, and that are replaced or given up."""
     replaced: tuple[Replacement, ...] = ()
     """The new readings of files that this record announces."""
+    expiry_ms: int = 0
+    """Only of an expiry's record: its present time, epoch milliseconds."""
     digest: str = field(default="", compare=False)
     """The digest of this record's bytes; empty before it is encoded."""
 
@@ -454,6 +456,7 @@ class LogRecord:
                 **({"replaced": [replaced.to_json() for replaced in self.replaced]} if self.replaced else {}),
                 **({"left_out": self.left_out} if self.left_out else {}),
                 **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
+                **({"expiry_ms": self.expiry_ms} if self.expiry_ms else {}),
                 **{name: value for name, value in chain.items() if value},
             }
         )
@@ -591,6 +594,7 @@ class _StoredRecord(Common, kw_only=True):
     root: str = ""
     copied: Digest = ""
     put_before_ms: Milliseconds = 0
+    expiry_ms: Milliseconds = 0
 
 
 def verified_trailer(stored: StoredObject, data: bytes | memoryview) -> Trailer:

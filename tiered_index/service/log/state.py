@@ -89,6 +89,8 @@ class LogState:
     """Number and attempt of the newest record of each root's writer, by the root's id."""
     put_before_ms: int = 0
     """The greatest `put_before_ms` of the records; 0: none says it."""
+    expiry_ms: int = 0
+    """The latest present time of the expiries, epoch milliseconds; 0: there was none."""
     pending: dict[str, PendingFile] = field(default_factory=dict)
     """The files that are not compacted yet, by the object's name. Lookups, positions and freshness leave them out."""
     catalogs: dict[str, StoredCatalog] = field(default_factory=dict)
@@ -282,6 +284,7 @@ class LogState:
                 ),
                 **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
                 **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
+                **({"expiry_ms": self.expiry_ms} if self.expiry_ms else {}),
                 **({"digest": self.digest, "chain": self.chain} if self.digest else {}),
             }
         )
@@ -405,6 +408,7 @@ class LogReplay:
             expired=expired,
             roots=now.roots | root,
             put_before_ms=max(now.put_before_ms, record.put_before_ms),
+            expiry_ms=max(now.expiry_ms, record.expiry_ms),
             digest=record.digest,
             chain=known[-CHAINED * DIGEST_DIGITS :],
         )

@@ -262,7 +262,7 @@ def test_a_target_that_was_written_to_is_let_alone(life, inner, by):
         life.open("another", storage_backend=inner).close()
 
     if by == "a job":
-        record_expiry(StorageLog(inner, life.clock), Retention(age_s=3600), ManualClock(BASE_MS + DAY_MS))
+        record_expiry(StorageLog(inner, life.clock), Retention(age_s=3600), BASE_MS + DAY_MS)
     elif by == "a writer":
         take_over()
     else:
