@@ -94,6 +94,7 @@ def test_every_member_of_the_state_is_copied():
         pending={waiting.name: waiting},
         batches={"q": StreamBatch(3, 10, 99)},
         put_before_ms=1_700_000_000_000,
+        expiry_ms=1_700_000_000_001,
         lost={table.name: table},
         expired=Expired((Horizon(1000, (("a*", 500),)),), {"broker": 10}),
     )
