@@ -93,6 +93,49 @@ def test_a_quote_that_stays_open_takes_one_row(tmp_path):
     assert (len(entries), sum(key == "inch" for _, _, key in entries)) == (301, 1)
 
 
+BLANKS = b" \r\n", b"\n", b"\t\v \f\n"
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+@pytest.mark.parametrize("block_bytes", [900, 2 << 20])
+def test_blank_lines_are_passed_over_together(tmp_path, monkeypatch, form, block_bytes):
+    """1 MB of gzip with a billion newlines did not end within two minutes: each was a step of Python."""
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(rows_of_text, "_FEW_LINES", 3)
+    rng, path = random.Random(form), tmp_path / "rows.gz"
+    pieces, places = [b"" if form == "ndjson" else b"at,k\n"], []
+    for number in range(60):
+        pieces += [rng.choice(BLANKS) * rng.choice([0, 1, 2, 500])]
+        bad = rng.random() < 0.1
+        row = f'{{"at": {BEGIN_S}, "k": "{number}"}}' if form == "ndjson" else f"{BEGIN_S},{number}"
+        places.append((None if bad else str(number), sum(map(len, pieces)), b"".join(pieces).count(b"\n") + 1))
+        pieces += [
+            b" " * rng.choice([0, 0, 2]) * (form == "ndjson"),
+            row.encode()[: -3 if bad else None] or b"x",
+            b"\n",
+        ]
+    path.write_bytes(gzip.compress(b"".join(pieces)))
+    entries, bad_rows, reading = read(path)
+    assert [(key, at) for at, _, key in entries] == [(key, at) for key, at, _ in places if key is not None]
+    assert [bad.where for bad in bad_rows] == [
+        f"line {line:,} (byte {at:,})" for key, at, line in places if key is None
+    ]
+    assert sum(reading.lines[1]) == b"".join(pieces).count(b"\n")
+    text = open_rows(local_file(path).file, 1, path.read_bytes())
+    for lines in (b"\n" * (1 << 20) + b'"x"\n', b'x"\n"x\n' + b" \n" * (1 << 20)):
+        # a step for each row, and one for all blank lines
+        assert len(list(text.split(lines))) <= 3 and b"".join(text.split(lines)) == lines
+
+
+def test_a_text_that_is_far_longer_than_its_file_is_named(tmp_path):
+    path = tmp_path / "rows.ndjson.bz2"
+    path.write_bytes(bz2.compress(f'{{"at": {BEGIN_S}, "k": "a"}}\n'.encode() + b"\n" * (8 << 20)))
+    with pytest.raises(
+        InvalidArgument, match=r"rows.ndjson.bz2: its text is more than 4,096 times as long as the file"
+    ):
+        read(path)
+
+
 def test_the_key_minus_zero_keeps_its_sign_among_integers(tmp_path):
     path = tmp_path / "a.ndjson"
     path.write_text("".join(f'{{"k": {key}, "at": {BEGIN_S}}}\n' for key in ("5", "-0", "0")))

@@ -27,6 +27,8 @@ Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 Offsets = Annotated[int, Meta(ge=1, le=2**62)]
 """A number of offsets."""
 _MOST_MS = 2**52
+MOST_TEXT_RATIO = 4096
+"""The most times that the text of a packed file may be as long as the file."""
 Footer = Annotated[int, Meta(ge=1, le=2**31)]
 
 
@@ -161,7 +163,7 @@ class LinkedSegment(Stored, frozen=True):
             raise ValueError(f"`lines` has {len(self.lines[1])} numbers, but not as many as `blocks`")
         if self.end >= 1 << 63:
             raise ValueError(f"`length` is {self.length}: the end does not fit 63 bits")
-        if self.blocks is not None and (len(self.blocks[1]) - 1) * self.blocks[0] > self.size_bytes << 12:
+        if self.blocks is not None and (len(self.blocks[1]) - 1) * self.blocks[0] > self.size_bytes * MOST_TEXT_RATIO:
             raise ValueError(f"`blocks` has {len(self.blocks[1])} checksums, too many for {self.size_bytes} bytes")
 
     @property

@@ -427,8 +427,9 @@ class FileLinker:
                 finished.append(other)
                 self._chains.note(other)
             if position is not None:
-                # the text is longer than its bound; in one that grows the next line may be, too
-                length = 2 * segment.length if may_grow(segment) else segment.length
+                # the text is longer than its bound. Its next line may be, too, and a packed text is read from its begin
+                # for each segment
+                length = 2 * segment.length
                 further.append(structs.replace(segment, start=self._chains.end, position=position, length=length))
                 self._chains.end = further[-1].end
         if self._points_sent:

@@ -27,6 +27,7 @@ import pyarrow.csv
 import pyarrow.json
 
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format.segment import MOST_TEXT_RATIO
 from tiered_index.json_paths import Unclear, searched
 from tiered_index.kernels import GzipFile, crc32, gzip_error
 from tiered_index.sources.blocks import RestartPoint
@@ -64,6 +65,12 @@ _DAMAGE = (EOFError, gzip.BadGzipFile, gzip_error, zlib.error, lzma.LZMAError, O
 _MINUS_ZERO = re.compile(rb"[:,\[]\s*-0\s*[,}\]]")
 # a row that is null: Arrow's parser takes it for an object, and crashes if it is the first
 _NULL_ROW = re.compile(rb"^(\xef\xbb\xbf)?[ \t\r]*null", re.MULTILINE)
+# lines of blanks alone, any number of them: a packed file of 1 MB may have a billion
+_BLANK_LINES = re.compile(rb"(?:[ \t\r\v\f]*\n)+")
+_IS_BLANK = np.zeros(256, bool)
+_IS_BLANK[list(b" \t\n\r\v\f")] = True
+# lines that begin with a blank, and are looked at one by one
+_FEW_LINES = 1000
 
 
 class BlockSums:
@@ -228,8 +235,8 @@ class TextFile(RowFile):
         """Return whether a last line without newline is a whole row."""
 
     def split(self, lines: bytes) -> Iterator[bytes]:
-        """Yield the rows of whole lines. All but the last one have all of their lines."""
-        return iter(io.BytesIO(lines))
+        """Yield the rows of whole lines, and blank lines together. All but the last row have all of their lines."""
+        return _lines_of(lines)
 
     def is_cut(self, row: bytes) -> bool:
         """Return whether the last row that `split` yielded also has the next line."""
@@ -395,14 +402,14 @@ class CsvFile(TextFile):
 
     def split(self, lines: bytes) -> Iterator[bytes]:
         if self.has_short_records or not self.has_odd_line(lines):
-            yield from io.BytesIO(lines)
+            yield from _lines_of(lines)
             return
         quote = self.quote.encode()
         # the lines of a record whose quote is open. After `_MOST_QUOTED` bytes its first line is a bad row
         held: list[bytes] = []
         held_bytes, waiting = 0, deque[bytes]()
-        stream = io.BytesIO(lines)
-        while line := waiting.popleft() if waiting else stream.readline():
+        stream = _lines_of(lines)
+        while line := waiting.popleft() if waiting else next(stream, b""):
             is_odd = line.count(quote) % 2
             if not held and not (is_odd and self.is_cut(line)):
                 yield line
@@ -481,6 +488,16 @@ class CsvFile(TextFile):
         return len(quotes) % 2 == 1 or bool((np.searchsorted(quotes, ends) & 1).any())
 
 
+def _lines_of(text: bytes) -> Iterator[bytes]:
+    """Yield the lines of a text, and blank lines that follow one another together."""
+    at = 0
+    while at < len(text):
+        blank = _BLANK_LINES.match(text, at)
+        end = blank.end() if blank is not None else text.find(b"\n", at) + 1 or len(text)
+        yield text[at:end]
+        at = end
+
+
 def _column_name(path: str, mapping: RowMapping, there: Sequence[str]) -> str | None:
     """Return the column of a path: one of exactly this name, or that of the unquoted name."""
     if path in there:
@@ -518,8 +535,14 @@ class TextBlock:
         sizes = ends - starts - (units[ends - 1] == 10)
         is_filled = sizes > 0
         # lines of blanks are blank, too: no other line begins with one, as a rule
-        for row in np.flatnonzero(is_filled & (units[starts] <= 32)).tolist():
-            is_filled[row] = bool(self.data[starts[row] : starts[row] + sizes[row]].strip())
+        rows = np.flatnonzero(is_filled & (units[starts] <= 32))
+        if len(rows) <= _FEW_LINES:
+            for row in rows.tolist():
+                is_filled[row] = bool(self.data[starts[row] : starts[row] + sizes[row]].strip())
+        else:
+            # a line is blank if its first byte that is no blank is behind it
+            filled = np.append(np.flatnonzero(~_IS_BLANK[units]), len(units))
+            is_filled[rows] = filled[np.searchsorted(filled, starts[rows])] < starts[rows] + sizes[rows]
         return (starts, sizes) if is_filled.all() else (starts[is_filled], sizes[is_filled])
 
 
@@ -634,11 +657,16 @@ class TextReading(TextBlocks, RowReading):
         self._mapping = mapping
 
     def batches(self, start: int) -> Iterator[RowBatch]:
-        sums = BlockSums()
+        sums, text = BlockSums(), self._text
         for block in self.read():
+            if text.compression is not None and self.end - SUM_BYTES > text.size_bytes * MOST_TEXT_RATIO:
+                raise InvalidArgument(
+                    f"{text.file}: its text is more than {MOST_TEXT_RATIO:,} times as long as the file: unpack it if "
+                    "it is a log"
+                )
             sums.update(block.data, block.newlines)
             # of an earlier run, or a header
-            skip = min(len(block.data), max(0, max(start, self._text.begin) - block.begin))
+            skip = min(len(block.data), max(0, max(start, text.begin) - block.begin))
             if len(block.data) > skip:
                 rows = block.without(skip)
                 before = None if self.lines_before is None else self.lines_before + rows.lines
@@ -650,6 +678,8 @@ class TextReading(TextBlocks, RowReading):
     def _batch(self, block: TextBlock, lines_before: int | None) -> RowBatch:
         """Return the rows of a block. Memory: the block some times."""
         text, mapping, data = self._text, self._mapping, block.data
+        if not data.strip():
+            return SingleRows().batch(block.begin + len(data), mapping)
         starts, sizes = block.places()
         if not text.are_plain(np.frombuffer(data, np.uint8), starts, sizes):
             return self._slowly(block, lines_before)
