@@ -34,7 +34,7 @@ from tiered_index.sources.listing import LinkedFiles, as_it_is
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
-from tiered_index.sources.rows.batch import RowFile, row_of_line
+from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.sources.rows.table import TABLES, ColumnsFile
@@ -63,7 +63,7 @@ class FileRow:
     - `file`: the URI of the file.
     - `row`: the number of the row, from 0; of a text, the byte at which its line begins, after decompression.
     - `timestamp_ms`: its time, epoch milliseconds by whole seconds.
-    - `text`: the line of a text; a row of columns as JSON.
+    - `text`: the line of NDJSON; of CSV, Parquet and Arrow the row as a JSON object.
     - `line`: the number of the line of a text, from 1; None: not known.
     """
 
@@ -230,7 +230,7 @@ class FileRows:
                 rows = self._rows(search, segment, file)
                 assert isinstance(rows, TextFile), "by its format"
                 keys_by = partial(rows.members_of, text)
-                text = row_of_line(text, position)
+                text = rows.shown_line(text, position)
             carries = self._carries(segment.store, key, keys_by)
         except InvalidArgument as error:
             if isinstance(file, LocalFile) and not os.access(file.path, os.R_OK):

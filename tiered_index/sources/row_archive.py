@@ -34,7 +34,6 @@ from tiered_index.service.read.messages import Search
 from tiered_index.sources.restart import group_rows
 from tiered_index.sources.rows.batch import RowBatch
 from tiered_index.sources.rows.mapping import KEY_TYPE
-from tiered_index.sources.rows.table import TABLES
 from tiered_index.types import inclusive
 
 SCHEMA = pa.schema(
@@ -43,6 +42,7 @@ SCHEMA = pa.schema(
         "file": pa.string(),
         "row": pa.int64(),
         "line": pa.int64(),
+        "size": pa.int64(),
         NUMBER: pa.int64(),
         "timestamp": pa.timestamp("ms", "UTC"),
         "keys": pa.list_(pa.string()),
@@ -75,6 +75,14 @@ def archived_row(
         return None
     at = rows.column(NUMBER).index(offset).as_py()
     return rows.slice(at, 1).to_pylist()[0] if at >= 0 else None
+
+
+def _decoded(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
+    """Return all rows of a segment. Raises `CorruptFile`, and as `SegmentArchive.verified`."""
+    rows = decode_columns(archive.verified(segment, 0, segment.size_bytes))
+    if rows.schema.names != SCHEMA.names:
+        raise CorruptFile(segment.name, "no archived rows of files", expected=SCHEMA.names, found=rows.schema.names)
+    return rows.cast(SCHEMA)
 
 
 class RowArchiver:
@@ -121,6 +129,7 @@ class RowArchiver:
             "file": pa.repeat(pa.scalar(uri, pa.string()), len(positions)),
             "row": pa.array(positions),
             "line": pa.nulls(len(positions), pa.int64()) if (of_text := batch.lines(positions)) is None else of_text,
+            "size": pa.array(batch.sizes[rows]),
             NUMBER: pa.array(positions + shift),
             "timestamp": pa.array(batch.times_ms[rows]).cast(SCHEMA.field("timestamp").type),
             "keys": pa.ListArray.from_arrays(pa.array(ends), in_order),
@@ -254,7 +263,7 @@ class RowsOfLog:
             while missing and missing[0].begin < begin:
                 skipped.append(missing.popleft())
             try:
-                rows = decode_columns(self.archive.verified(segment, 0, segment.size_bytes)).cast(SCHEMA)
+                rows = _decoded(self.archive, segment)
             except CorruptFile as error:
                 if not skip_corrupt:
                     raise
@@ -262,29 +271,23 @@ class RowsOfLog:
             topics = [topic for topic in rows["topic"].unique().to_pylist() if self.takes(topic)]
             is_read = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
             rows = rows.filter(pc.and_(is_read, pc.greater_equal(rows[NUMBER], begin)))
-            entries = self._entries(rows, queue, begin, segment.end)
+            entries = self._entries(rows, queue)
             yield ArchivedRows(entries, segment.end, len(rows), tuple(skipped), rows, begin)
             reached = segment.end
         if missing:
             rows = SCHEMA.empty_table()
-            yield ArchivedRows(self._entries(rows, queue, 0, 0), reached, 0, tuple(missing), rows, reached)
+            yield ArchivedRows(self._entries(rows, queue), reached, 0, tuple(missing), rows, reached)
 
-    def _entries(self, rows: pa.Table, queue_id: int, begin: int, end: int) -> pa.RecordBatch:
-        """Return an entry for each key of each row. Entries of files with columns have no size."""
+    def _entries(self, rows: pa.Table, queue_id: int) -> pa.RecordBatch:
+        """Return an entry for each key of each row."""
         counts = pc.list_value_length(rows["keys"]).to_numpy().astype(np.int64)
-        sizes, offsets = pc.binary_length(rows["text"]).to_numpy().astype(np.int64), rows[NUMBER].to_numpy()
-        for linked in self.links(begin):
-            if linked.start >= end:
-                break
-            if linked.format in TABLES:
-                sizes = np.where((offsets >= linked.start) & (offsets < linked.end), 0, sizes)
         of_entry = np.repeat(np.arange(len(rows)), counts)
         columns = {
             "topic": rows["topic"].take(pa.array(of_entry)).combine_chunks(),
             "queue_id": np.full(len(of_entry), queue_id, np.int64),
             "key": pc.list_flatten(rows["keys"]).cast(KEY_TYPE).combine_chunks(),
-            "offset": offsets[of_entry],
-            "size": sizes[of_entry],
+            "offset": rows[NUMBER].to_numpy()[of_entry],
+            "size": rows["size"].to_numpy()[of_entry],
             "timestamp_ms": rows["timestamp"].cast(pa.int64()).to_numpy()[of_entry],
         }
         return pa.RecordBatch.from_pydict(columns)
@@ -307,7 +310,7 @@ class RowsToErase:
         if topic_of_store(segment.store) not in (request.topic, None) or str(request.queue_id) not in ("None", queue):
             return FoundMessages()
         try:
-            table = decode_columns(archive.verified(segment, 0, segment.size_bytes))
+            table = _decoded(archive, segment)
         except (CorruptFile, ObjectNotFound) as error:
             return FoundMessages(problem=str(error))
         is_due = pc.and_(
@@ -323,7 +326,7 @@ class RowsToErase:
             return FoundMessages()
         hashed = pa.array(others, pa.large_string())
         collisions = request.collisions(hashed, np.zeros(len(others), np.bool_), keyed=self.keyed)
-        rest = table.filter(pa.array(stays)).cast(SCHEMA)
+        rest = table.filter(pa.array(stays))
         times = times_of(rest["timestamp"].cast(pa.int64()).to_numpy())
         gone = len(table) - len(rest)
         return FoundMessages(gone, file=encode_rows(rest), collisions=collisions, rows=len(rest), times=times)

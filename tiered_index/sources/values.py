@@ -52,12 +52,13 @@ def key_value(member: Any) -> Any:
 
 def rows_as_json(table: pa.Table) -> list[bytes]:
     """Return the rows of a table as JSON objects. Of columns with the same name each has a name of its own."""
-    names = _distinct(table.schema.names)
+    names = distinct_names(table.schema.names)
     columns = [python_values(column) for column in table.columns]
-    return [_object_json(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+    return [object_as_json(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 
 
-def _object_json(row: dict[str, Any]) -> bytes:
+def object_as_json(row: dict[str, Any]) -> bytes:
+    """Return a row as a JSON object in one line."""
     form: dict[str, Any] = {"default": value_text, "ensure_ascii": False, "separators": (",", ":")}
     try:
         text = json.dumps(row, allow_nan=False, **form)
@@ -105,7 +106,7 @@ def run_ends_decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
+def distinct_names(names: Sequence[str]) -> list[str]:
     """Return names of which none is there twice: x, x_1 and x_2 for three columns x."""
     taken, distinct = {*names}, dict[str, None]()
     for name in names:
@@ -119,7 +120,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 def _with_distinct_members(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return a column whose structs have no two members of one name, which Python's dictionaries can't have."""
-    kind = _replaced(column.type, lambda leaf: leaf, of_members=_distinct)
+    kind = _replaced(column.type, lambda leaf: leaf, of_members=distinct_names)
     if kind == _replaced(column.type, lambda leaf: leaf):
         return column
     column = _cast(column, lambda leaf: leaf)

@@ -26,6 +26,8 @@ from tiered_index.sources.values import rows_as_json, run_ends_decoded
 
 File = LocalFile | StoredFile
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+ShownLine = Callable[[bytes, int], bytes]
+"""Shows the row of a line at a position, as `TextFile.shown_line`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class RowBatch:
     """The lines of a text from `begin` on; the rows with all their columns, if the reading is whole."""
     lines_before: int | None = None
     """The number of lines of a text before `begin`; None: not known."""
+    shown_line: ShownLine | None = None
+    """Shows a line of `source`; None: it is a table."""
 
     def lines(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
         """Return the number of the line at each position, from 1; None: not known."""
@@ -69,11 +73,12 @@ class RowBatch:
         return np.searchsorted(ends, positions - self.begin) + self.lines_before + 1
 
     def texts(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[bytes]:
-        """Return the rows at positions, whose lines have these sizes; rows of a file with columns as JSON."""
+        """Return the rows at positions, whose lines have these sizes, as they are shown."""
         places = (positions - self.begin).tolist()
         if isinstance(self.source, bytes):
+            assert self.shown_line is not None, "of a text"
             lines = zip(places, sizes.tolist(), strict=True)
-            return [row_of_line(self.source[at : at + size], self.begin + at) for at, size in lines]
+            return [self.shown_line(self.source[at : at + size], self.begin + at) for at, size in lines]
         return rows_as_json(run_ends_decoded(self.source).take(pa.array(places, pa.int64())))
 
     @property
@@ -170,11 +175,6 @@ class SingleRows:
         topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
         keys, bad = (pa.array(self.keys, KEY_TYPE),), tuple(self.bad)
         return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics)
-
-
-def row_of_line(line: bytes, position: int) -> bytes:
-    """Return the row of a line at a position: without a carriage return at its end, and a byte order mark at byte 0."""
-    return (line if position else line.removeprefix(BYTE_ORDER_MARK)).removesuffix(b"\r")
 
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"

@@ -45,6 +45,7 @@ from tiered_index.sources.rows.batch import (
     batch_of_columns,
 )
 from tiered_index.sources.rows.mapping import Dialect, RowMapping, no_key
+from tiered_index.sources.values import distinct_names, object_as_json
 
 BLOCK_BYTES = 2 << 20
 SUM_BYTES = 256 << 10
@@ -197,6 +198,13 @@ class TextFile(RowFile):
     @abstractmethod
     def row(self, line: bytes) -> dict[str, Any]:
         """Return the fields of a row. Raises `InvalidArgument`."""
+
+    def shown_line(self, line: bytes, position: int) -> bytes:
+        """Return the row of a line at a position as it is shown.
+
+        A line of NDJSON is shown without a carriage return at its end, and a byte order mark at byte 0.
+        """
+        return (line if position else line.removeprefix(BYTE_ORDER_MARK)).removesuffix(b"\r")
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield all rows, each with its line for people. Raises `InvalidArgument`, which names the line."""
@@ -446,6 +454,20 @@ class CsvFile(TextFile):
             raise InvalidArgument(f"{len(cells)} columns, not {len(self.header)}")
         return dict(zip(self.header, cells, strict=True))
 
+    def shown_line(self, line: bytes, position: int) -> bytes:
+        """Return a row as a JSON object with the names of the header; a line that is none, as it is."""
+        try:
+            cells = self._cells(line.decode(errors="backslashreplace").rstrip("\r\n"))
+        except InvalidArgument:
+            cells = []
+        if len(cells) != len(self.header):
+            return super().shown_line(line, position)
+        return object_as_json(dict(zip(self._names, cells, strict=True)))
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return distinct_names(self.header)
+
     def columns(self, lines: bytes, kinds: Mapping[str, pa.DataType]) -> pa.Table:
         if self.has_odd_line(lines):
             raise Unclear
@@ -671,7 +693,9 @@ class TextReading(TextBlocks, RowReading):
                 rows = block.without(skip)
                 before = None if self.lines_before is None else self.lines_before + rows.lines
                 batch = self._batch(rows, before)
-                yield replace(batch, begin=rows.begin, source=rows.data, lines_before=before)
+                of_text: dict[str, Any] = {"source": rows.data, "lines_before": before}
+                of_text["shown_line"] = self._text.shown_line
+                yield replace(batch, begin=rows.begin, **of_text)
         self.blocks = sums.blocks
         self.lines = None if self.lines_before is None else (self.lines_before, sums.lines)
 
