@@ -27,6 +27,7 @@ from tiered_index.retention import Expired
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.reads import READ_PREFIX, UNREAD_PREFIX
 from tiered_index.service.log.records import LostObject, LostRange, RangeKind
+from tiered_index.service.log.topic_keys import TOPIC_KEYS
 from tiered_index.service.write.validation import as_mapping, distinct_topics, has_columns_of_keys, numbers_of
 from tiered_index.types import inclusive
 
@@ -39,7 +40,7 @@ _STATUS_INTERVAL_S = 1.0
 _FLUSH_ENTRIES = 250_000
 # Prefixes of the names of followed sources: only a follower may set their positions
 _OF_KAFKA = ("kafka:", "kafka-key:", "kafka-begin:", "kafka-epoch:")
-FOLLOWED = ("rocketmq:", "rocketmq-tags:", *_OF_KAFKA, READ_PREFIX, UNREAD_PREFIX)
+FOLLOWED = ("rocketmq:", "rocketmq-tags:", *_OF_KAFKA, READ_PREFIX, UNREAD_PREFIX, TOPIC_KEYS)
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
 

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
+from tiered_index.service.log import topic_keys
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
 from tiered_index.service.reader import IndexReader
@@ -55,11 +56,6 @@ OTHER = Words(
 FILES = Words("file", "row", "no file of the topic has it", "it is a topic of files: look up a key")
 UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
 """Words for an index without positions: its entries may be of any system, or there are none yet."""
-
-
-def files_key(store: str) -> str:
-    """Return the beginning of the names of positions that have the paths of keys of a log of files."""
-    return f"files-key:{store}/"
 
 
 _TIME_UNIT, _TIME_ZONE = "files-unit:", "files-zone:"
@@ -109,19 +105,20 @@ def _next_position(positions: Mapping[str, int], kind: str, store: str, path: st
 
 def positions_of_files(positions: Mapping[str, int], store: str) -> dict[str, int]:
     """Return the positions that say how the rows of a log of files were indexed."""
-    begins = [files_key(store), f"{_TIME_UNIT}{store}/", f"{_TIME_ZONE}{store}/"]
+    begins = [f"{_TIME_UNIT}{store}/", f"{_TIME_ZONE}{store}/"]
     if store == linked_store("", TOPICS_QUEUE):
         begins.append(files_topic(""))
-    return {name: at for name, at in positions.items() if name.startswith(tuple(begins))}
+    others = {name: at for name, at in positions.items() if name.startswith(tuple(begins))}
+    return topic_keys.positions_of(positions, store) | others
 
 
 def words_of(positions: Iterable[str], topic: str | None = None) -> Words:
     """Return the words for a topic (None: any topic) of an index with these names of positions."""
     positions = list(positions)
-    if topic is not None:
-        of_files = files_key(linked_store(topic, FILES_QUEUE))
-        if files_topic(topic) in positions or any(name.startswith(of_files) for name in positions):
-            return FILES
+    if topic is not None and (
+        files_topic(topic) in positions or topic_keys.rules_in(positions, linked_store(topic, FILES_QUEUE))
+    ):
+        return FILES
     part = "/" if topic is None else f"/{topic}/"
     if any(name.startswith("kafka:") and part in name for name in positions):
         return KAFKA

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tiered_index.cli.output import Output, counted, human_bytes
-from tiered_index.types import Explain, FileReport, LostFile, format_time
+from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, LostFile, format_time
 
 _SKIPPED = "skipped_"
 _COLUMNS = ("file", "outcome", "place", "requests", "KiB", "USD/1M", "ms", "matched", "from", "to", "source")
@@ -38,11 +38,14 @@ def print_not_read(out: Output, failed: Sequence[object]) -> None:
 
 def lost_text(lost: Sequence[LostFile]) -> str:
     """Return the time ranges of lost files as text; empty if there are none."""
-    ranges = [
-        f"{format_time(file.begin_ms)} to {format_time(file.end_ms)} ({_cause(file)}{_of_source(file)})"
-        for file in lost[:_LOST_SHOWN]
-    ]
+    ranges = [_lost_range(file, f"{_cause(file)}{_of_source(file)}") for file in lost[:_LOST_SHOWN]]
     return ", ".join(ranges + ([f"and {len(lost) - len(ranges):,} more"] if len(lost) > len(ranges) else []))
+
+
+def _lost_range(lost: LostFile, cause: str) -> str:
+    if not lost.begin_ms and lost.end_ms // 1000 == MAX_TIMESTAMP_MS // 1000:
+        return cause
+    return f"{format_time(lost.begin_ms)} to {format_time(lost.end_ms)} ({cause})"
 
 
 def _cause(lost: LostFile) -> str:

@@ -173,7 +173,7 @@ def export(
     started_s = time.monotonic()
     chosen = topic, within.begin, within.end
     with session.open_reader(config) as reader, reader.export(*chosen, allow_partial=True) as entries:
-        lost = [file.lost_file(None) for file in reader.log_state.lost.values() if file.lacks_entries]
+        lost = [file.lost_file(None) for file in reader.log_state.lacking.values() if file.lacks_entries]
         places = _places_of(reader) if form != "rocketmq" else None
         schema = _schema_of(entries, form, with_places=places is not None)
         with _made(out, form, entries, schema, slots, items) as writer:

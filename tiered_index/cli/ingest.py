@@ -347,7 +347,7 @@ class Ingestion:
             raise InvalidArgument(f"leave {flag} out: it is not for rows of files (--topic)")
         groups: list[tuple[str, Any]] = [("a file of messages", replace(options.of_files, skip_bad=False))]
         groups += [("a RocketMQ store", group) for group in (options.of_store, options.selected, options.archiving)]
-        groups += [("Kafka", replace(options.kafka, key=None, archive=False))]
+        groups += [("Kafka", replace(options.kafka, key=None, drop_key=None, archive=False))]
         refuse_others(listed(self.sources, 3), "files with --topic", *groups)
         return RowIngestion(self.session, self.sources, options).run()
 

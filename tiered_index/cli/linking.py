@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.ending import Ending
+from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.ingesting import DEFAULT_TIME, IngestOptions
 from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
@@ -21,10 +22,12 @@ from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument, NotAnIndex, ObjectNotFound, StorageUnavailable
 from tiered_index.errors import listed as listed_names
+from tiered_index.follow import FIRST
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
+    from tiered_index.sources.added_keys import KeyCounts
     from tiered_index.sources.linked import FileCounts, FileLinker
     from tiered_index.sources.listing import SourceFile
     from tiered_index.sources.rows.batch import RowFile
@@ -86,6 +89,7 @@ class RowIngestion:
                     putting.patient(),
                     self.ingest_options.of_files.skip_bad,
                     archive=self.ingest_options.kafka.archive,
+                    dropped_keys=self.ingest_options.kafka.drop_key or (),
                 )
                 counts = linker.counts
                 if self.follow:
@@ -145,6 +149,16 @@ class RowIngestion:
     def _tell(self, linker: FileLinker) -> None:
         """Note what a user must know of the files."""
         counts, out = linker.counts, self.session.out
+        keys = counts.keys
+        if keys.further:
+            of_topic = listed_names([f"--key {key}" for key in keys.further])
+            out.note(f"new rows are also indexed by {of_topic}, as in earlier runs; --drop-key ends that")
+        for key in keys.dropped:
+            out.note(f"new rows are not indexed by --key {key} any more; it still finds earlier ones")
+        for unread in keys.unread[:FIRST]:
+            out.note(f"{unread['file']} can't be read again for --key {unread['key']}: {unread['problem']}")
+        if len(keys.unread) > FIRST:
+            out.note(f"nor can {len(keys.unread) - FIRST:,} more (--json names them)")
         for uri in counts.changed:
             out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
         for uri in counts.changed_while_read:
@@ -201,6 +215,7 @@ class RowIngestion:
             "files": f"{counts.read_files:,} read ({human_bytes(counts.read_bytes)}){known}",
             "rows": f"{counts.rows:,}",
             "entries": f"{counts.entries:,}",
+            "for new keys": _reread(counts.keys) if counts.keys.added else None,
             "without a key": f"{counts.keyless:,}" if counts.keyless else None,
             "skipped": f"{counts.skipped:,}" if counts.skipped else None,
             "expired": f"{document['expired']:,}" if document["expired"] else None,
@@ -208,7 +223,15 @@ class RowIngestion:
             "elapsed": human_seconds(document["elapsed_s"]),
         }
         show_put(out, document, shown)
-        return 0 if self.follow else none_indexed(self.session, self.intake, document["nothing_indexed"])
+        if self.follow:
+            return 0
+        done = none_indexed(self.session, self.intake, document["nothing_indexed"])
+        return FINDING if counts.keys.unread else done
+
+
+def _reread(keys: KeyCounts) -> str:
+    """Return what a run did for added keys, as text."""
+    return f"{counted(keys.entries, 'entry', 'entries')} of {counted(keys.files, 'known file')} read again"
 
 
 def about_zone(zone: TimeZone | None, unclear: UnclearTimes) -> dict[str, Any]:

@@ -181,7 +181,13 @@ class KafkaOptions(KafkaClientOptions):
         metavar="[NAME=]SPEC",
         help="Key to index: key (default), header:NAME or json:JMESPATH. Repeatable. key and header:NAME may end with "
         "a type of Kafka's serializers, such as key:int64. For files with --topic: a column or JMESPATH. With a NAME, "
-        "as in order=json:id, the key is NAME= and the value.",
+        "as in order=json:id, the key is NAME= and the value. A new key of a topic is added to what is known, too.",
+    )
+    drop_key: list[str] | None = _kafka(
+        None,
+        "--drop-key",
+        metavar="[NAME=]SPEC",
+        help="Key of earlier runs by which nothing new is indexed any more. Repeatable.",
     )
     restart_at: Literal["begin", "end"] | None = _kafka(
         help="If a partition no longer has the next record, continue at its begin or end."

@@ -160,7 +160,7 @@ class IndexService(Lookups[ItemT]):
             self._buffer = parts.buffer
             self._flusher = parts.flusher
             # positions, and the bounds of topics by them
-            self._behind_at: tuple[object, TopicBounds | None] = (None, None)
+            self._reads_at: tuple[object, dict[str, int], TopicBounds | None] = (None, {}, None)
             self._lifecycle = parts.lifecycle
             self._engine = parts.engine
             self._segments = SegmentUploads(parts.session)
@@ -390,6 +390,13 @@ class IndexService(Lookups[ItemT]):
         Raises `StorageUnavailable` (repeat the call), `WriterFenced`.
         """
         self._write(partial(self._session.record_ranges, tuple(lost)))
+
+    def publish_positions(self, positions: Mapping[str, int]) -> None:
+        """Publish durable positions of which no entry waits for its upload, at once. Idempotent.
+
+        Raises `StorageUnavailable` (repeat the call), `WriterFenced`.
+        """
+        self._write(partial(self._session.publish_positions, dict(positions)))
 
     def archive_columns(self, store: str, start: int, count: int, file: bytes) -> bool:
         """Upload records of a source's log unless they are archived already. Return whether they were uploaded.
@@ -714,7 +721,8 @@ class IndexService(Lookups[ItemT]):
             error, state = self._session.log_error, snapshot.state
             beside: list[Handle] = [] if error is None else [DamagedFile("log", "storage", error)]
             taken = chunks, snapshot, beside
-            logs = Logs.of([(None, state.lost, self._session.expired_by(state))])
+            lacking = state.lacking_with(self._reads[0])
+            logs = Logs.of([(None, lacking, self._session.expired_by(state))])
             handles, viewed = partial(self._handles, *taken), partial(self._viewed, *taken)
             yield LookupFiles(handles, self._freshness(state), viewed, logs, [state])
 
@@ -722,20 +730,22 @@ class IndexService(Lookups[ItemT]):
         """Return the freshness of a fenced writer, which doesn't see what its successor publishes, or of topics whose
         source is behind. Otherwise nothing.
         """
-        error, bounds = self._session.fenced, self._behind()
+        error, (_, bounds) = self._session.fenced, self._reads
         if error is None and bounds is None:
             return ()
         uri = self._session.storage.uri
         known = Freshness(source=uri, as_of_ms=state.as_of_ms, positions=state.positions, bounds=bounds)
         return (known if error is None else replace(known, not_asked=str(error), bounds=state.bounds),)
 
-    def _behind(self) -> TopicBounds | None:
-        """Return the bounds of topics whose source is behind; None: no source is."""
-        positions, (known, bounds) = self._flusher.positions, self._behind_at
+    @property
+    def _reads(self) -> tuple[dict[str, int], TopicBounds | None]:
+        """The positions that say how much was read, and the bounds of topics whose source is behind; None: none is."""
+        positions, (known, reads, bounds) = self._flusher.positions, self._reads_at
         if known is not positions:
-            bounds = bounds_of_root(reads_in(positions))
-            self._behind_at = positions, bounds
-        return bounds
+            reads = reads_in(positions)
+            bounds = bounds_of_root(reads)
+            self._reads_at = positions, reads, bounds
+        return reads, bounds
 
     def _handles(
         self, chunks: Sequence[Chunk], snapshot: Snapshot, beside: list[Handle], second_min: int, second_max: int
@@ -756,7 +766,8 @@ class IndexService(Lookups[ItemT]):
         positions, fenced = self._flusher.positions, session.fenced
         if known is None or known[0] is not positions or known[1] is not fenced:
             state = snapshot.state
-            about = self._freshness(state), [(None, lost_object) for lost_object in state.lost.values()]
+            lacking = state.lacking_with(self._reads[0])
+            about = self._freshness(state), [(None, lost_object) for lost_object in lacking.values()]
             snapshot.whole = known = positions, fenced, None if session.expired_by(state) else about
         about = known[2]
         return None if about is None else (view, about, is_alone)

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +30,7 @@ from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
+from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
 from tiered_index.sources.chains import FileChains, end_of, has_changed, has_grown, has_text, is_torn, may_grow, of_file
 from tiered_index.sources.listing import FileMoved, SourceFile, reopened
 from tiered_index.sources.restart import encode_points, taken_points
@@ -37,7 +39,7 @@ from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import RowMapping, Unit
 from tiered_index.sources.rows.zone import TimeZone
-from tiered_index.systems import files_key, time_unit_of, time_unit_position, time_zone_of, time_zone_position
+from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
 _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
@@ -77,6 +79,7 @@ class FileCounts:
     changed_while_read: list[str] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
     in_one_piece: list[str] = field(default_factory=list)
+    keys: KeyCounts = field(default_factory=KeyCounts)
 
 
 @dataclass
@@ -84,7 +87,7 @@ class FileLinker:
     """Indexes the files of one topic, or those whose rows have their topic in a field of the mapping (`topic` None).
 
     `progress` gets the bytes of files that were read. With `skip_bad` rows that are no entries are counted only.
-    `archive`: copy the rows into the archive.
+    `archive`: copy the rows into the archive. New rows are indexed by all keys of the topic, less `dropped_keys`.
     A new file that has the text of another one of its folder waits `copies_wait_s`, because that one may be truncated.
     """
 
@@ -97,6 +100,7 @@ class FileLinker:
     counts: FileCounts = field(default_factory=FileCounts)
     copies_wait_s: float = 0.0
     archive: bool = False
+    dropped_keys: Sequence[str] = ()
     clock_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -113,6 +117,8 @@ class FileLinker:
         # copies of files that are still there, and the time at which they were listed first
         self._copies: dict[str, float] = {}
         self._is_begun = False
+        self._given, self._keys = self.mapping, AddedKeys(self.index, self._store, self.patient, self._columns)
+        self.counts.keys = self._keys.counts
         self.unit_before: str | None = None
         """The unit of times that are numbers by earlier runs; None: there was no such time."""
         self._unit: str | None = None
@@ -187,6 +193,7 @@ class FileLinker:
                 self.index.link([segment for _, _, segment in chunk])
                 segments = [segment for _, _, segment in chunk]
                 self._go_on(self._record(segments, self._all(self._read(*reserved) for reserved in chunk)))
+        self._keys.run(self.mapping)
         return self.counts
 
     def _go_on_from_log(self, files: Sequence[SourceFile]) -> None:
@@ -200,11 +207,13 @@ class FileLinker:
         if not self._chains.end and self.topic is not None:
             with self.index.export(self.topic, allow_partial=True) as batches:
                 check_queue(self.topic, batches)
-        for path in self.mapping.keys:
-            self._put_name(files_key(self._store) + path)
+        self.mapping = self._given
         self._learn_times()
         try:
-            self._go_on(self._moved(pending, files), position)
+            # an earlier run has begun these files, with the keys of that time
+            for keys, of_keys in groupby(self._moved(pending, files), lambda segment: self._keys.at(segment.start)):
+                self.mapping = self.mapping.with_keys(keys or self._given.keys)
+                self._go_on([*of_keys], position)
         except FileMoved:
             # a follower tries again
             raise
@@ -212,6 +221,10 @@ class FileLinker:
             raise InvalidArgument(
                 f"{error}. An earlier run has begun this file, so this one must read it first"
             ) from error
+        if pending:
+            self.index.flush()
+        end = max(self.position, self._chains.end)
+        self.mapping = self.mapping.with_keys(self._keys.settle(self._given.keys, self.dropped_keys, end))
 
     def _moved(self, pending: Sequence[LinkedSegment], files: Sequence[SourceFile]) -> list[LinkedSegment]:
         """Return segments that are not read, with the files that have their texts now, which the log then names.
@@ -341,7 +354,7 @@ class FileLinker:
         return topics
 
     def _put_position(self, source: str, position: int) -> None:
-        self.patient(_no_entries(), source, position)
+        self.patient(NO_ENTRIES, source, position)
 
     def _put_at(self, columns: dict[str, Any], position: int) -> None:
         """Put entries and the position of the log. If rows are archived, they wait for that."""
@@ -456,7 +469,7 @@ class FileLinker:
         # the position must not pass what the file may get within the segment, before a record has made that shorter
         may_get_more = reading.is_whole and reading.end + shift < segment.end and segment.is_open and may_grow(segment)
         if not may_get_more:
-            self._put_at(_no_entries(), segment.end)
+            self._put_at(NO_ENTRIES, segment.end)
         self.counts.read_files += 1
         self.counts.read_bytes = begun_bytes + listed.size_bytes
         self.progress(self.counts.read_bytes)
@@ -485,7 +498,7 @@ class FileLinker:
             )
         if may_get_more:
             self._record([segment], [(finished, None)])
-            self._put_at(_no_entries(), segment.end)
+            self._put_at(NO_ENTRIES, segment.end)
             return segment, None
         return finished, further
 
@@ -501,34 +514,33 @@ class FileLinker:
                 self._points_sent.append(place)
             self._points_end = end
 
-    def _put(self, listed: SourceFile, batch: RowBatch, shift: int, first: int) -> None:
-        if batch.bad and not self.skip_bad:
-            bad = batch.bad[0]
-            raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
-        self._keep_times()
-        entries, topics = batch.entries, self._topics_of(batch)
-        if self._archiver is not None:
-            of_rows = topics if batch.topics is not None else pa.array(topics)
-            self._archiver.add(of_rows, listed.uri, batch, shift, first)
-        columns = {
-            "topic": topics,
+    def _columns(self, batch: RowBatch, shift: int) -> dict[str, Any]:
+        """Return the columns of the entries of rows; their offsets are their positions and `shift`."""
+        return {
+            "topic": self._topics_of(batch),
             "queue_id": np.broadcast_to(np.int64(self._queue_id), len(batch.positions)),
             "key": batch.keys,
             "offset": batch.positions + shift,
             "size": batch.sizes,
             "timestamp_ms": batch.times_ms,
         }
+
+    def _put(self, listed: SourceFile, batch: RowBatch, shift: int, first: int) -> None:
+        if batch.bad and not self.skip_bad:
+            bad = batch.bad[0]
+            raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
+        self._keep_times()
+        entries, columns = batch.entries, self._columns(batch, shift)
+        if self._archiver is not None:
+            topics = columns["topic"]
+            of_rows = topics if batch.topics is not None else pa.array(topics)
+            self._archiver.add(of_rows, listed.uri, batch, shift, first)
         self._put_at(columns, batch.end + shift)
         counts = self.counts
         counts.rows, counts.entries = counts.rows + batch.rows, counts.entries + entries
         counts.keyless, counts.skipped = counts.keyless + batch.keyless, counts.skipped + len(batch.bad)
         for bad in batch.bad[: max(0, FIRST - len(counts.skipped_first))]:
             counts.skipped_first.append({"where": f"{listed.uri}, {bad.where}", "problem": bad.problem})
-
-
-def _no_entries() -> dict[str, Any]:
-    texts, numbers = pa.array([], pa.string()), np.zeros(0, np.int64)
-    return {"topic": texts, "key": texts, **dict.fromkeys(("queue_id", "offset", "size", "timestamp_ms"), numbers)}
 
 
 def check_queue(topic: str, batches: Iterable[pa.RecordBatch]) -> None:

@@ -27,6 +27,7 @@ from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import file_place, has_files
 from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log.topic_keys import rules_in
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.chains import has_grown
@@ -43,7 +44,7 @@ from tiered_index.sources.values import rows_as_json
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
-from tiered_index.systems import files_key, position_names
+from tiered_index.systems import position_names
 from tiered_index.types import FilePlace, IndexItem
 
 _SKIP_BYTES = 1 << 20
@@ -357,9 +358,8 @@ class FileRows:
     def _mapping(self, store: str, *, again: bool = False) -> RowMapping | None:
         """Return the paths of the keys of a log of files; None: not known. `again`: a later run may have added one."""
         if store not in self._mappings or again:
-            prefix = files_key(store)
-            paths = sorted(name.removeprefix(prefix) for name in self._names() if name.startswith(prefix))
-            self._mappings[store] = RowMapping(paths, "@") if paths else None
+            keys = rules_in(self._names(), store)
+            self._mappings[store] = RowMapping(keys, "@") if keys else None
         return self._mappings[store]
 
     def _names(self) -> Collection[str]:

@@ -30,6 +30,7 @@ from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.messages import Search
 from tiered_index.sources.restart import group_rows
 from tiered_index.sources.rows.batch import RowBatch
@@ -209,7 +210,12 @@ class RowsOfLog:
         end = state.positions.get(self.log, 0)
         lost = ((gap.begin, gap.end, gap.reason) for gap in state.given_up.get(self.log, ()))
         # a file that was read as a whole, and has no time, has no row with a key
-        with_keys = (linked for linked in self.links(begin) if linked.rows is None or linked.times is not None)
+        added = added_end(state.positions, self.log)
+        with_keys = (
+            linked
+            for linked in self.links(begin)
+            if linked.rows is None or linked.times is not None or linked.start < added
+        )
         known = ((linked.start, linked.end, linked.uri) for linked in with_keys) if begin < end else ()
         copies = list(self.archive.segments().of(self.store, begin))
         begins = [begin, *(copy.end for copy in copies)]

@@ -32,6 +32,7 @@ from tiered_index.service.jobs.orphans import UNNAMED_S, sweep, unnamed
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.rows import check_integer, check_key, check_topic
 from tiered_index.service.read.segments import Segments
 from tiered_index.spelling import other_spellings
@@ -467,7 +468,7 @@ def _linked(
     at = [segments.segment(linked_store(topic, queue), offset) for queue, offset in places]
     uris = dict.fromkeys(linked.uri for linked in at if isinstance(linked, LinkedSegment))
     unread = any(held.problem is not None for held in scanned.values())
-    lost = [gap for gap in state.lost.values() if gap.lacks_entries]
+    lost = [gap for gap in state.lacking.values() if gap.lacks_entries]
     for store in segments.stores:
         if not store.startswith(LINKED) or topic_of_store(store) not in (topic, None):
             continue
@@ -480,11 +481,12 @@ def _linked(
             [state.expired.before_ms(topic), *(_gone_ms(earlier, stones, queue) for earlier in before.tombstones)]
         )
         is_known = bool(request.keys) and is_own and not unread
-        reached = state.positions.get(store, 0)
+        reached, added = state.positions.get(store, 0), added_end(state.positions, store)
         if is_known and not gone_ms and not lost and segments.end(store) <= reached:
             continue
         for linked in segments.of_log(store):
-            begin_ms, end_ms = linked.times or (-MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
+            always = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS
+            begin_ms, end_ms = always if linked.start < added else linked.times or always
             if not isinstance(linked, LinkedSegment) or begin_ms >= stones[0].before_ms:
                 continue
             seconds = begin_ms // 1000, min(end_ms, stones[0].before_ms - 1) // 1000

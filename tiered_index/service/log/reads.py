@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tiered_index.service.log.topic_keys import TOPIC_KEYS
 from tiered_index.types import TopicBounds
 
 READ_PREFIX, UNREAD_PREFIX = "read-before:", "unread-since:"
@@ -29,8 +30,8 @@ def unread_name(source: str, topic: str) -> str:
 
 
 def reads_in(positions: Mapping[str, int]) -> dict[str, int]:
-    """Return the positions that say how much of topics was read."""
-    return {name: at for name, at in positions.items() if name.startswith((READ_PREFIX, UNREAD_PREFIX))}
+    """Return the positions that say how much of topics was read, and by which rules of keys."""
+    return {name: at for name, at in positions.items() if name.startswith((READ_PREFIX, UNREAD_PREFIX, TOPIC_KEYS))}
 
 
 def bounds_of_root(reads: Mapping[str, int]) -> TopicBounds | None:

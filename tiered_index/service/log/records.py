@@ -36,6 +36,7 @@ from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.kernels import crc32
 from tiered_index.replaced import Replacement as Replacement
 from tiered_index.retention import NOTHING, REPLACED_VERSION, Expired, StoredExpired
+from tiered_index.spelling import split_name
 from tiered_index.stored import Count, Digest, FileId, Length, Milliseconds, Place, Seconds, Size, decoded
 from tiered_index.types import LostFile, inclusive
 
@@ -237,12 +238,13 @@ class StreamBatch(Struct, frozen=True):
         return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
 
 
-RangeKind = Literal["corrupt", "missing", "rewritten", "catalog"]
+RangeKind = Literal["corrupt", "missing", "rewritten", "catalog", "unread"]
 _REASONS: dict[RangeKind, str] = {
     "corrupt": "are damaged, and were skipped",
     "missing": "were deleted before they were read, and were skipped",
     "rewritten": "were cut off or rewritten after they were read",
     "catalog": "have segments that only a lost catalog listed",
+    "unread": "are not read yet",
 }
 
 
@@ -252,6 +254,9 @@ class LostRange(Stored, frozen=True):
     - `messages`: the least number of messages there; None: not known.
     - `topic`: the only topic that has messages there; None: any topic.
     - `catalog`: of kind ``catalog`` the lost catalog. Then `source` is a store. The catalog had its segments there.
+    - `key`: the only rule whose keys the messages lack. None: they have no keys.
+
+    Of kind ``unread`` they are read later. It is in no record: positions say it (`topic_keys.py`).
     """
 
     source: str
@@ -261,6 +266,7 @@ class LostRange(Stored, frozen=True):
     messages: Count | None = None
     topic: str | None = None
     catalog: CatalogName | None = None
+    key: str | None = None
 
     def __post_init__(self) -> None:
         if (self.kind == "catalog") is (self.catalog is None):
@@ -276,12 +282,22 @@ class LostRange(Stored, frozen=True):
             )
         offsets = "commit log offsets" if self.source.startswith("rocketmq:") else "offsets"
         count = "" if self.messages is None else f" (at least {self.messages:,} messages)"
-        return f"{offsets} {inclusive(self.begin, self.end)}{count} {_REASONS[self.kind]}"
+        why = _REASONS[self.kind]
+        if self.key is not None:
+            later = "are not read yet for" if self.kind == "unread" else "can't be read any more for"
+            why = f"{later} --key {self.key}"
+        return f"{offsets} {inclusive(self.begin, self.end)}{count} {why}"
+
+    def has_key(self, key: str) -> bool:
+        """Return whether messages of the range may lack a key: any key, unless the rule gives its keys a name."""
+        name = "" if self.key is None else split_name(self.key)[0]
+        return key.startswith(name)
 
     def lost(self, begin_ms: int, end_ms: int) -> LostObject:
         """Return the lost object of the range, whose messages have times in [`begin_ms`, `end_ms`], epoch ms."""
         identity = f"{self.source}\0{self.topic}\0{self.kind}\0{self.begin}\0{self.end}"
         identity += f"\0{self.catalog}" if self.catalog is not None else ""
+        identity += f"\0\0{self.key}" if self.key is not None else ""
         digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=12)
         file_id = f"{self.kind}-{digest.hexdigest()}"
         second_min, second_max = sorted((begin_ms // 1000, end_ms // 1000))
@@ -367,15 +383,19 @@ class LostObject(Stored, frozen=True):
         file, reason = (self.file, None) if self.range is None else (self.range.source, self.range.reason)
         return LostFile(file=file, begin_ms=begin_ms, end_ms=end_ms, entries=self.count, source=source, reason=reason)
 
-    def concerns(self, second_min: int, second_max: int, *hashes: int, topic: str | None = None) -> bool:
+    def concerns(
+        self, second_min: int, second_max: int, *hashes: int, topic: str | None = None, key: str | None = None
+    ) -> bool:
         """Return whether it may have had answers in an inclusive range of seconds.
 
-        `hashes` are the hashes of a key by the rules ``abs`` and ``mask``; without them any key counts. `topic` is that
-        of the lookup (None: any).
+        `hashes` are the hashes of a key by the rules ``abs`` and ``mask``; without them any key counts. `topic` and
+        `key` are those of the lookup (None: any).
         """
         if self.second_min > second_max or self.second_max < second_min or not self.lacks_entries:
             return False
         if self.range is not None and topic is not None and self.range.topic not in (None, topic):
+            return False
+        if self.range is not None and key is not None and not self.range.has_key(key):
             return False
         shard = self.shard
         if shard is None or not hashes:

@@ -298,7 +298,7 @@ _MOST_RANGES = 200
 
 def _is_like(old: LostObject, new: LostObject) -> bool:
     a, b = old.range, new.range
-    return a is not None and b is not None and (a.source, a.kind, a.topic) == (b.source, b.kind, b.topic)
+    return a is not None and b is not None and (a.source, a.kind, a.topic, a.key) == (b.source, b.kind, b.topic, b.key)
 
 
 def _holds(old: LostObject, new: LostObject) -> bool:
@@ -413,10 +413,7 @@ class StorageSession:
 
         Raises `WriterFenced` and `StorageUnavailable`.
         """
-        if self.fenced is not None:
-            raise self.fenced
-        if not self.claimed:
-            raise StorageUnavailable(f"{self.storage.uri}: the index is not claimed yet, so no record can be added")
+        self._check_claimed()
 
         def make(state: LogState) -> LogRecord | None:
             known = dict(state.lost)
@@ -431,6 +428,17 @@ class StorageSession:
             return LogRecord(0, "ranges", self.epoch, "", 0, lost=added) if added else None
 
         self.log.append("skipped ranges", self.epoch, make)
+
+    def publish_positions(self, positions: dict[str, int]) -> None:
+        """Append a record of positions, unless the log has them. Raises as `record_ranges`."""
+        self._check_claimed()
+        self.log.append_positions(self.epoch, positions)
+
+    def _check_claimed(self) -> None:
+        if self.fenced is not None:
+            raise self.fenced
+        if not self.claimed:
+            raise StorageUnavailable(f"{self.storage.uri}: the index is not claimed yet, so no record can be added")
 
     @property
     def is_renewal_due(self) -> bool:

@@ -36,6 +36,7 @@ from tiered_index.service.log.records import (
     max_positions,
     optional_members,
 )
+from tiered_index.service.log.topic_keys import unread_in
 from tiered_index.types import TopicBounds
 
 # most digests of records in a state: more than there are records between the checkpoints that a storage keeps
@@ -201,6 +202,16 @@ class LogState:
     def reads(self) -> dict[str, int]:
         """The positions that say how much of topics was read."""
         return reads_in(self.positions)
+
+    @cached_property
+    def lacking(self) -> dict[str, LostObject]:
+        """What answers lack, by name: `lost`, and the messages that are not read yet for a new key."""
+        return self.lacking_with({})
+
+    def lacking_with(self, reads: dict[str, int]) -> dict[str, LostObject]:
+        """Return `lacking` for an answer that has all entries up to further positions, a result of `reads_in`."""
+        unread = unread_in(max_positions(self.reads, reads))
+        return self.lost | unread if unread else self.lost
 
     @cached_property
     def bounds(self) -> TopicBounds | None:

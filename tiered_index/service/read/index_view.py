@@ -371,7 +371,8 @@ class IndexView(Polled):
         with self.catalog.reading() as snapshot:
             check_open()
             state = snapshot.state
-            logs = Logs.of([(source, state.lost, state.expired)])
+            lacking = state.lacking if local is None else state.lacking_with(local.reads)
+            logs = Logs.of([(source, lacking, state.expired)])
             problem = self._problem(begun_s, snapshot.as_of_s, error, f"the log of {self.storage.uri}")
             if local is None:
                 handles = partial(_with_problem, snapshot.overlapping, problem)
@@ -389,7 +390,7 @@ class IndexView(Polled):
     def without_files(self, error: TieredIndexError) -> LookupFiles:
         """Return one file that fails with `error`, in place of the files of the index."""
         state = self.log_state
-        logs = Logs.of([(self.name, state.lost, state.expired)])
+        logs = Logs.of([(self.name, state.lacking, state.expired)])
         return LookupFiles(lambda *_: unread(error), logs=logs, states=[state])
 
     def _viewed(self, snapshot: Snapshot, problem: list[Handle], *_: int) -> Viewed:
@@ -409,7 +410,7 @@ class IndexView(Polled):
             return None
         if snapshot.whole is None:
             with self.catalog.reading() as snapshot:
-                state, lost = snapshot.state, [(None, lost_object) for lost_object in snapshot.state.lost.values()]
+                state, lost = snapshot.state, [(None, lost_object) for lost_object in snapshot.state.lacking.values()]
                 # a tuple, because None says that it is not known yet
                 snapshot.whole = ()
                 if self._root_view is None and not state.expired and not self._closed:

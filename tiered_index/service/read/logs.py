@@ -54,15 +54,16 @@ class Logs(NamedTuple):
         second_min: int,
         second_max: int,
         *hashes: int,
+        key: str | None = None,
     ) -> Provenance:
         """Return the provenance of an answer for inclusive epoch seconds.
 
-        It is for `topic` and the hashes of a key, or for all topics (None) and keys (no hashes).
+        It is for `topic` and `key` with its hashes, or for all topics (None) and keys (None, and no hashes).
         """
         if not self.lost and not self.expired:
             return Provenance(freshness, unknown_topics)
         bounds = second_min, second_max, *hashes
-        lost = [lost.lost_file(source) for source, lost in self.lost if lost.concerns(*bounds, topic=topic)]
+        lost = [lost.lost_file(source) for source, lost in self.lost if lost.concerns(*bounds, topic=topic, key=key)]
         times = [expired.latest_ms if topic is None else expired.before_ms(topic) for _, expired in self.expired]
         # the latest of several indexes; 0 means that nothing has expired, because entries may be older than the epoch
         expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)

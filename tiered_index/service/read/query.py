@@ -459,7 +459,7 @@ class ViewFields:
                 unknown = () if rows.knows_topic or len(rows) else _unknown((rows.topic,), (), rows) or ()
                 interval = rows.second_min, rows.second_max
                 hashes = rows.key_hash, rows.masked_hash
-                return Logs(lost).provenance(freshness, unknown, rows.topic, *interval, *hashes)
+                return Logs(lost).provenance(freshness, unknown, rows.topic, *interval, *hashes, key=rows.key)
             case "item_type":
                 return self._item_type
         raise AttributeError(name)

@@ -361,7 +361,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             for spelled in (batch, *batch.others)
             for under in (spelled, spelled.under("mask")[0])
         ]
-        return self.provenance(freshness, unknown, topic, low, high, *hashes)
+        return self.provenance(freshness, unknown, topic, low, high, *hashes, key=batch.lookups[number].key)
 
     @property
     def seen(self) -> Provenance:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -64,6 +64,33 @@ class RowBatch:
     """The number of lines of a text before `begin`; None: not known."""
     shown_line: ShownLine | None = None
     """Shows a line of `source`; None: it is a table."""
+    paths: npt.NDArray[np.int64] | None = None
+    """The number of the path in `RowMapping.keys` of each key of the only column; None: each path has a column."""
+
+    def of_path(self, number: int) -> RowBatch:
+        """Return the rows with a key by the path of a number in `RowMapping.keys`, and only these keys."""
+        if self.paths is not None:
+            return self._only(self.paths == number)
+        column = self.keys[number]
+        return replace(self, keys=(column,))._only(column.is_valid().to_numpy(zero_copy_only=False))
+
+    def within(self, begin: int, end: int) -> RowBatch:
+        """Return the rows at positions [`begin`, `end`)."""
+        return self._only((self.positions >= begin) & (self.positions < end))
+
+    def _only(self, chosen: npt.NDArray[np.bool_]) -> RowBatch:
+        if chosen.all():
+            return self
+        mask = pa.array(chosen)
+        return replace(
+            self,
+            keys=tuple([column.filter(mask) for column in self.keys]),
+            positions=self.positions[chosen],
+            sizes=self.sizes[chosen],
+            times_ms=self.times_ms[chosen],
+            topics=None if self.topics is None else self.topics.filter(mask),
+            paths=None if self.paths is None else self.paths[chosen],
+        )
 
     def lines(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
         """Return the number of the line at each position, from 1; None: not known."""
@@ -146,6 +173,7 @@ class SingleRows:
 
     def __init__(self) -> None:
         self.keys: list[str] = []
+        self.paths: list[int] = []
         self.topics: list[str] = []
         self.places: list[tuple[int, int, int]] = []
         self.bad: list[BadRow] = []
@@ -157,7 +185,7 @@ class SingleRows:
         time_ms = mapping.time_ms(members[count])
         topics = [mapping.topic_of(topic) for topic in members[count + 1 :]]
         try:
-            keys = mapping.keys_of(members[:count])
+            keys = mapping.paths_of_keys(members[:count])
         except ValueError as error:
             if isinstance(error, InvalidArgument):
                 raise
@@ -165,6 +193,7 @@ class SingleRows:
         self.rows += 1
         self.keyless += not keys
         self.keys += keys
+        self.paths += keys.values()
         self.topics += topics * len(keys)
         self.places += [(position, size, time_ms)] * len(keys)
 
@@ -174,7 +203,8 @@ class SingleRows:
         arrays = columns[:, 0], columns[:, 1], columns[:, 2]
         topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
         keys, bad = (pa.array(self.keys, KEY_TYPE),), tuple(self.bad)
-        return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics)
+        paths = np.array(self.paths, np.int64)
+        return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics, paths=paths)
 
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"

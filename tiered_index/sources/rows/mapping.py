@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -113,6 +113,12 @@ class RowMapping:
     def unclear_times(self) -> UnclearTimes:
         """The times that were read and that the clocks of the zone show twice, or not at all."""
         return UnclearTimes() if self.zone is None else self.zone.unclear
+
+    def with_keys(self, keys: Sequence[str]) -> RowMapping:
+        """Return the same fields with other keys."""
+        mapping = replace(self, keys=keys)
+        mapping.has_numbers, mapping.has_zoneless = self.has_numbers, self.has_zoneless
+        return mapping
 
     def shown(self, fields: Iterable[tuple[str, str]]) -> str:
         """Return the options of fields that a file lacks, as `names`. A path that is no JMESPath is shown as one."""
@@ -284,12 +290,14 @@ class RowMapping:
 
     def keys_of(self, members: Iterable[Any]) -> list[str]:
         """Return the distinct keys of a row by the members at its key paths. Raises `InvalidArgument`."""
-        keys = dict.fromkeys(
-            named_key(name, text)
-            for name, member in zip(self.key_names, members, strict=True)
-            for text in key_texts(key_value(member))
-            if text
-        )
+        return [*self.paths_of_keys(members)]
+
+    def paths_of_keys(self, members: Iterable[Any]) -> dict[str, int]:
+        """Return the keys as `keys_of`, each with the number of its first path in `keys`. Raises `InvalidArgument`."""
+        keys = dict[str, int]()
+        for number, (name, member) in enumerate(zip(self.key_names, members, strict=True)):
+            for text in filter(None, key_texts(key_value(member))):
+                keys.setdefault(named_key(name, text), number)
         for key in keys:
             try:
                 units = len(key.encode("utf-16-le")) // 2
@@ -297,7 +305,7 @@ class RowMapping:
                 raise InvalidArgument(f"a key is no valid Unicode: {key!r:.80}") from error
             if units > MAX_KEY_UNITS:
                 raise InvalidArgument(f"a key has {units:,} UTF-16 code units; {MAX_KEY_UNITS:,} are allowed")
-        return list(keys)
+        return keys
 
 
 def iso_time(text: str) -> str:

@@ -92,6 +92,12 @@ class RowWriter(EntryWriter):
         with self._job.address.open() as storage, listed_files([options.text("files") or ""], config) as files:
             log = StorageLog(storage, SystemClock())
             log.open()
+            with_all = self._rows.with_keys_of(log.state.positions)
+            if further := [key for key in with_all.keys if key not in self._rows.keys]:
+                raise InvalidArgument(
+                    f"{further[0]} is a key of this topic, too: name it in the option keys, or end it by "
+                    f"`tiered-index ingest ... --drop-key {further[0]}`"
+                )
             self._rows = self._rows.with_times_of(log.state.positions)
             plan = FilePlan.of(self._rows, Segments(log.state, storage), files)
         if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:

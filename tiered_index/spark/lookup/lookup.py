@@ -152,7 +152,7 @@ def look_up(
         cost_usd=float(usage["cost_usd"]),
         failed=failed,
         kept=answered,
-        lost=tuple(lost.lost_file() for lost in state.lost.values() if lost.lacks_entries),
+        lost=tuple(lost.lost_file() for lost in state.lacking.values() if lost.lacks_entries),
         expired_before_ms=horizon or None,
         statuses=counts,
     )

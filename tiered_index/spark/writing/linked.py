@@ -24,6 +24,7 @@ from msgspec import structs
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, ObjectNotFound
+from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Segment
@@ -33,6 +34,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, latest_ms
 from tiered_index.service.log.state import LogState
+from tiered_index.service.log.topic_keys import added_positions, rules_of
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
@@ -57,7 +59,7 @@ from tiered_index.spark.writing.census import HAS_KEY, Census, WindowScale, take
 from tiered_index.spark.writing.files import check_stored_folder, row_ends
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
-from tiered_index.systems import files_key, time_unit_of, time_unit_position, time_zone_of, time_zone_position
+from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,6 +116,19 @@ class RowsOfFiles:
             told = " and ".join(found)
             raise InvalidArgument(f"times have the units {told} in different files: give their unit")
         return replace(self, unit=found[0] if found else None, zone=self.zone if has_zoneless else None)
+
+    def with_keys_of(self, positions: Mapping[str, int]) -> RowsOfFiles:
+        """Return them with all keys of the topic, by the positions of an index.
+
+        Raises `InvalidArgument` for a key that is new.
+        """
+        known = rules_of(positions, self.store)
+        if known and (new := [key for key in self.keys if key not in known]):
+            raise InvalidArgument(
+                f"{new[0]} is no key of this topic, which has {listed_names(known)}: "
+                f"`tiered-index ingest ... --key {new[0]}` adds it, also for the rows that are known"
+            )
+        return replace(self, keys=tuple(dict.fromkeys((*self.keys, *known))))
 
     @property
     def queue_id(self) -> int:
@@ -467,7 +482,7 @@ def link_files(
         index = stack.enter_context(BuiltIndex.opening(spark, storage, settings, present, {}))
         log, of_source = index.log, settings.changed(storage=storage, root=None)
         check_own_columns(index.genesis.layout.schema)
-        rows = rows.with_times_of(log.state.positions)
+        rows = rows.with_keys_of(log.state.positions).with_times_of(log.state.positions)
         mapping = rows.mapping()
         plan = FilePlan.of(rows, Segments(log.state, index.opened), _listed(sources, of_source, stack))
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
@@ -570,8 +585,9 @@ def publish_files(
     """
     catalog, of_catalog = send_catalog(log, sorted(segments, key=lambda segment: segment.place))
     sent.append(of_catalog.sent)
-    positions = {rows.store: offsets[1]} | {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
-    known = log.state.positions
+    known, positions = log.state.positions, {rows.store: offsets[1]}
+    if not rules_of(known, rows.store):
+        positions |= {n: at for key in rows.keys for n, at in added_positions(known, rows.store, key, {}).items()}
     if rows.unit not in (None, time_unit_of(known, rows.store, rows.time)):
         positions |= [time_unit_position(known, rows.store, rows.time, rows.unit)]
     if rows.zone not in (None, time_zone_of(known, rows.store, rows.time)):
@@ -588,6 +604,8 @@ def publish_files(
             return None
         if offsets_end(Segments(state, log.storage), rows.store) != offsets[0]:
             raise InvalidArgument("another run has indexed files of this log meanwhile: build again")
+        if rules_of(state.positions, rows.store) not in ([], sorted(rows.keys)):
+            raise InvalidArgument("another run has changed the keys of this topic meanwhile: build again")
         check_behind(state, [segment for segment in segments if isinstance(segment, LinkedSegment)])
         record = LogRecord(0, "build", 0, "", 0, stored, (), positions, put_before_ms=latest_ms(stored))
         return replace(record, catalogs=(catalog,))

@@ -1,0 +1,202 @@
+"""Positions that say by which rules the messages of a topic have keys, and from where on. Pure. SPEC.md section 9.
+
+A rule finds keys in a message: by the path of a field, or the name of a header. A source may add a rule to a
+topic that it has read already. Then it reads the earlier messages again, for this rule alone: a *pass*. `SCOPE` is a
+topic of a source, and `LOG` one of its logs, whose offsets passes use. Rules are written with escapes, as in URIs.
+
+- ``topic-key:SCOPE/RULE``: odd if new messages have keys by the rule, even if not any more. It counts both.
+- ``topic-key-begin:LOG/RULE#N``: the first offset of the N-th pass (from 0); 0 if there is none.
+- ``topic-key-end:LOG/RULE#N``: the offset after its last one. From there on new messages have keys by the rule.
+- ``topic-key-read:LOG/RULE#N``: the offset before which the pass has put all entries; its begin if there is none.
+
+They become durable as all positions do: the last one together with the entries of the pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from tiered_index.format.names import LINKED, topic_of_store
+from tiered_index.service.log.records import LostObject, LostRange
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+TOPIC_KEYS = "topic-key"
+"""The beginning of the names of all these positions."""
+_KEY, _BEGIN, _END, _READ = (f"{TOPIC_KEYS}{what}:" for what in ("", "-begin", "-end", "-read"))
+_OF_PASS = re.compile(r"(?P<log>.+)/(?P<rule>[^/#]+)#(?P<number>[0-9]+)", re.DOTALL)
+
+
+class KeyPass(NamedTuple):
+    """One pass over the offsets [`begin`, `end`) of a log for one rule; `read` is the offset before which it is done.
+
+    `number` counts the passes of the rule, from 0.
+    """
+
+    log: str
+    rule: str
+    number: int
+    begin: int
+    end: int
+    read: int
+
+    @property
+    def source(self) -> str:
+        """The name of the position that the entries of the pass advance."""
+        return _READ + _of_pass(self.log, self.rule, self.number)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all messages have keys by the rule, or had."""
+        return self.read >= self.end
+
+
+def scope_of(log: str) -> str:
+    """Return the scope of a log: the topic of a partition; a log of files is a scope of its own."""
+    return log if log.startswith(LINKED) else log.rpartition("/")[0]
+
+
+def _of_scope(scope: str, rule: str) -> str:
+    return f"{scope}/{quote(rule, safe='')}"
+
+
+def _of_pass(log: str, rule: str, number: int) -> str:
+    return f"{_of_scope(log, rule)}#{number}"
+
+
+def _counts(positions: Mapping[str, int], scope: str) -> dict[str, int]:
+    """Return how often each rule of a scope was added or dropped."""
+    return {rule: positions[_KEY + _of_scope(scope, rule)] for rule in rules_in(positions, scope)}
+
+
+def rules_in(names: Iterable[str], scope: str) -> list[str]:
+    """Return the rules by which messages of a scope have keys, or had, sorted, by the names of positions."""
+    prefix = f"{_KEY}{scope}/"
+    rules = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    return sorted(unquote(rule) for rule in rules if "/" not in rule)
+
+
+def rules_of(positions: Mapping[str, int], scope: str) -> list[str]:
+    """Return the rules by which new messages of a scope have keys, sorted."""
+    return sorted(rule for rule, count in _counts(positions, scope).items() if count % 2)
+
+
+def positions_of(positions: Mapping[str, int], log: str) -> dict[str, int]:
+    """Return the positions of the rules of a log and of its passes."""
+    begins = tuple(f"{kind}{log}/" for kind in (_BEGIN, _END, _READ))
+    scope = f"{_KEY}{scope_of(log)}/"
+    return {
+        name: at
+        for name, at in positions.items()
+        if name.startswith(begins) or (name.startswith(scope) and "/" not in name[len(scope) :])
+    }
+
+
+def added_positions(positions: Mapping[str, int], scope: str, rule: str, ends: Mapping[str, int]) -> dict[str, int]:
+    """Return the positions that add a rule to a scope, in the order in which they are to be put.
+
+    `ends` has the offset of each log from which on its messages get keys by the rule.
+    """
+    count = _counts(positions, scope).get(rule, 0)
+    assert not count % 2, "it was added before"
+    added = dict[str, int]()
+    for log, end in ends.items():
+        name = _of_pass(log, rule, count // 2)
+        if end > positions.get(_BEGIN + name, 0):
+            added[_END + name] = end
+    return added | {_KEY + _of_scope(scope, rule): count + 1}
+
+
+def dropped_positions(positions: Mapping[str, int], scope: str, rule: str, ends: Mapping[str, int]) -> dict[str, int]:
+    """Return the positions that drop a rule of a scope, in the order in which they are to be put.
+
+    `ends` has the offset of each log from which on its messages get no keys by the rule.
+    """
+    count = _counts(positions, scope)[rule]
+    assert count % 2, "it was dropped before"
+    begins = {_BEGIN + _of_pass(log, rule, count // 2 + 1): end for log, end in ends.items() if end}
+    return begins | {_KEY + _of_scope(scope, rule): count + 1}
+
+
+def added_end(positions: Mapping[str, int], log: str) -> int:
+    """Return the offset before which messages of a log may have keys that were added to them later; 0: none has.
+
+    What a segment says of its messages with keys is not known there.
+    """
+    prefix = f"{_END}{log}/"
+    return max((at for name, at in positions.items() if name.startswith(prefix)), default=0)
+
+
+class TopicKeys:
+    """The rules of one log, by the positions of an index."""
+
+    def __init__(self, positions: Mapping[str, int], log: str) -> None:
+        self.log = log
+        self._counts = _counts(positions, scope_of(log))
+        self._passes = {
+            rule: [self._pass(positions, rule, number) for number in range((count + 1) // 2)]
+            for rule, count in self._counts.items()
+        }
+        # where the messages of a dropped rule end
+        self._drops = {
+            rule: [positions.get(_BEGIN + _of_pass(log, rule, number), 0) for number in range(1, count // 2 + 1)]
+            for rule, count in self._counts.items()
+        }
+
+    def _pass(self, positions: Mapping[str, int], rule: str, number: int) -> KeyPass:
+        name = _of_pass(self.log, rule, number)
+        begin = positions.get(_BEGIN + name, 0)
+        end, read = positions.get(_END + name, begin), positions.get(_READ + name, begin)
+        return KeyPass(self.log, rule, number, begin, end, read)
+
+    @property
+    def active(self) -> list[str]:
+        """The rules by which new messages have keys, sorted."""
+        return sorted(rule for rule, count in self._counts.items() if count % 2)
+
+    @property
+    def passes(self) -> list[KeyPass]:
+        """The passes of active rules that are not done, by their offsets."""
+        left = [key_pass for rule in self.active for key_pass in self._passes[rule] if not key_pass.is_done]
+        return sorted(left, key=lambda key_pass: (key_pass.read, key_pass.rule, key_pass.number))
+
+    def ranges(self, rule: str) -> Iterator[tuple[int, int | None]]:
+        """Yield the offsets [begin, end) of messages that have their keys by a rule; end None: all later ones."""
+        for key_pass, drop in zip(self._passes[rule], [*self._drops[rule], None], strict=False):
+            if key_pass.read > key_pass.begin:
+                yield key_pass.begin, min(key_pass.read, key_pass.end)
+            if drop is None or key_pass.end < drop:
+                yield key_pass.end, drop
+
+    def holding(self, offset: int) -> list[str]:
+        """Return the rules by which the message at an offset has its keys, sorted."""
+        return [
+            rule
+            for rule in sorted(self._counts)
+            if any(begin <= offset and (end is None or offset < end) for begin, end in self.ranges(rule))
+        ]
+
+    def next_change(self, offset: int) -> int | None:
+        """Return the least offset behind one at which the rules that `holding` returns may be others; None: none."""
+        ends = (at for rule in self._counts for bounds in self.ranges(rule) for at in bounds)
+        return min((at for at in ends if at is not None and at > offset), default=None)
+
+
+def unread_in(positions: Mapping[str, int]) -> dict[str, LostObject]:
+    """Return what answers lack because passes are not done, by name; `positions` are all, or those of this module."""
+    lacking = dict[str, LostObject]()
+    for name in positions:
+        if not name.startswith(_END) or (match := _OF_PASS.fullmatch(name, len(_END))) is None:
+            continue
+        log, rule, number = match["log"], unquote(match["rule"]), int(match["number"])
+        of_pass = _of_pass(log, rule, number)
+        read = positions.get(_READ + of_pass, positions.get(_BEGIN + of_pass, 0))
+        count = positions.get(_KEY + _of_scope(scope_of(log), rule), 0)
+        if read < positions[name] and count % 2:
+            unread = LostRange(log, "unread", read, positions[name], topic=topic_of_store(log), key=rule)
+            # the times of these messages are in the catalogs, which a lookup does not read
+            lost = unread.lost(0, MAX_TIMESTAMP_MS)
+            lacking[lost.name] = lost
+    return lacking
