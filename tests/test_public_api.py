@@ -68,7 +68,7 @@ def test_fields_are_contracts():
 
     entry = ["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "source"]
     assert fields(IndexItem) == entry
-    seen = ["freshness", "unknown_topics", "lost", "expired_before_ms"]
+    seen = ["freshness", "unknown_topics", "lost", "expired_before_ms", "replaced"]
     every = ["status", "failed", "explain", "seen"]
     assert fields(QueryResult) == [*every, "items", "cursor", "timestamp_resolution_ms", "item_type", "places"]
     assert fields(MessagesResult)[:6] == [*every, "messages", "cursor"]

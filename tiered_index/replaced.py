@@ -303,47 +303,47 @@ def replay(
 _NONE = ReplacedRanges()
 
 
-class HiddenOffsets:
-    """The hidden offsets of an index, by topic and queue of their entries."""
+class ReplacedOffsets:
+    """The replaced offsets of an index, by topic and queue of their entries."""
 
-    def __init__(self, stores: Mapping[str, RangeTable]) -> None:
-        self._queues: dict[int, dict[str | None, RangeTable]] = {}
-        for store, table in stores.items():
+    def __init__(self, stores: Mapping[str, ReplacedRanges]) -> None:
+        self._queues: dict[int, dict[str | None, ReplacedRanges]] = {}
+        for store, ranges in stores.items():
             topic, queue_id = queue_of_store(store)
-            self._queues.setdefault(queue_id, {})[topic] = table
+            self._queues.setdefault(queue_id, {})[topic] = ranges
 
-    def of_topics(self, topics: Sequence[str]) -> dict[tuple[int | None, int], RangeTable]:
-        """Return the tables of topics, by the topic's number (None: any topic) and the queue."""
+    def of_topics(self, topics: Sequence[str]) -> dict[tuple[int | None, int], ReplacedRanges]:
+        """Return the replaced offsets of topics, by the topic's number (None: any topic) and the queue."""
         numbers: dict[str | None, int | None] = {None: None, **{topic: at for at, topic in enumerate(topics)}}
         return {
-            (numbers[topic], queue_id): table
-            for queue_id, tables in self._queues.items()
-            for topic, table in tables.items()
+            (numbers[topic], queue_id): ranges
+            for queue_id, stores in self._queues.items()
+            for topic, ranges in stores.items()
             if topic in numbers
         }
 
     def hides(
         self, items: Mapping[str, npt.NDArray[Any]] | npt.NDArray[Any], topics: Mapping[int, str]
     ) -> npt.NDArray[np.bool_]:
-        """Return which of n entries are hidden (bool, n).
+        """Return which of n entries are no answers (bool, n).
 
         `items` are stored items or their columns by name, `topics` the name of each topic id. An entry whose topic id
         has no name is hidden only if its queue is that of the rows of all topics.
         """
         queues = items["queue_id"]
         hidden = np.zeros(len(queues), np.bool_)
-        for queue_id, tables in self._queues.items():
+        for queue_id, stores in self._queues.items():
             places = np.flatnonzero(queues == queue_id)
             if not len(places):
                 continue
             offsets = items["offset"][places].astype(np.int64)
-            if (of_all := tables.get(None)) is not None:
-                hidden[places] |= of_all.holds(offsets)
+            if (of_all := stores.get(None)) is not None:
+                hidden[places] |= of_all.hidden.holds(offsets)
             ids = items["topic_id"][places]
             for topic_id in np.unique(ids).tolist():
-                if (table := tables.get(topics.get(topic_id, ""))) is not None:
+                if (ranges := stores.get(topics.get(topic_id, ""))) is not None:
                     mine = ids == topic_id
-                    hidden[places[mine]] |= table.holds(offsets[mine])
+                    hidden[places[mine]] |= ranges.hidden.holds(offsets[mine])
         return hidden
 
 

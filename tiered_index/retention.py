@@ -20,7 +20,7 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from tiered_index.errors import ConfigError
-from tiered_index.replaced import HiddenOffsets, ReplacedRanges, StoredReplaced
+from tiered_index.replaced import ReplacedOffsets, ReplacedRanges, StoredReplaced
 from tiered_index.stored import Milliseconds, Place
 from tiered_index.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
 from tiered_index.units import LONGEST_S
@@ -174,9 +174,9 @@ class Expired(Struct, frozen=True, dict=True):
         return Tombstones(self.tombstones)
 
     @cached_property
-    def hidden_offsets(self) -> HiddenOffsets:
-        """The offsets whose entries are no answers: the retired ones, and those of readings that are not published."""
-        return HiddenOffsets({store: ranges.hidden for store, ranges in self.replaced.items()})
+    def replaced_offsets(self) -> ReplacedOffsets:
+        """The replaced offsets, prepared for queries."""
+        return ReplacedOffsets(self.replaced)
 
     @cached_property
     def for_good(self) -> Expired:
@@ -243,7 +243,7 @@ class Expired(Struct, frozen=True, dict=True):
         if self.tombstones and len(seconds):
             kept &= ~self.erased.hides(items, seconds, topics)
         if self.replaced and len(seconds):
-            kept &= ~self.hidden_offsets.hides(items, topics)
+            kept &= ~self.replaced_offsets.hides(items, topics)
         return kept
 
     def _unexpired(

@@ -376,12 +376,15 @@ class Provenance(NamedTuple):
       topic. In a batch, files in the range of any lookup count.
     - `lost`: lost files that may have had answers in the range. The answer is complete except for them.
     - `expired_before_ms`: entries before this time have expired and are in no answer. None: the range begins later.
+    - `replaced`: number of rows of files that were met and left out, because a newer reading of their file replaced
+      them.
     """
 
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
     lost: tuple[LostFile, ...] = ()
     expired_before_ms: int | None = None
+    replaced: int = 0
 
     @property
     def as_of_ms(self) -> int | None:
@@ -408,6 +411,7 @@ class Provenance(NamedTuple):
             tuple(dict.fromkeys(self.unknown_topics + later.unknown_topics)),
             tuple(dict.fromkeys(self.lost + later.lost)),
             max(expired, default=None),
+            self.replaced + later.replaced,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -418,6 +422,7 @@ class Provenance(NamedTuple):
             "freshness": [index.to_dict() for index in self.freshness],
             "lost": [file.to_dict() for file in self.lost],
             "expired_before_ms": self.expired_before_ms,
+            "replaced": self.replaced,
         }
 
 
@@ -444,6 +449,8 @@ class Answer(Sequence[RowT]):
     - `freshness`: The state of each index that was read from its storage, or whose source is behind for the topic.
     - `lost`: Lost files that may have had entries of the answer.
     - `expired_before_ms`: Entries before this time have expired. Null: nothing expired in the range.
+    - `replaced`: Number of rows of files that were left out, because a newer reading of their file replaced them. After
+      a merge they no longer count.
     """
 
     # default factories, because a class attribute would hide the fields that `QueryResult` makes later
@@ -507,6 +514,11 @@ class Answer(Sequence[RowT]):
     def expired_before_ms(self) -> int | None:
         """The time before which entries have expired, in epoch milliseconds; None: the range begins later."""
         return self.seen.expired_before_ms
+
+    @property
+    def replaced(self) -> int:
+        """The number of rows that were left out, because a newer reading of their file replaced them."""
+        return self.seen.replaced
 
     @property
     def as_of_ms(self) -> int | None:
@@ -692,6 +704,7 @@ class TopicsResult(Answer[TopicSummary]):
     - `status`: `partial`: `failed` names the files that the answer lacks. Otherwise `complete`.
     - `unknown_topics`: Always empty, since the request names no topic.
     - `expired_before_ms`: The latest such time of any topic. Other topics may have older entries.
+    - `replaced`: Always 0. The numbers of entries and bytes include replaced rows until a merge.
     """
 
     rows_field = "topics"

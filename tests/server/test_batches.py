@@ -80,7 +80,9 @@ lookups = st.lists(
 def expected(result, redaction):
     """Return a batch's text of one answer, made from its items."""
     whole = result.to_dict()
-    said = {name: whole[name] for name in ("items", "status", "cursor", "unknown_topics", "expired_before_ms")}
+    said = {
+        name: whole[name] for name in ("items", "status", "cursor", "unknown_topics", "expired_before_ms", "replaced")
+    }
     said |= {name: whole[name] for name in ("failed", "lost") if whole[name]}
     said["items"] = [redaction.document(item) for item in said["items"]]
     said |= {name: redaction.document(said[name]) for name in ("failed", "lost") if name in said}

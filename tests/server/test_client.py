@@ -225,7 +225,7 @@ NDJSON = {"accept": "application/x-ndjson"}
 HEAD = head()
 ITEM = b'{"topic":"a","topic_id":1,"queue_id":0,"offset":1,"size":1,"timestamp_ms":0,"key_hash":1}'
 BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-NOTHING = dict.fromkeys(("cursor", "expired_before_ms")) | {"unknown_topics": [], "explain": {}}
+NOTHING = dict.fromkeys(("cursor", "expired_before_ms")) | {"unknown_topics": [], "replaced": 0, "explain": {}}
 
 
 def page(*offsets, status="truncated", **members):

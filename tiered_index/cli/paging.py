@@ -189,6 +189,8 @@ class Pages(Generic[R]):
         general: list[str] = [] if seconds is None else [seconds]
         if folded := self.costs["folded_entries"]:
             general.append(f"{counted(folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer")
+        if replaced := self.last.replaced:
+            general.append(f"{counted(replaced, 'row')} left out: a newer reading of the file replaced them")
         count = self.count
         if (count and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
             return general

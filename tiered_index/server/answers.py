@@ -129,6 +129,7 @@ class BatchAnswer(Document, kw_only=True):
     - `cursor`: Continues a truncated answer. Null: there is no more.
     - `unknown_topics`: Has the topic if no file in the time range has it. Otherwise empty.
     - `expired_before_ms`: Entries before this time have expired. Null: nothing expired in the range.
+    - `replaced`: Number of rows of files that were left out, because a newer reading of their file replaced them.
     - `failed`: Files that could not be read.
     - `lost`: Lost files that may have had entries of the answer.
     """
@@ -138,6 +139,7 @@ class BatchAnswer(Document, kw_only=True):
     cursor: str | None = None
     unknown_topics: list[str] = []
     expired_before_ms: int | None = None
+    replaced: int = 0
     failed: list[FileReport] | UnsetType = UNSET
     lost: list[LostFile] | UnsetType = UNSET
 

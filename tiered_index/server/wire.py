@@ -28,7 +28,13 @@ ROWS = 8192
 # Most bytes that the columns of a page's entries have as JSON
 PAGE_BYTES = 8 << 20
 # Members of most answers of a batch. Shared by all of them: for encoding only
-_COMPLETE: dict[str, Any] = {"status": "complete", "cursor": None, "unknown_topics": [], "expired_before_ms": None}
+_COMPLETE: dict[str, Any] = {
+    "status": "complete",
+    "cursor": None,
+    "unknown_topics": [],
+    "expired_before_ms": None,
+    "replaced": 0,
+}
 
 
 def form_of(accept: str | None) -> str:
@@ -136,7 +142,7 @@ def _batch_answers(results: QueryResults, redaction: Redaction, begin: int, end:
     answers = [{"items": items, **_COMPLETE} for items in documents]
     for at in (~results.is_plain[begin:end]).nonzero()[0].tolist():
         result = results[begin + at]
-        answers[at] |= {name: getattr(result, name) for name in ("status", "cursor", "expired_before_ms")}
+        answers[at] |= {name: getattr(result, name) for name in ("status", "cursor", "expired_before_ms", "replaced")}
         answers[at]["unknown_topics"] = list(result.unknown_topics)
         if result.failed:
             answers[at]["failed"] = redaction.document([report.to_dict() for report in result.failed])

@@ -12,6 +12,7 @@ from tiered_index.replaced import Replacement
 from tiered_index.service.jobs.merge_run import merge_index
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read import replaced_rows
 
 STORE = linked_store("t", 0)
 TIME_MS = 1_700_000_000_000
@@ -56,18 +57,30 @@ def answers(opened, topic="t"):
     whole = opened.query(topic, "k", max_count=1000)
     assert whole.status == "complete"
     offsets = sorted(item.offset for item in whole.items)
-    (batch,) = opened.query_many([Lookup(topic, "k", max_count=1000)])
-    assert sorted(item.offset for item in batch.items) == offsets
-    paged, cursor = [], None
-    while True:
-        page = opened.query(topic, "k", max_count=3, cursor=cursor)
-        paged += [item.offset for item in page.items]
-        if (cursor := page.cursor) is None:
-            break
-    assert sorted(paged) == offsets
+    other = Lookup(topic, "k", begin_ms=TIME_MS + 3000, end_ms=TIME_MS + 5000)
+    batch, few, _ = opened.query_many([Lookup(topic, "k", max_count=1000), other, Lookup(topic, "none")])
+    assert (sorted(item.offset for item in batch.items), batch.replaced) == (offsets, whole.replaced)
+    assert few.replaced == opened.query(other.topic, "k", other.begin_ms, other.end_ms).replaced
+    for most in (1, 3):
+        pages = [opened.query(topic, "k", max_count=most)]
+        while (cursor := pages[-1].cursor) is not None:
+            by_batch, _ = opened.query_many([Lookup(topic, "k", max_count=most, cursor=cursor), Lookup(topic, "none")])
+            pages.append(opened.query(topic, "k", max_count=most, cursor=cursor))
+            assert by_batch.replaced == pages[-1].replaced
+        assert sorted(item.offset for page in pages for item in page.items) == offsets
+        # each replaced row counts on one page
+        assert sum(page.replaced for page in pages) == whole.replaced
     with opened.export(topic) as batches:
         assert sorted(offset for entries in batches for offset in entries["offset"].to_pylist()) == offsets
     return offsets
+
+
+def replaced_of(index, tmp_path, topic="t"):
+    """Return the number of replaced rows, of which all readers count as many."""
+    storage = f"file://{tmp_path}/objects"
+    with IndexReader.open(storage) as alone, IndexReader.open(storage, root=tmp_path / "root") as beside:
+        (count,) = dict.fromkeys(opened.query(topic, "k", max_count=1000).replaced for opened in (index, alone, beside))
+    return count
 
 
 def everyone(index, tmp_path, topic="t"):
@@ -101,14 +114,19 @@ def test_the_record_that_publishes_the_new_rows_retires_the_old_ones(index, tmp_
     index.link([], [segment(20, ROWS)], replaced=[Replacement(STORE, 0, ROWS, 20, 30)])
     # nothing is published yet, so the writer shows the same as a reader of the storage
     assert everyone(index, tmp_path) == (ALL, ALL, ALL)
+    assert replaced_of(index, tmp_path) == 0
     publish(index)
     assert everyone(index, tmp_path) == (NEW, NEW, NEW)
+    assert replaced_of(index, tmp_path) == ROWS
+    # in answer order: 29, 9 (replaced), 28
+    assert [index.query("t", "k", max_count=most).to_dict()["replaced"] for most in (1, 2, 3)] == [0, 1, 2]
 
 
 def test_a_reading_without_rows_retires_the_old_ones_at_once(index, tmp_path):
     linked_and_published(index)
     index.link(gone=[(STORE, 0)], replaced=[Replacement(STORE, 0, ROWS, 20, 20)])
     assert everyone(index, tmp_path) == ([], [], [])
+    assert replaced_of(index, tmp_path) == ROWS
 
 
 def test_a_replacement_alone_is_a_record(index, tmp_path):
@@ -128,6 +146,47 @@ def test_rows_of_all_topics_have_one_store(index, tmp_path):
     index.link(replaced=[Replacement(store, 2, 4, 10, 10)])
     assert answers(index, "a") == [0, 2, 3, 4] and answers(index, "b") == [1, 5]
     assert everyone(index, tmp_path, "a") == ([0, 2, 3, 4],) * 3
+
+
+def test_replaced_rows_behind_the_pages_are_dropped_while_they_are_gathered(index, tmp_path, monkeypatch):
+    """So that they take no more memory than answers."""
+    monkeypatch.setattr(replaced_rows, "_HELD_ROWS", 4)
+    dropped = []
+
+    def on_pages(page, *arguments):
+        left = kept(page, *arguments)
+        dropped.append(len(page[1]) - len(left[1]))
+        return left
+
+    kept = replaced_rows.on_pages
+    monkeypatch.setattr(replaced_rows, "on_pages", on_pages)
+    for number in range(6):
+        start = 40 * number
+        put_rows(index, [*range(start, start + 20)], position=start + 20)
+        publish(index)
+    index.link(replaced=[Replacement(STORE, 40 * number, 40 * number + 10, 1000, 1000) for number in range(6)])
+    left = sorted(offset for number in range(6) for offset in range(40 * number + 10, 40 * number + 20))
+    assert everyone(index, tmp_path) == (left,) * 3
+    assert replaced_of(index, tmp_path) == 60
+    assert sum(dropped) > 0
+
+
+def test_several_indexes_count_their_replaced_rows_together(tmp_path):
+    for name, replaced in (("a", 4), ("b", 7)):
+        root, storage = tmp_path / name / "root", f"file://{tmp_path}/{name}/objects"
+        with IndexService.open(root=root, storage=storage, background=False) as index:
+            linked_and_published(index)
+            index.link(replaced=[Replacement(STORE, 0, replaced, 20, 20)])
+    with IndexReader.open([f"file://{tmp_path}/a/objects", f"file://{tmp_path}/b/objects"]) as both:
+        whole = both.query("t", "k")
+        assert (sorted(item.offset for item in whole.items), whole.replaced) == (sorted([*ALL[4:], *ALL[7:]]), 11)
+        pages = [both.query("t", "k", max_count=2)]
+        while (cursor := pages[-1].cursor) is not None:
+            pages.append(both.query("t", "k", max_count=2, cursor=cursor))
+        assert sum(page.replaced for page in pages) == 11
+        # the newest rows were not replaced: their pages count none
+        assert [page.replaced for page in pages[:3]] == [0, 0, 0]
+        assert [answer.replaced for answer in both.query_many([Lookup("t", "k"), Lookup("t", "no")])] == [11, 0]
 
 
 def test_an_index_of_files_without_replacements_has_no_hidden_entries(index):
@@ -150,6 +209,8 @@ def test_a_merge_leaves_out_retired_entries_and_keeps_those_of_an_unpublished_re
     assert merge_index(f"file://{tmp_path}/objects").expired == ROWS
     index.run_lifecycle()
     assert everyone(index, tmp_path) == (NEW, NEW, NEW)
+    with IndexReader.open(f"file://{tmp_path}/objects") as reader:
+        assert reader.query("t", "k").replaced == 0
     put_rows(index, [42], position=43)
     index.link([], [segment(40, 3)], replaced=[Replacement(STORE, 20, 30, 40, 43)])
     publish(index)

@@ -73,6 +73,7 @@ def lookup(session: Session, *, keys: str, options: LookupOptions, within: Range
         "failed": [{"file": file, "error": error} for file, error in result.failed],
         "lost": result.lost,
         "expired_before_ms": result.expired_before_ms,
+        "replaced": result.replaced,
         "elapsed_s": round(time.monotonic() - begun, 3),
     }
     session.out.show(document)

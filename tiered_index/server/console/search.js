@@ -232,7 +232,7 @@ async function readEverywhere() {
     if (asked.having) await narrow(whole, topics, mine.signal);
     items = whole.results.flatMap((one) => one.items).sort((a, b) => b.timestamp_ms - a.timestamp_ms);
     known = items.length;
-    explain(whole.explain);
+    explain(whole.explain, whole.replaced ?? 0);
     const lacksSome = whole.status === "partial" || status === "partial";
     const open = topics.filter((_, n) => whole.results[n].cursor !== null).map(({ topic }) => topic);
     const matchesNone = !topics.length && !["", "*"].includes(asked.topic);
@@ -316,7 +316,7 @@ async function read(every) {
       searched += end.messages.length + end.collisions;
       find("status").textContent = `Searching… ${counted(searched, "message")} read, ${items.length} have the text.`;
       [cursor, known] = [end.cursor, items.length];
-      explain(end.explain);
+      explain(end.explain, end.replaced);
       add(end);
       draw();
     }
@@ -329,7 +329,7 @@ async function read(every) {
     }
     if (end?.error) throw new Problem(end.error);
     if (!end?.status) throw brokeOff();
-    explain(end.explain);
+    explain(end.explain, end.replaced);
     conclude(end);
   } catch (problem) {
     if (mine !== stopping) return;
@@ -365,9 +365,10 @@ function fail(problem, every) {
 }
 
 // Adds a request's cost and reports. A file has one report for all requests: it is "read" if any of them read it.
-function explain(more) {
+function explain(more, replaced = 0) {
   for (const name of COSTS) sums[name] += more[name] ?? 0;
   sums.folded = (sums.folded ?? 0) + (more.folded_entries ?? 0);
+  sums.replaced = (sums.replaced ?? 0) + replaced;
   for (const report of more.files ?? []) {
     const id = `${report.source ?? ""} ${report.file}`;
     const before = reports.get(id);
@@ -465,6 +466,7 @@ function conclude(end) {
   const unsearched = asked.having ? items.filter(({ found: one }) => !one?.message).length : 0;
   if (unsearched) notes.push(`${counted(unsearched, "message")} of these can’t be read, and may not have the text.`);
   if (sums.folded) notes.push(`${entries(sums.folded)} left out: topic, queue and offset of a newer answer.`);
+  if (sums.replaced) notes.push(`${counted(sums.replaced, "row")} left out: a newer reading of the file replaced them.`);
   find("said").replaceChildren(...notes.map((note) => make("p", {}, note)));
   // the service reads a number of messages at once; perhaps none of them has the text
   if (!items.length && cursor !== null) find("said").append(make("p", { class: "buttons" },

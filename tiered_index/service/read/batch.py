@@ -25,9 +25,10 @@ from tiered_index.format.hashing import CodeUnits, HashRule, code_units, java_ha
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled, compiled_views
-from tiered_index.replaced import RangeTable
+from tiered_index.replaced import ReplacedRanges
 from tiered_index.retention import Expired
 from tiered_index.service.read.lookup_columns import LookupColumns
+from tiered_index.service.read.replaced_rows import PageEnds, ReplacedRows
 from tiered_index.service.read.rows import (
     MOST_ROWS,
     Array,
@@ -178,7 +179,8 @@ class LookupBatch:
 
     - `key_hash` (i32, n): the hashes to search, by hash rule ``abs``, or by the rule given to `under`.
     - `queues`: by (topic number, queue), the epoch second before which entries were erased.
-    - `hidden_offsets`: by (topic number, queue), the offsets whose entries are no answers. None: of any topic.
+    - `replaced`: by (topic number, queue), the offsets that newer readings replaced. None: of any topic.
+    - `replaced_rows` gets the matching rows that were left out because a newer reading replaced them.
     - `after`: the end of the page before, by the number of each lookup that continues an answer.
     - `range_ends` (i64, n): the last second of each range; `second_max` is at most that of the end of the page before.
     - `others`: batches of the same lookups by other spellings of their keys; lookups without one have an empty range.
@@ -186,7 +188,8 @@ class LookupBatch:
     """
 
     queues: Mapping[tuple[int, int], int] = MappingProxyType({})
-    hidden_offsets: Mapping[tuple[int | None, int], RangeTable] = MappingProxyType({})
+    replaced: Mapping[tuple[int | None, int], ReplacedRanges] = MappingProxyType({})
+    replaced_rows: ReplacedRows | None = None
     after: Mapping[int, OrderKey] = MappingProxyType({})
     others: tuple[Any, ...] = ()
     allow_partial = False
@@ -270,7 +273,7 @@ class LookupBatch:
     @property
     def fits_core(self) -> bool:
         """Whether the compiled core can search: it supports the cursors, and no entries of queues are hidden."""
-        return not (self.queues or self.hidden_offsets) and all(map(core_supports, self.after.values()))
+        return not (self.queues or self.replaced) and all(map(core_supports, self.after.values()))
 
     @cached_property
     def after_rows(self) -> npt.NDArray[np.int64] | None:
@@ -318,7 +321,7 @@ class LookupBatch:
         made.second_min[numbers], made.second_max[numbers] = self.second_min[numbers], self.second_max[numbers]
         return made
 
-    def without(self, expired: Expired) -> Self:
+    def without(self, expired: Expired, replaced_rows: ReplacedRows | None = None) -> Self:
         """Return a batch that leaves out expired, erased and replaced entries, by its present `key_hash`."""
         if not expired:
             return self
@@ -336,7 +339,7 @@ class LookupBatch:
             (at, queue): begin for at, erased in erased_topics.items() for queue, begin in erased.queues.items()
         }
         if expired.replaced:
-            made.hidden_offsets = expired.hidden_offsets.of_topics(self.topics)
+            made.replaced, made.replaced_rows = expired.replaced_offsets.of_topics(self.topics), replaced_rows
         return made
 
     def within_index(self, number: int) -> Self:
@@ -437,13 +440,38 @@ class LookupBatch:
             keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
         for (at, queue_id), begin in self.queues.items():
             keep &= (self.topic_index[lookups] != at) | (items["queue_id"] != queue_id) | (seconds >= begin)
-        for (of_topic, queue_id), table in self.hidden_offsets.items():
+        if self.replaced:
+            retired = self._leave_replaced(keep, items, lookups)
+            if self.replaced_rows is not None and len(retired):
+                left_out = self._matches(retired, items, lookups, seconds, schema)
+                self.replaced_rows.add(left_out.lookups, left_out.rows)
+        return self._matches(np.flatnonzero(keep), items, lookups, seconds, schema)
+
+    def _leave_replaced(
+        self, keep: npt.NDArray[np.bool_], items: Array | Mapping[str, Array], lookups: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Set `keep` to false for items of replaced offsets. Return the places of those that are retired."""
+        retired = [_ZERO[:0]]
+        for (of_topic, queue_id), ranges in self.replaced.items():
             is_mine = keep & (items["queue_id"] == queue_id)
             if of_topic is not None:
                 is_mine &= self.topic_index[lookups] == of_topic
             mine = np.flatnonzero(is_mine)
-            keep[mine[table.holds(items["offset"][mine].astype(np.int64))]] = False
-        places = np.flatnonzero(keep)
+            offsets = items["offset"][mine].astype(np.int64)
+            is_hidden = ranges.hidden.holds(offsets)
+            keep[mine[is_hidden]] = False
+            retired.append(mine[is_hidden & ranges.retired.holds(offsets)])
+        return np.concatenate(retired)
+
+    def _matches(
+        self,
+        places: npt.NDArray[np.int64],
+        items: Array | Mapping[str, Array],
+        lookups: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.int64],
+        schema: Schema,
+    ) -> Matches:
+        """Return the rows of the items at `places` that come after the page before."""
         rows = np.empty(len(places), schema.row)
         rows["second"] = seconds[places]
         rows["key_hash"] = self.key_hash[lookups[places]]
@@ -597,6 +625,11 @@ class Answers(NamedTuple):
     more: npt.NDArray[np.bool_]
     folded: int
 
+    @property
+    def page_ends(self) -> PageEnds:
+        """The ends of the pages."""
+        return self.more, self.rows.take(self.starts[1:] - 1, mode="clip") if self.more.any() else self.rows[:0]
+
 
 def best_answers(
     limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema, *, has_more: bool = False
@@ -676,9 +709,16 @@ class MatchAccumulator:
         return max(1, int(self.batch.max_count[0]) - self._count)
 
     def first(self) -> Matches:
-        """Return the first rows of each lookup, by lookup, in answer order, without repeats."""
+        """Return the first rows of each lookup, by lookup, in answer order, without repeats: one more than a page."""
         with self._lock:
             return self._ordered().first(self.batch.max_count + 1)
+
+    def page_ends(self) -> PageEnds:
+        """Return the ends of the pages by the rows so far."""
+        first = self.first()
+        ends = np.searchsorted(first.lookups, np.arange(len(self.batch))) + self.batch.max_count
+        more = ends < np.searchsorted(first.lookups, np.arange(len(self.batch)), "right")
+        return more, first.rows.take(np.where(more, ends - 1, 0), mode="clip") if more.any() else self.schema.no_rows
 
     def matches(self) -> Matches:
         """Return the rows in any order, at most `max_count` + 1 distinct ones of each lookup."""

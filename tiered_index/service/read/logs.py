@@ -1,4 +1,4 @@
-"""Entries that answers lack by the logs of their indexes: those of lost objects, and expired ones.
+"""Entries that answers lack by the logs of their indexes: those of lost objects, and hidden ones.
 
 Threads: immutable.
 """
@@ -12,6 +12,7 @@ from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.retention import Expired
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.read.batch import LookupBatch
+from tiered_index.service.read.replaced_rows import ReplacedRows
 from tiered_index.types import Freshness, Provenance
 
 Unexpired = dict[HashRule, list[LookupBatch]]
@@ -38,13 +39,15 @@ class Logs(NamedTuple):
         """Join the lost objects and expired entries of several indexes."""
         return cls([item for part in parts for item in part.lost], [item for part in parts for item in part.expired])
 
-    def unexpired(self, batch: LookupBatch) -> Unexpired:
-        """Return lookups without the expired entries of the only index."""
+    def unexpired(self, batch: LookupBatch, replaced_rows: ReplacedRows) -> Unexpired:
+        """Return lookups without the hidden entries of the only index. `replaced_rows` gets the replaced ones."""
         if not self.expired:
             return {}
         [(_, gone)] = self.expired
         # for all rules, because an object that replaces a removed one may have another rule
-        return {rule: [under_rule.without(gone) for under_rule in batch.under(rule)] for rule in HASH_RULES}
+        return {
+            rule: [under_rule.without(gone, replaced_rows) for under_rule in batch.under(rule)] for rule in HASH_RULES
+        }
 
     def provenance(
         self,
@@ -55,8 +58,9 @@ class Logs(NamedTuple):
         second_max: int,
         *hashes: int,
         key: str | None = None,
+        replaced: int = 0,
     ) -> Provenance:
-        """Return the provenance of an answer for inclusive epoch seconds.
+        """Return the provenance of an answer for inclusive epoch seconds, with its number of `replaced` rows.
 
         It is for `topic` and `key` with its hashes, or for all topics (None) and keys (None, and no hashes).
         """
@@ -67,7 +71,7 @@ class Logs(NamedTuple):
         times = [expired.latest_ms if topic is None else expired.before_ms(topic) for _, expired in self.expired]
         # the latest of several indexes; 0 means that nothing has expired, because entries may be older than the epoch
         expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)
-        return Provenance(freshness, unknown_topics, tuple(lost), expired_before_ms)
+        return Provenance(freshness, unknown_topics, tuple(lost), expired_before_ms, replaced)
 
 
 _NOTHING = Logs()

@@ -17,6 +17,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tiered_index.errors import BudgetExceeded, FolderDenied, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.hashing import lookup_numbers
@@ -31,6 +32,7 @@ from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import MissingObject
 from tiered_index.service.read.file_view import Noted, Partly, WholeView, reports_of
 from tiered_index.service.read.logs import Logs, Unexpired
+from tiered_index.service.read.replaced_rows import ReplacedRows, distinct, on_pages
 from tiered_index.service.read.results import AnswerForm, QueryResults
 from tiered_index.service.read.rows import (
     Array,
@@ -173,6 +175,19 @@ class QueryEngine:
         joined.skipped = any(index_pass.scan.answers.skipped for index_pass in passes)
         return joined.answers()
 
+    def _replaced(self, passes: Sequence[Pass[LookupScan]], answers: Answers) -> npt.NDArray[np.int64] | None:
+        """Return the number of replaced rows on the page of each lookup (i64, n); None: there is none."""
+        pages = [(index_pass.run.number, index_pass.scan.replaced.rows()) for index_pass in passes]
+        parts = [
+            page if self.sources is None else Matches(*page).of_index(number, self.answered)[:2]
+            for number, page in pages
+            if len(page[1])
+        ]
+        if not parts:
+            return None
+        lookups, _ = on_pages(distinct(parts, self.answered), answers.page_ends, self.answered)
+        return np.bincount(lookups, minlength=len(answers.more))
+
     def plain_answer(
         self,
         whole: WholeView,
@@ -230,6 +245,7 @@ class QueryEngine:
             schema=self.answered,
             form=self.form,
             provenance=files.logs.provenance if files.logs.lost or files.logs.expired else None,
+            replaced=self._replaced(passes, answers),
             lacking={
                 (index_pass.run.source, file): numbers
                 for index_pass in passes
@@ -244,7 +260,7 @@ class QueryEngine:
         """
         handles, needed = self._viewed(run, scan, seen_rows)
         if needed and run.files.logs.expired:
-            scan.unexpired = run.files.logs.unexpired(scan.batch)
+            scan.unexpired = run.files.logs.unexpired(scan.batch, scan.replaced)
         run.searches.read(run, scan, needed)
         return handles
 
@@ -357,7 +373,7 @@ class QueryEngine:
 class LookupScan(Scan):
     """The pass of a batch for rows of `schema`. If it is of one lookup, its answers skip files.
 
-    - `unexpired`: the lookups without expired entries, if an index has any.
+    - `unexpired`: the lookups without hidden entries, if an index has any. `replaced` gets the replaced ones.
     - `partly`: files that a view has searched for some of the lookups.
     - `lacking`: by file, the lookups that need its unreadable parts.
     """
@@ -369,9 +385,11 @@ class LookupScan(Scan):
     partly: Mapping[str, Partly] = field(default_factory=dict)
     lacking: dict[str, set[int]] = field(default_factory=dict)
     answers: MatchAccumulator = field(init=False)
+    replaced: ReplacedRows = field(init=False)
 
     def __post_init__(self) -> None:
         self.answers = MatchAccumulator(self.batch, self.schema, self.batch.is_one)
+        self.replaced = ReplacedRows(self.schema, self.answers.page_ends)
         self.can_skip = self.answers.can_skip
         self.missing = self.answers.missing
         if self.batch.is_one:

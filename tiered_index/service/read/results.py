@@ -171,7 +171,8 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     - `explain` covers the whole batch, also in each result. `make_explain` returns it.
     - `failed` names the files that could not be read, with `allow_partial`.
     - `freshness`: see `QueryResult`. `unknown` has the topics that no file has.
-    - `provenance` is `Logs.provenance`; None: nothing is lost and nothing has expired.
+    - `provenance` is `Logs.provenance`; None: nothing is lost and nothing is hidden.
+    - `replaced` has the number of replaced rows of each answer (i64, n); None: there is none.
     - `lacking` has the numbers of the lookups that a failed file may have answered, by the file's source and name. A
       damaged file concerns the lookups that need its damaged parts; a missing one, all lookups of its time range.
     """
@@ -185,6 +186,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     schema: Schema
     form: AnswerForm
     provenance: Callable[..., Provenance] | None = None
+    replaced: npt.NDArray[np.int64] | None = None
     lacking: Mapping[tuple[str | None, str], Collection[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -361,7 +363,11 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             for spelled in (batch, *batch.others)
             for under in (spelled, spelled.under("mask")[0])
         ]
-        return self.provenance(freshness, unknown, topic, low, high, *hashes, key=batch.lookups[number].key)
+        known = {
+            "key": batch.lookups[number].key,
+            "replaced": 0 if self.replaced is None else int(self.replaced[number]),
+        }
+        return self.provenance(freshness, unknown, topic, low, high, *hashes, **known)
 
     @property
     def seen(self) -> Provenance:

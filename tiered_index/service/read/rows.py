@@ -140,8 +140,11 @@ def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> 
     return max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000, count
 
 
-def are_after(rows: Array, key: OrderKey, schema: Schema) -> npt.NDArray[np.bool_]:
-    """Return which rows (bool, n) come after an order key. Raises `SchemaMismatch` for a key of other columns."""
+def are_after(rows: Array, key: OrderKey | tuple[Array, ...], schema: Schema) -> npt.NDArray[np.bool_]:
+    """Return which rows (bool, n) come after an order key, or each after its own one (columns, n).
+
+    Raises `SchemaMismatch` for a key of other columns.
+    """
     # second desc, offset desc, queue_id asc, ...: each column counts if all before it are equal
     later = np.zeros(len(rows), bool)
     equal = np.ones(len(rows), bool)

@@ -75,7 +75,8 @@ def _arrow_type(column: StoredColumn) -> pa.DataType:
 class TaskLookups:
     """Looks up the rows of tasks. `names` are those of the rows' columns by field, for messages; `limits` are a task's.
 
-    `spent` is an accumulator: requests, bytes and cost of the tasks, and a count for each (file,) that was read.
+    `spent` is an accumulator: requests, bytes and cost of the tasks, `replaced` rows, and a count for each (file,) that
+    was read.
     """
 
     config: IndexConfig
@@ -143,6 +144,8 @@ class TaskLookups:
         spent = results.explain
         read = [report.file for report in spent.files if report.outcome == "read"]
         self._spend(spent.requests, spent.bytes, spent.cost_usd, read)
+        if results.replaced is not None:
+            self.spent.add(Counter(replaced=int(results.replaced.sum())))
         counts, status = np.zeros(len(rows), np.int64), np.full(len(rows), len(STATUSES))
         counts[there], status[there] = results.counts, results.more
         failed = pa.nulls(len(rows), _FAILED)

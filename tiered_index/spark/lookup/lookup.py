@@ -42,7 +42,7 @@ class LookupResult:
     - `statuses`: number of these rows by the status of their answer.
     - `objects`: files and window tables that were read, by `tasks` tasks.
     - `log_number`: the log's position at the begin. A task answers as of a position that is this one or newer.
-    - `requests`, `bytes_read`, `cost_usd`: those of the tasks, also of repeated ones.
+    - `requests`, `bytes_read`, `cost_usd`, `replaced` (see `QueryResult`): those of the tasks, also of repeated ones.
     - `failed`: (file, reason) of unreadable files.
     - `lost`: files that were given up permanently.
     - `expired_before_ms`: the latest horizon of the topics, in epoch milliseconds.
@@ -64,6 +64,7 @@ class LookupResult:
     kept: DataFrame | None = field(default=None, repr=False)
     lost: tuple[LostFile, ...] = ()
     expired_before_ms: int | None = None
+    replaced: int = 0
     statuses: Mapping[str, int] = field(default_factory=dict)
 
     def release(self) -> None:
@@ -154,6 +155,7 @@ def look_up(
         kept=answered,
         lost=tuple(lost.lost_file() for lost in state.lacking.values() if lost.lacks_entries),
         expired_before_ms=horizon or None,
+        replaced=int(usage["replaced"]),
         statuses=counts,
     )
 
