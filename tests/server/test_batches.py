@@ -98,7 +98,7 @@ def expected(result, redaction):
             {},
             {"failed": (FAILED,)},
             {"failed": (FAILED,), "lacking": {(FAILED.source, FAILED.file): {0}}},
-            {"provenance": lambda freshness, unknown, *_: Provenance(freshness, tuple(unknown), (LOST,))},
+            {"provenance": lambda freshness, unknown, *_, **__: Provenance(freshness, tuple(unknown), (LOST,))},
         ]
     ),
 )
