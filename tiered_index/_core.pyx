@@ -1075,7 +1075,7 @@ cdef class PutRows:
         if not (PyLong_CheckExact(size) and PyLong_CheckExact(timestamp_ms)):
             return False
         queue = PyLong_AsLongLongAndOverflow(queue_id, &overflow)
-        if overflow or not 0 <= queue <= INT32_MAX:
+        if overflow or not 0 <= queue < INT32_MAX:
             return False
         place = PyLong_AsLongLongAndOverflow(offset, &overflow)
         if overflow or place < 0:

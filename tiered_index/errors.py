@@ -4,7 +4,7 @@
 |----------------|-------|
 | retry later    | `StorageUnavailable` |
 | slow down      | `BackPressure`, `DiskFull` |
-| fix the call   | `InvalidArgument`, `InvalidCursor` |
+| fix the call   | `InvalidArgument`, `InvalidCursor`, `OwnedBySource` |
 | fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
 | mend the place | `SetupUnavailable`, `FolderDenied` |
 | restore it     | `ObjectArchived` |
@@ -41,6 +41,10 @@ class InvalidArgument(TieredIndexError, ValueError):
     """The call is wrong: a value out of range, a ragged batch, an unknown name. Nothing was changed."""
 
     exit_code = 2
+
+
+class OwnedBySource(InvalidArgument):
+    """A source that the index follows owns the queue of an entry, or the name of a position. Nothing was changed."""
 
 
 class InvalidCursor(InvalidArgument):

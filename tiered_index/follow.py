@@ -25,9 +25,7 @@ import numpy.typing as npt
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.retention import Expired
 from tiered_index.service.index import IndexService
-from tiered_index.service.log.reads import READ_PREFIX, UNREAD_PREFIX
 from tiered_index.service.log.records import LostObject, LostRange, RangeKind
-from tiered_index.service.log.topic_keys import TOPIC_KEYS
 from tiered_index.service.write.validation import as_mapping, distinct_topics, has_columns_of_keys, numbers_of
 from tiered_index.types import inclusive
 
@@ -38,9 +36,6 @@ _PUT_PAUSE_S = 0.2
 _STATUS_INTERVAL_S = 1.0
 # A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
-# Prefixes of the names of followed sources: only a follower may set their positions
-_OF_KAFKA = ("kafka:", "kafka-key:", "kafka-begin:", "kafka-epoch:")
-FOLLOWED = ("rocketmq:", "rocketmq-tags:", *_OF_KAFKA, READ_PREFIX, UNREAD_PREFIX, TOPIC_KEYS)
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
 
@@ -115,7 +110,7 @@ class Batch:
 
     - `source`: the name under which the index keeps the position.
     - `position`: the position after the messages.
-    - `columns`: the entries, as `IndexService.put_batch` takes them; None: nothing is put.
+    - `columns`: the entries, as `IndexService.put_source_batch` takes them; None: nothing is put.
     - `messages`: the number of messages.
     - `hidden`: prepared or rolled back messages, which have no entries.
     - `left_out`: messages without entries that the source leaves out.
@@ -212,9 +207,10 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts batches into one index, and tries again while the index pushes back.
+    """Puts batches of a source into one index, and tries again while the index pushes back.
 
-    `index` is the index. It tries for `patience_s` seconds, or until `stop` is set.
+    `index` is the index. It tries for `patience_s` seconds, or until `stop` is set. `is_outside`: the entries are not
+    those of a source that the index follows, so they may not use its queues and positions.
 
     `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready. `expired` counts the entries that
     lookups leave out, because they are older than the retention.
@@ -225,6 +221,7 @@ class PatientPut:
     stop: threading.Event = field(default_factory=threading.Event)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     expired: int = 0
+    is_outside: bool = False
     _unflushed: int = field(default=0, init=False)
 
     def __call__(self, columns: Any, source: str | None, source_position: int | None) -> int:
@@ -233,7 +230,8 @@ class PatientPut:
         columns = as_mapping(columns)  # a stream can be read only once
         while True:
             try:
-                put = self.index.put_batch(columns, source, source_position)
+                put_batch = self.index.put_batch if self.is_outside else self.index.put_source_batch
+                put = put_batch(columns, source, source_position)
                 break
             except BackPressure:
                 waiting_since = waiting_since or time.monotonic()
@@ -433,7 +431,7 @@ class Follower:
         self.source.close()
 
     def run(self) -> None:
-        """Follow to the end of the source, or until stopped. Raises as the source, the archiver and `put_batch` do."""
+        """Follow to the end of the source, or until stopped. Raises as source, archiver and `put_source_batch`."""
         progress_s = time.monotonic()
         while not self.stop.is_set():
             last = _NOTHING
@@ -511,7 +509,7 @@ class Follower:
             # an empty put, so that a fenced writer fails here even while there are no messages
             names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
             own = (column.name for column in self.index.schema.caller_columns)
-            self.index.put_batch({name: [] for name in (*names, *own)})
+            self.index.put_source_batch({name: [] for name in (*names, *own)})
             self.status(self)
 
     def finish_before_end(self) -> None:

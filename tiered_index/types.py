@@ -679,7 +679,8 @@ class TopicSummary(_Record):
 
     - `topic`: The topic.
     - `entries`: Entries of the topic. An entry that was put twice counts twice until its files are merged.
-    - `bytes`: Bytes of the messages. A message with two keys counts twice.
+    - `bytes_of_entries`: Bytes of the messages of all entries. A message with two keys has two entries, and counts
+      twice.
     - `begin_ms`: Time of the first entry, epoch milliseconds. Null: no file states it.
     - `end_ms`: Time of the last entry, inclusive. Null: no file states it.
     - `uncounted_files`: Files of an older version, which do not count their entries by topic. The sums leave these
@@ -688,7 +689,7 @@ class TopicSummary(_Record):
 
     topic: str
     entries: int = 0
-    bytes: int = 0
+    bytes_of_entries: int = 0
     begin_ms: int | None = None
     end_ms: int | None = None
     uncounted_files: int = 0

@@ -112,7 +112,7 @@ class SteppedDispatcher(Dispatcher):
             try:
                 for batch in some:
                     if batch.columns is not None:
-                        entries += self._index.put_batch(batch.columns, batch.source, batch.position)
+                        entries += self._index.put_source_batch(batch.columns, batch.source, batch.position)
                     batches.append(batch)
             except TieredIndexError:
                 if not any(batch.columns is not None for batch in batches[:-1]):

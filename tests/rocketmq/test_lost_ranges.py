@@ -148,7 +148,7 @@ def trouble_of(followed: Followed) -> list[str]:
     with Follower(followed.index, dispatcher, note=lambda _: None) as follower:
         for batch in dispatcher.batches():
             if batch.columns is not None:
-                followed.index.put_batch(batch.columns, batch.source, batch.position)
+                followed.index.put_source_batch(batch.columns, batch.source, batch.position)
         for batch in dispatcher.batches():
             assert batch.caught_up
         return follower.problems()

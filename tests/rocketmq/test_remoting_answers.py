@@ -214,7 +214,7 @@ def test_unique_keys_offset_ids_and_kinds_of_keys(index, store, messages):
             1 if kind == "U" else 22
         )
     nothing = dict.fromkeys(("topic", "queue_id", "key", "offset", "size", "timestamp_ms"), ())
-    index.put_batch(nothing, TAGS_SOURCE, 1)
+    index.put_source_batch(nothing, TAGS_SOURCE, 1)
     index.flush()
     assert response_to(broker, QUERY, **by_key(topic, "none", indexType="T")).code == 22
     # clients keep the offset id if the message has no unique key

@@ -21,7 +21,6 @@ from tests.support.core import compiled_core
 from tests.support.hanging import until
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
-from tiered_index.follow import FOLLOWED
 from tiered_index.server import bounds, calls, wire
 from tiered_index.server.served import Audit, Caps
 from tiered_index.server.tokens import Caller, Tokens, add_token
@@ -119,7 +118,7 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, path_and_to
     with index_in(tmp_path) as index:
         row = {"topic": ["payments"], "queue_id": [0], "key": ["k"], "size": [1], "timestamp_ms": [1_762_000_000_000]}
         for position, source in enumerate((f"rocketmq:{store}", "pay:daily"), 1):
-            index.put_batch(row | {"offset": [position]}, source, position)
+            index.put_source_batch(row | {"offset": [position]}, source, position)
         index.seal()
         index.run_lifecycle()
     params, every = {"topic": "payments", "key": "k", "max_count": 1}, {"rocketmq:[store]": 1, "pay:daily": 2}
@@ -145,7 +144,13 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, path_and_to
         assert seen_by(client, "reader", cursor) == [every] * 4
 
 
-@pytest.mark.parametrize("prefix", FOLLOWED)
+# the beginnings of names of positions that only sources set
+OF_SOURCES = ["rocketmq:", "rocketmq-tags:", *(f"kafka{of}:" for of in ("", "-key", "-begin", "-epoch"))]
+OF_SOURCES += [*(f"files{of}:" for of in ("", "-key", "-topic", "-unit")), "read-before:", "unread-since:"]
+OF_SOURCES += ["topic-key:", "topic-key-read:"]
+
+
+@pytest.mark.parametrize("prefix", OF_SOURCES)
 def test_a_token_with_the_name_of_followed_sources_does_not_see_them(prefix):
     name = prefix.removesuffix(":")
     assert not Caller(name, "read", ("pay",)).sees_source(f"{name}:cluster/orders/0")

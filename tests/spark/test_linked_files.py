@@ -26,7 +26,7 @@ from tiered_index.sources import linked as linker
 from tiered_index.sources import restart
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import text as rows_of_text
-from tiered_index.spark import register
+from tiered_index.spark import SourceRange, build, register
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.writing import linked
@@ -296,6 +296,30 @@ def test_a_topic_may_be_a_field_of_the_rows(spark, storage, config, tmp_path):
         (fetched,) = reader.messages("t2", "50", source=source)
         assert json.loads(fetched.message.text)["id"] == 50 and not reader.query("t1", "50").items
         assert [summary.topic for summary in reader.topics()] == ["t0", "t1", "t2"]
+
+
+def test_entries_of_a_dataframe_use_no_queue_of_files(spark, storage, config, logs):
+    """Nor does a range of a source have the name of their position. Other queues and topics are open."""
+    register(spark)
+    link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
+    number = log_number(storage)
+    entry = {"topic": "orders", "key": "17", "offset": 5, "size": 9, "timestamp_ms": BEGIN_S * 1000}
+    for queue_id, said in ((0, "has rows of files that this index follows"), (2**31 - 1, "is for rows of files")):
+        frame = spark.createDataFrame([entry | {"queue_id": queue_id}])
+        with pytest.raises(InvalidArgument, match=f"queue_id {queue_id} .*{said}"):
+            build(spark, frame, storage=storage, config=config, mode="append")
+        with pytest.raises(InvalidArgument, match=f"queue_id {queue_id} .*{said}"), typed_errors("writing"):
+            frame.write.format("tiered_index").mode("append").save(storage)
+    with pytest.raises(InvalidArgument, match="positions named files:"):
+        SourceRange("files:-/orders/0", 0, 9)
+    assert log_number(storage) == number
+    build(spark, spark.createDataFrame([entry | {"queue_id": 1}]), storage=storage, config=config, mode="append")
+    assert log_number(storage) == number + 1
+
+
+def log_number(uri):
+    with IndexReader.open(uri) as reader:
+        return reader.log_state.number
 
 
 def rows_read(spark, folder):

@@ -191,7 +191,7 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
         put, entries = putting.patient(), 0
         resumed = {name: index.durable_position(source) for name, source in sources.items()}
         for position_name, at in archived.rule_positions.items():
-            index.put_batch(NO_ENTRIES, position_name, at)
+            index.put_source_batch(NO_ENTRIES, position_name, at)
         with putting.progress("ingesting the archive", archived.size_bytes) as progress:
             for name in stores:
                 rows = archived.rows_of(name)

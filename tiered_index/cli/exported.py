@@ -211,7 +211,7 @@ def ingest_exported(session: Session, file: ExportedFile, options: IngestOptions
         file.check(index.schema, rule)
         name = file.name()
         start = 0 if run.restart or name is None else index.durable_position(name) or 0
-        put, rows, entries, checksum = putting.patient(), 0, 0, 0
+        put, rows, entries, checksum = putting.patient(is_outside=True), 0, 0, 0
         with putting.progress("ingesting", file.rows) as progress:
             for batch in file.batches(index.schema):
                 begin, rows = rows, rows + len(batch)

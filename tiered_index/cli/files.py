@@ -41,7 +41,7 @@ def topics(
     limits: LimitOptions,
     service: ServiceOptions,
 ) -> int:
-    """List the topics, each with its entries, bytes of its messages and time range."""
+    """List the topics, each with its entries, bytes of entries and time range."""
     client = asked_service(session, service)
     if by is not None:
         if allow_partial or within != RangeOptions() or limits != LimitOptions():

@@ -30,7 +30,6 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.follow import FIRST, PatientPut
 from tiered_index.format.schema import Schema
-from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
@@ -171,8 +170,6 @@ class FileIntake:
     entries: int = 0
     skipped: int = 0
     position: int = 0
-    # those that have no rows of files
-    checked_topics: set[str] = field(default_factory=set)
     # Skipped messages: counts by reason, and the first ones
     skipped_reasons: Counter[str] = field(default_factory=Counter)
     skipped_first: list[dict[str, str]] = field(default_factory=list)
@@ -276,13 +273,6 @@ class FileIntake:
                 self._put_run([], end)
 
     def _put(self, columns: Any, end: int) -> None:
-        topics = set(columns["topic"].unique().to_pylist())
-        for topic in topics - self.checked_topics:
-            if MessageSources(self.index, self.index.config).has_rows(topic):
-                raise InvalidArgument(
-                    f"topic {topic!r} has rows of files, whose offsets these messages would hide: choose another topic"
-                )
-        self.checked_topics |= topics
         self.entries += self.patient(columns, self.name, end if self.name is not None else None)
         self.position = end
 
@@ -430,7 +420,7 @@ class Ingestion:
             known = index.durable_positions()
             name = source_name(opened, known, restart=run.restart, called=run.store_name)
             start = 0 if run.restart or name is None else index.durable_position(name) or 0
-            taken = FileIntake(index, opened, name, skip_bad, putting.patient(), position=start)
+            taken = FileIntake(index, opened, name, skip_bad, putting.patient(is_outside=True), position=start)
             is_counted = fields.names.get("offset") == ROW_NUMBER and opened.counts_rows
             others = other_files(opened, known) if is_counted and not start and not run.restart else []
             numbers = RowNumbers(index, others) if others else None

@@ -49,7 +49,7 @@ _GROUPS = {
     "Look up: tiered-index query TOPIC KEY --storage URI": {
         "look_up:query": "Look up a key: print its entries, the newest first, or its messages.",
         "look_up:message": "Show one message by its id, unique key or queue offset, or one record of Kafka.",
-        "look_up:topics": "List the topics, each with its entries, bytes of its messages and time range.",
+        "look_up:topics": "List the topics, each with its entries, bytes of entries and time range.",
         "look_up:files": "List all files and window tables, then the archived segments, or show one file.",
     },
     "Keep: tiered-index copy --from URI --to URI": {

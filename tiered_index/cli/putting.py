@@ -90,9 +90,13 @@ class Putting:
         with IndexService.open(config) as index:
             yield cls(session, index, intake, started_s)
 
-    def patient(self, stop: threading.Event | None = None) -> PatientPut:
-        """Return a `put` that waits while the disk is full or the storage does not answer, until `stop` is set."""
-        return PatientPut(self.index, self.intake.patience, threading.Event() if stop is None else stop)
+    def patient(self, stop: threading.Event | None = None, *, is_outside: bool = False) -> PatientPut:
+        """Return a `put` that waits while the disk is full or the storage does not answer, until `stop` is set.
+
+        `is_outside` as of `PatientPut`.
+        """
+        stop = threading.Event() if stop is None else stop
+        return PatientPut(self.index, self.intake.patience, stop, is_outside=is_outside)
 
     @contextlib.contextmanager
     def progress(self, title: str, total: int | None, stop: threading.Event | None = None) -> Iterator[ProgressDisplay]:

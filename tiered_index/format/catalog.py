@@ -27,7 +27,7 @@ from tiered_index.kernels import crc32
 from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, checks, decoded, unpacked
 
 CATALOG_MAGIC = b"TIXCATA\n"
-CATALOG_VERSION = 1
+CATALOG_VERSION = 2
 GROUP_ROWS = 512
 """Most rows of a group: about 20 KiB, the unit of a read."""
 # 0 magic | 8 version | 12 bytes of the directory | 16 segments | 24 CRC32 of the directory | 28 CRC32 of bytes 0..27
@@ -142,11 +142,12 @@ class _Rows(Struct, kw_only=True):
     blocks: list[tuple[Annotated[int, Meta(ge=1, le=2**44)], tuple[Crc32, ...]] | None] = []
     is_open: list[bool] = []
     lines: list[tuple[Count, tuple[Count, ...]] | None] = []
+    topic_field: list[str | None] = []
 
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("length", "crc32", "head", "extra", "footer", "position"), 0),
-    **dict.fromkeys(("source", "rows", "times", "blocks", "lines")),
+    **dict.fromkeys(("source", "rows", "times", "blocks", "lines", "topic_field")),
     **dict.fromkeys(("format", "etag"), ""),
     "is_open": False,
 }
@@ -195,6 +196,7 @@ def _of_linked(segment: LinkedSegment) -> dict[str, Any]:
         "blocks": segment.blocks,
         "is_open": segment.is_open,
         "lines": segment.lines,
+        "topic_field": segment.topic_field,
     }
 
 
@@ -239,7 +241,7 @@ class CatalogRows:
             return LinkedSegment(
                 name, store, start, rows.length[at], rows.format[at], size, rows.etag[at], rows.published[at],
                 rows.position[at], rows.rows[at], times, rows.blocks[at], rows.is_open[at],
-                rows.lines[at],
+                rows.lines[at], rows.topic_field[at],
             )  # fmt: skip
         if "/" not in name:
             name = f"{_prefix(store)}{start:020d}/{name}"

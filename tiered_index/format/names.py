@@ -47,15 +47,21 @@ _OBJECT = re.compile(
 )
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
 _MAX_STORE = 128
-_PARTITION = re.compile(r"[a-z]+:[^/]+/([^/]+)/[0-9]+(?:[@#].*)?")
+_PARTITION = re.compile(r"[a-z]+:[^/]+/([^/]+)/([0-9]{1,19})(?:[@#].*)?")
+
+
+def queue_of_log(name: str) -> tuple[str, int] | None:
+    """Return topic and queue of a log of one queue, by the name of its store or position; None: it is another log."""
+    if (partition := _PARTITION.fullmatch(name)) is None:
+        return None
+    topic = unquote(partition[1]) if name.startswith((LINKED, ROWS, POINTS)) else partition[1]
+    return topic, int(partition[2])
 
 
 def topic_of_store(store: str) -> str | None:
     """Return the topic of all records of a store of columnar segments; None: it may have messages of many topics."""
-    partition = _PARTITION.fullmatch(store)
-    if partition is None:
-        return None
-    return unquote(partition[1]) if store.startswith((LINKED, ROWS, POINTS)) else partition[1]
+    queue = queue_of_log(store)
+    return None if queue is None else queue[0]
 
 
 def linked_store(topic: str, queue_id: int) -> str:

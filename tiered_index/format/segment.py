@@ -157,6 +157,8 @@ class LinkedSegment(Stored, frozen=True):
     is_open: bool = False
     lines: tuple[Count, tuple[Count, ...]] | None = None
     """The number of lines of the text before the segment, and of line ends in each of `blocks`; None: not known."""
+    topic_field: str | None = None
+    """The path of the field that has the topic of a row; None: the store's topic is that of all rows."""
 
     def __post_init__(self) -> None:
         if self.lines is not None and (self.blocks is None or len(self.lines[1]) != len(self.blocks[1])):

@@ -68,6 +68,9 @@ class RecordSearch(Search):
     def take(self, record: KafkaRecord, state: MessageState, carries: Callable[[KafkaRecord, str], bool]) -> None:
         """Judge a record that was read at the place."""
         item, second = self.item, None if record.timestamp_ms is None else _second(record.timestamp_ms)
+        if (record.topic, record.partition, record.offset) != self.place:
+            self.problems.append(f"{self.read_from}: a record of another place is there")
+            return
         carried = self.key is None or carries(record, self.key)
         if item is not None and not (
             record.size == (item.size or record.size)

@@ -112,9 +112,9 @@ class LogPositions:
         ):
             partition.name = partition.name.begun_again(same_log=False)
         # the position is first: else the begin would count for the next log of this name
-        self.index.put_batch(NO_ENTRIES, str(partition.name), partition.position)
+        self.index.put_source_batch(NO_ENTRIES, str(partition.name), partition.position)
         if partition.position:
-            self.index.put_batch(NO_ENTRIES, f"{BEGIN_PREFIX}{partition.name.store}", partition.position)
+            self.index.put_source_batch(NO_ENTRIES, f"{BEGIN_PREFIX}{partition.name.store}", partition.position)
 
     def _begin_again(self, partition: Partition, at: int, same_log: bool) -> None:
         """Continue at an offset, under the name of another generation."""

@@ -89,7 +89,7 @@ class TopicReads:
                 if (told_ms := self.index.durable_position(name)) is None:
                     # before its first record is put: nothing is known to be whole
                     told_ms = 0
-                    self.index.put_batch(NO_ENTRIES, name, told_ms)
+                    self.index.put_source_batch(NO_ENTRIES, name, told_ms)
                 is_behind = (self.index.durable_position(unread) or 0) >= told_ms
                 read = self._topics[topic] = TopicRead(told_ms, is_behind)
             if topic in ends:

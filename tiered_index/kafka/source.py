@@ -228,7 +228,7 @@ class KafkaSource:
         for key in self.keys.rules:
             index_key = f"{KEYS_PREFIX}{key}"
             if self.index.durable_position(index_key) is None:
-                self.index.put_batch(NO_ENTRIES, index_key, 1)
+                self.index.put_source_batch(NO_ENTRIES, index_key, 1)
 
     @property
     def trouble(self) -> str | None:
@@ -487,7 +487,7 @@ class KafkaSource:
 
     def pass_over(self, store: str, end: int) -> None:
         """Keep that records of a log before an offset are lost for the archive. Any thread."""
-        self.index.put_batch(NO_ENTRIES, f"{BEGIN_PREFIX}{store}", end)
+        self.index.put_source_batch(NO_ENTRIES, f"{BEGIN_PREFIX}{store}", end)
 
     def settled(self) -> list[tuple[Name, int]]:
         """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""

@@ -407,7 +407,7 @@ class LookupHandlers(Handlers):
 
     @Operation("GET /v1/topics", answer=answers.TopicsResult, problems={422: None})
     async def topics(self, request: Request, params: parameters.Range) -> Response:
-        """List the topics, each with its entries, bytes of its messages and time range.
+        """List the topics, each with its entries, bytes of entries and time range.
 
         The sums have all entries of a topic in each file where the topic's times overlap the range.
         """

@@ -25,6 +25,7 @@ from tiered_index.errors import (
     IndexClosed,
     InvalidArgument,
     LockHeld,
+    OwnedBySource,
     PartialAnswer,
     SchemaMismatch,
     StorageError,
@@ -53,6 +54,7 @@ class Refused(TieredIndexError):
 
 # HTTP status, and Retry-After, of the first class that matches an error
 _STATUS: tuple[tuple[type[TieredIndexError], int, int | None], ...] = (
+    (OwnedBySource, 403, None),
     (InvalidArgument, 400, None),
     (LockHeld, 409, None),
     (WriterFenced, 409, None),

@@ -34,9 +34,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable, did_you_mean
-from tiered_index.follow import FOLLOWED
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.server.problems import Refused
+from tiered_index.service.write.owned import prefix_of_follower
 from tiered_index.stored import typed
 
 Role = Literal["read", "write", "admin"]
@@ -79,7 +79,7 @@ class Caller:
         return (
             self.topics is None
             or source == TAGS_SOURCE
-            or (source.startswith(f"{self.name}:") and not source.startswith(FOLLOWED))
+            or (source.startswith(f"{self.name}:") and not prefix_of_follower(source))
         )
 
     def need_topic(self, topic: str) -> None:
@@ -97,9 +97,8 @@ class Caller:
 
         A wrong position would make the service skip entries that others put of that source.
         """
-        for prefix in FOLLOWED:
-            if source.startswith(prefix):
-                raise Refused(403, f"sources named {prefix}... are those that a service follows")
+        if prefix := prefix_of_follower(source):
+            raise Refused(403, f"sources named {prefix}... are those that a service follows")
         if not self.sees_source(source):
             raise Refused(403, f"this token may use only sources whose names begin with {self.name}:")
 

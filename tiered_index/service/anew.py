@@ -262,7 +262,7 @@ class _Sending:
             for batch in batches:
                 columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
                 del columns["topic_id"]
-                entries += self._index.put_batch(columns)
+                entries += self._index.put_source_batch(columns)
                 self._index.flush()
         return entries
 

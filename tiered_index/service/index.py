@@ -36,6 +36,7 @@ from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument, InvalidCursor, TieredIndexError
 from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.hashing import HashRule
+from tiered_index.format.names import queue_of_log
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import compiled_views
@@ -64,6 +65,7 @@ from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.read.scan import LookupFiles
 from tiered_index.service.write.buffer import BufferedChunk, Chunk
+from tiered_index.service.write.owned import SourceQueues, check_position_name, is_of_source, names_of
 from tiered_index.service.write.validation import (
     batch_columns,
     check_keys,
@@ -157,8 +159,13 @@ class IndexService(Lookups[ItemT]):
             self._catalog = parts.catalog
             self._prices, self._cold_paths = parts.storage.prices, (parts.cold,)
             self._topics = parts.topics
+            # names of positions that sources have put here, and the log's state by which `_queues` were found
+            self._source_names = set[str]()
+            self._queues, self._queues_at = SourceQueues(), cast(LogState | None, None)
             self._buffer = parts.buffer
             self._flusher = parts.flusher
+            self._source_names.update(filter(is_of_source, parts.flusher.positions))
+            self._queues_of_sources()
             # positions, and the bounds of topics by them
             self._reads_at: tuple[object, dict[str, int], TopicBounds | None] = (None, {}, None)
             self._lifecycle = parts.lifecycle
@@ -265,7 +272,9 @@ class IndexService(Lookups[ItemT]):
         identity column (`column(identity=True)`): otherwise it hides earlier entries.
 
         The call is accepted whole or refused whole, and never waits for a disk. Raises `InvalidArgument` (fix the
-        call), `BackPressure` (slow down and repeat it), `WriterFenced`, `IndexClosed`. Any thread.
+        call), `BackPressure` (slow down and repeat it), `WriterFenced`, `IndexClosed`; `OwnedBySource`, an
+        `InvalidArgument`, for a queue or a position that a source owns which the index follows, and for queue 2**31-1,
+        which is for rows of files. Any thread.
         """
         if self._refused is not None or self._session.fenced is not None:
             self._check_writable()
@@ -287,6 +296,9 @@ class IndexService(Lookups[ItemT]):
             topic, queue_id, offset, size, timestamp_ms, extra, self._schema, self._defaults
         )
         source, source_position = check_position(source, source_position)
+        if source is not None:
+            check_position_name(source)
+        self._queues_of_sources().check(topic, queue_id)
         agree = None
         if topic_id is None:
             topic_id = self._topics.assign(topic)
@@ -316,9 +328,30 @@ class IndexService(Lookups[ItemT]):
         `source_position` becomes durable with the whole batch. The call is accepted whole or refused whole. After an
         error an Arrow stream is used up: give a new one. Errors and threads: see `put`.
         """
+        return self._put_columns(columns, source, source_position, of_source=False)
+
+    def put_source_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
+        """Index a batch of entries of a source that this index follows, as `put_batch`. For connectors.
+
+        The queues and the name of the position may be the source's own, which `put` and `put_batch` refuse.
+        """
+        return self._put_columns(columns, source, source_position, of_source=True)
+
+    def _put_columns(self, columns: Any, source: str | None, source_position: int | None, *, of_source: bool) -> int:
         self._check_writable()
         source, source_position = check_position(source, source_position)
+        if source is not None and not of_source:
+            check_position_name(source)
         batch, topic_ids = batch_columns(columns, self._schema, self._topics, self._rule, self._defaults)
+        if of_source:
+            self._note_source(source)
+        else:
+            given = dict(topic_ids)
+            self._queues_of_sources().check_columns(
+                batch["topic_id"],
+                batch["queue_id"],
+                lambda topic_id: given.get(topic_id) or self._topics.name(topic_id),
+            )
         positions = {source: source_position} if source is not None and source_position is not None else {}
         if len(batch["second"]) or positions:
             agree = partial(self._topics.give, topic_ids) if topic_ids else None
@@ -453,6 +486,24 @@ class IndexService(Lookups[ItemT]):
         `InvalidArgument` for a place that has no segment.
         """
         self._write(partial(self._segments.link, added, finished, gone, replaced))
+        self._queues_of_sources()
+
+    def _note_source(self, source: str | None) -> None:
+        """Remember the position of a source, before which its queues are not known by the log."""
+        if source is not None and source not in self._source_names and is_of_source(source):
+            self._source_names.add(source)
+            self._queues_at = None
+            if (queue := queue_of_log(source)) is not None:
+                self._topics.check_puts_of(queue[:1])
+
+    def _queues_of_sources(self) -> SourceQueues:
+        """Return the queues that sources own, by the log's present state and the positions that were put here."""
+        state = self._session.log.state
+        if state is not self._queues_at:
+            queues = SourceQueues.of(names_of(state) | self._source_names)
+            self._topics.check_puts_of(queues.of_topics)
+            self._queues, self._queues_at = queues, state
+        return self._queues
 
     def export(
         self,

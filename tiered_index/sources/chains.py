@@ -96,19 +96,20 @@ class FileChains:
         return None
 
     def reserved(
-        self, listed: SourceFile, head: bytes, position: int, dialect: Dialect | None
+        self, listed: SourceFile, head: bytes, position: int, dialect: Dialect | None, topic_field: str | None
     ) -> tuple[RowFile, LinkedSegment] | None:
         """Return the rows of a file, and an open segment at the end of the log for those behind `position`.
 
-        `head` are its first bytes, and `dialect` is for CSV. None: it has no byte there. Raises `CorruptFile`, and
-        `InvalidArgument` for a file of another form.
+        `head` are its first bytes, `dialect` is for CSV, and `topic_field` is the path of the topic of a row, None if
+        all have one topic. Returns None if the file has no byte there. Raises `CorruptFile`, and `InvalidArgument` for
+        a file of another form.
         """
         published_ms = SystemClock().now_ms()
         rows = open_rows(listed.file, listed.size_bytes, head, dialect)
         if (length := rows.length_bound(position)) <= 0:
             return None
         of_file = listed.uri, self.store, self.end, length, rows.format, listed.size_bytes, listed.etag(head)
-        segment = LinkedSegment(*of_file, published_ms, position, is_open=True)
+        segment = LinkedSegment(*of_file, published_ms, position, is_open=True, topic_field=topic_field)
         self.end = segment.end
         return rows, segment
 

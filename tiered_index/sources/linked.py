@@ -37,7 +37,7 @@ from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
-from tiered_index.sources.rows.mapping import RowMapping, Unit
+from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
 from tiered_index.sources.rows.zone import TimeZone
 from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
@@ -378,7 +378,7 @@ class FileLinker:
         if is_torn(listed, head, position):
             self.counts.held_back.append(listed.uri)
             return []
-        reserved = self._chains.reserved(listed, head, position, self.mapping.dialect)
+        reserved = self._chains.reserved(listed, head, position, self.mapping.dialect, self.mapping.topic)
         return [] if reserved is None else [(listed, *reserved)]
 
     def _go_on(self, pending: Sequence[LinkedSegment], position: int = 0) -> None:
@@ -416,6 +416,11 @@ class FileLinker:
             if listed is not None and (
                 listed.is_same(segment.size_bytes, segment.etag) or has_grown(listed, segment, head)
             ):
+                if segment.topic_field != self.mapping.topic:
+                    raise InvalidArgument(
+                        f"{segment.uri} is indexed in part by --topic {TOPIC_FIELD}{segment.topic_field}: "
+                        "pass that topic once"
+                    )
                 rows = rows_of_form(listed.file, segment.format, listed.size_bytes)
                 return self._read(listed, rows, segment, offset)
         # its rows before the offset are indexed

@@ -3,7 +3,8 @@
 A row that was archived is read from its copy, otherwise from its file.
 
 The bytes of a text are checked against the CRC32 of its blocks, noted when it was indexed. The keys are taken from the
-row again. So a row is the one that was indexed, or the answer names the file and says that it is gone or was changed. A
+row again, and the topic if it is a field. So a row is the one that was indexed, or the answer names the file and says
+that it is gone or was changed. An entry at whose offset no row of its topic begins gets neither bytes nor a file. A
 compressed text is decompressed from the restart point before the row, if there is one. Threads: any.
 """
 
@@ -31,6 +32,7 @@ from tiered_index.service.log.topic_keys import rules_in
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.chains import has_grown
+from tiered_index.sources.columns import MAX_ROW_BYTES
 from tiered_index.sources.listing import LinkedFiles, as_it_is
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
@@ -39,7 +41,7 @@ from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.sources.rows.table import TABLES, ColumnsFile
-from tiered_index.sources.rows.text import SUM_BYTES, NdjsonFile, TextFile, decompressed, read_text
+from tiered_index.sources.rows.text import BLOCK_BYTES, SUM_BYTES, NdjsonFile, TextFile, decompressed, read_text
 from tiered_index.sources.values import rows_as_json
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
@@ -52,6 +54,8 @@ _SKIP_BYTES = 1 << 20
 _LOOKS = 5
 # of a packed file, from its last restart point on
 _RESTARTED_BYTES = 2 << 20
+# of a row: a line is refused when a block is behind so many bytes of it
+_MOST_BYTES = MAX_ROW_BYTES + BLOCK_BYTES
 # files whose header or footer is kept
 _KEPT = 256
 
@@ -106,11 +110,29 @@ class _Changed(Exception):
     """The file is not as it was when it was indexed."""
 
 
+class _NoRow(Exception):
+    """No row of the entry's topic begins at its offset, or it has another size: the entry is not of this file."""
+
+
 def _note(search: Search, error: CorruptFile | StorageError | BudgetExceeded) -> None:
     """Note why a row was not read; damage is no error of a search, which may find the row elsewhere."""
     search.problems.append(str(error))
     search.damaged = search.damaged or isinstance(error, CorruptFile)
     search.error = None if isinstance(error, CorruptFile) else error
+
+
+def _hide(search: Search, topic: str) -> None:
+    """Note that an entry has no row of its topic, without the name of a file, which may be another topic's."""
+    assert search.item is not None
+    search.read_from = search.file_place = None
+    search.problems.append(f"no row of topic {topic!r} is at offset {search.item.offset:,}")
+
+
+def _is_topic(mapping: RowMapping, member: Any, topic: str) -> bool:
+    """Return whether a row has a topic, by the member at the path of its topic."""
+    with contextlib.suppress(InvalidArgument):
+        return mapping.topic_of(member) == topic
+    return False
 
 
 class FileRows:
@@ -129,8 +151,8 @@ class FileRows:
         self._threads = threads or index.config.query_threads
         self._files = LinkedFiles(index.config)
         self._lock = threading.Lock()
-        # by the store of a log
-        self._mappings: dict[str, RowMapping | None] = {}
+        # by the store of a log, and the path of the topic
+        self._mappings: dict[tuple[str, str | None], RowMapping | None] = {}
         self._opened: OrderedDict[tuple[str, str, str], RowFile] = OrderedDict()
 
     def has(self, topic: str) -> bool:
@@ -174,6 +196,8 @@ class FileRows:
             search.read_from, search.file_place = segment.uri, file_place(segment, item.offset)
             check_deadline(f"reading {segment.uri}")
             self._take(search, segment, self._files.file(segment.uri, segment.size_bytes), topic, key)
+        except _NoRow:
+            _hide(search, topic)
         except _Changed:
             search.problems.append(f"{search.read_from} has changed since it was indexed")
         except (InvalidArgument, ObjectNotFound) as error:
@@ -202,8 +226,11 @@ class FileRows:
                 return False
             finally:
                 search.charge(reads)
-            if row is None or row["topic"] != item.topic:
+            if row is None:
                 return False
+            if row["topic"] != item.topic:
+                _hide(search, item.topic)
+                return True
             search.file_place = FilePlace(row["file"], row["row"], "byte" if item.size else "row")
             carries = not {key, *other_spellings(key)}.isdisjoint(row["keys"])
             message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
@@ -219,20 +246,20 @@ class FileRows:
         return segment if isinstance(segment, LinkedSegment) else None
 
     def _take(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, topic: str, key: str) -> None:
-        """Read and judge the row of an entry. Raises `_Changed`, `ObjectNotFound`."""
+        """Read and judge the row of an entry. Raises `_NoRow`, `_Changed`, `ObjectNotFound`."""
         item = search.item
         assert item is not None
         position, line = file_place(segment, item.offset).row, None
         try:
             if segment.format in TABLES:
-                text, keys_by = self._columns(search, segment, file, position)
+                text, members_by = self._columns(search, segment, file, position)
             else:
-                text, line = self._text(search, segment, file, position, item.size)
                 rows = self._rows(search, segment, file)
                 assert isinstance(rows, TextFile), "by its format"
-                keys_by = partial(rows.members_of, text)
+                text, line = self._text(search, segment, file, rows, position, item.size)
+                members_by = partial(rows.members_of, text)
                 text = rows.shown_line(text, position)
-            carries = self._carries(segment.store, key, keys_by)
+            carries = self._carries(segment, topic, key, members_by)
         except InvalidArgument as error:
             if isinstance(file, LocalFile) and not os.access(file.path, os.R_OK):
                 raise
@@ -242,14 +269,21 @@ class FileRows:
         row = FileRow(topic, segment.uri, position, item.timestamp_ms, text, line)
         search.settle(search.fetched("local", message=row, carries_key=carries))
 
-    def _carries(self, store: str, key: str, members_of: Callable[[RowMapping], Sequence[Any]]) -> bool:
-        """Return whether a row carries a key, by all paths of keys that are known. Raises `InvalidArgument`."""
+    def _carries(
+        self, segment: LinkedSegment, topic: str, key: str, members_of: Callable[[RowMapping], Sequence[Any]]
+    ) -> bool:
+        """Return whether a row carries a key, by all paths of keys that are known.
+
+        Raises `_NoRow` if the field with the topics of the segment's rows has another one, and `InvalidArgument`.
+        """
         for again in (False, True):
-            if (mapping := self._mapping(store, again=again)) is None:
+            if (mapping := self._mapping(segment, again=again)) is None:
                 return True
-            # the time is behind the keys
-            keys = {*mapping.keys_of(members_of(mapping)[: len(mapping.keys)])}
-            if not {key, *other_spellings(key)}.isdisjoint(keys):
+            members, count = members_of(mapping), len(mapping.keys)
+            # the time is behind the keys, and the topic behind the time
+            if mapping.topic is not None and not _is_topic(mapping, members[count + 1], topic):
+                raise _NoRow
+            if not {key, *other_spellings(key)}.isdisjoint(mapping.keys_of(members[:count])):
                 return True
         return False
 
@@ -283,22 +317,34 @@ class FileRows:
         return opened
 
     def _text(
-        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, position: int, size: int
+        self,
+        search: Search,
+        segment: LinkedSegment,
+        file: LocalFile | StoredFile,
+        rows: TextFile,
+        position: int,
+        size: int,
     ) -> tuple[bytes, int | None]:
-        """Return the bytes of a line, from the blocks that have it, and its number. Raises as `_take`."""
+        """Return the bytes of a line, from the blocks that have it, and its number. Raises as `_take`.
+
+        The bytes before and behind the line are read, too, because they show that it is a whole row.
+        """
         _, _, compression = segment.format.partition("+")
         size_bytes, sums = segment.blocks or (SUM_BYTES, ())
-        at = position - segment.position
-        first, end = at // size_bytes, (at + size - 1) // size_bytes + 1
+        at, behind_at = position - segment.position, position - segment.position + size
+        if position < rows.begin or not 0 < size <= _MOST_BYTES or behind_at > segment.length:
+            raise _NoRow
+        first, end = max(at - 1, 0) // size_bytes, behind_at // size_bytes + 1
         begin, behind = first * size_bytes, min(end * size_bytes, segment.length)
-        if segment.is_open or not sums:
+        has_sums = bool(sums) and not segment.is_open
+        if not has_sums:
             # not all of it was read, so there are no checksums: its first bytes tell it from another text
             now = as_it_is(file)
             search.requests += isinstance(file, StoredFile)
             if not (now.is_same(segment.size_bytes, segment.etag) or has_grown(now, segment, now.head())):
                 raise _Changed
             first = end
-            begin, behind = at, at + size
+            begin, behind = max(at - 1, 0), min(behind_at + 1, segment.length)
         # one ranged read of a text that is not packed
         with self._opened_text(search, segment, file, begin) as (handle, left):
             if compression:
@@ -309,16 +355,20 @@ class FileRows:
         if isinstance(file, StoredFile):
             search.requests += 1
             search.bytes += len(data)
-        if len(data) != behind - begin:
+        if len(data) < (behind if has_sums else behind_at) - begin:
             raise _Changed
-        for number in range(first, end):
+        for number in range(first, min(end, len(sums))):
             block = data[(number - first) * size_bytes : (number - first + 1) * size_bytes]
             if crc32(block) != sums[number]:
                 raise _Changed
-        line = None
+        line, text = None, data[at - begin : behind_at - begin]
+        # a segment begins and ends with a row
+        is_begin = at == 0 or data[at - begin - 1 : at - begin] == b"\n"
+        if not (is_begin and data[behind_at - begin :][:1] in (b"", b"\n") and rows.is_one_row(text)):
+            raise _NoRow if has_sums else _Changed
         if segment.lines is not None:
             line = segment.lines[0] + sum(segment.lines[1][:first]) + data.count(b"\n", 0, at - begin) + 1
-        return data[at - begin : at - begin + size], line
+        return text, line
 
     @contextlib.contextmanager
     def _opened_text(
@@ -355,12 +405,19 @@ class FileRows:
             except CorruptFile as error:
                 raise _Changed from error
 
-    def _mapping(self, store: str, *, again: bool = False) -> RowMapping | None:
-        """Return the paths of the keys of a log of files; None: not known. `again`: a later run may have added one."""
-        if store not in self._mappings or again:
+    def _mapping(self, segment: LinkedSegment, *, again: bool = False) -> RowMapping | None:
+        """Return the paths of the keys and of the topic of a segment's rows; None: the keys are not known.
+
+        `again`: a later run may have added a key. Raises `_NoRow` if the topic is a field, and its path is not known.
+        """
+        store, topic_field = segment.store, segment.topic_field
+        if (store, topic_field) not in self._mappings or again:
             keys = rules_in(self._names(), store)
-            self._mappings[store] = RowMapping(keys, "@") if keys else None
-        return self._mappings[store]
+            self._mappings[store, topic_field] = RowMapping(keys, "@", topic=topic_field) if keys else None
+        mapping = self._mappings[store, topic_field]
+        if segment.topic is None and (mapping is None or mapping.topic is None):
+            raise _NoRow
+        return mapping
 
     def _names(self) -> Collection[str]:
         """Return the names of all positions of the index."""

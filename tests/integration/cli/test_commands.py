@@ -78,6 +78,16 @@ def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_her
     assert len(every.records[-1]["failed"]) == len(damaged.files("uploaded")) - 1
 
 
+def test_topics_have_the_bytes_of_their_entries(run_here, tmp_path):
+    """A message with two keys has two entries, so its bytes count twice: the column says so."""
+    with IndexService.open(root=tmp_path, storage="memory://topics", background=False) as index:
+        index.put("orders", 0, ["a", "b"], 1, 100, BEGIN_MS)
+        index.flush()
+    (topic,) = run_here("topics", "--root", tmp_path, "--json").document["topics"]
+    assert (topic["entries"], topic["bytes_of_entries"], "bytes" in topic) == (2, 200, False)
+    assert "entries   bytes of entries" in run_here("topics", "--root", tmp_path).out
+
+
 def test_files_lists_each_file_with_its_state(run_here, original):
     document = run_here("files", "--root", original.root, "--json").document
     assert document["totals"]["entries"] == ENTRIES

@@ -20,6 +20,7 @@ from tiered_index.cli.session import Session
 RAISED = {
     errors.InvalidArgument("bad"): 2,
     errors.InvalidCursor("bad"): 2,
+    errors.OwnedBySource("bad"): 2,
     errors.ConfigError("bad"): 2,
     errors.NotAnIndex("bad"): 2,
     errors.SchemaMismatch("bad"): 2,

@@ -18,6 +18,7 @@ import pytest
 from msgspec import structs
 
 from tests.integration.cli.command_lines import run_here
+from tests.support.batches import batch
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, config
 from tiered_index.config import IndexConfig
@@ -482,7 +483,7 @@ def test_an_archive_without_some_topics_or_sources_makes_no_index_without_them_i
         ingest(written(tmp_path / topic, 0, 40), "--wait", *archive, fields=("--topic", topic, *KEYS[2:]))
     with IndexService.open(root=where[1], storage=where[3]) as index:
         for source in ("kafka:c/left/0", f"kafka:c/left/1@{'a' * 32}", "rocketmq:broker-a"):
-            index.put("left", 0, "k", 1, 10, BEGIN_S * 1000, source=source, source_position=2)
+            index.put_source_batch(batch(1, topic="left", size=10, timestamp_ms=BEGIN_S * 1000), source, 2)
         index.seal()
         index.run_lifecycle()
     uri, first, second = f"archive:{where[3]}", f"file://{tmp_path}/first", f"file://{tmp_path}/second"
@@ -866,7 +867,7 @@ def test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_an
     ingest(tmp_path / "app.log")
     message = {"topic": "orders", "queue_id": 0, "key": "k", "offset": 0, "size": 1, "timestamp_ms": BEGIN_S * 1000}
     (tmp_path / "messages.ndjson").write_bytes(as_lines([message]))
-    assert "topic 'orders' has rows of files" in refused(tmp_path / "messages.ndjson", *where)
+    assert "queue_id 0 of topic 'orders' has rows of files" in refused(tmp_path / "messages.ndjson", *where)
     record = ("message", "kafka:orders/0/0", "--kafka", "bootstrap.servers=127.0.0.1:1", *where)
     assert "its entries are of another kind of source" in run_here(*record).err
 
@@ -1022,7 +1023,8 @@ def test_a_row_that_does_not_carry_the_key_is_dropped(tmp_path, where, ingest, r
     assert ingest(log)["rows"] == 3
     # an entry of another key with the same hash would lead here, too
     with IndexService.open(root=where[1], storage=where[3], slots=32, items=1000) as index:
-        index.put("orders", 0, "stranger", 0, len(lines(0, 1)) - 1, BEGIN_S * 1000)
+        of_row = {"key": "stranger", "size": len(lines(0, 1)) - 1, "timestamp_ms": BEGIN_S * 1000}
+        index.put_source_batch(batch(1, topic="orders", **of_row))
     assert rows_of("c0")[0] == [0]
     assert rows_of("stranger") == ([], [])
 

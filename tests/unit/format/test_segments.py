@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format import archived
 from tiered_index.format.archived import SegmentSums, SegmentTable, segment_object_bytes
-from tiered_index.format.catalog import TAIL_BYTES, CatalogWriter, decode_end, decode_group
+from tiered_index.format.catalog import CATALOG_VERSION, TAIL_BYTES, CatalogWriter, decode_end, decode_group
 from tiered_index.format.names import segment_name, store_prefix
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
 from tiered_index.storage.base import check_name
@@ -84,15 +84,14 @@ def test_every_store_has_a_prefix_of_its_own(store):
     assert len({store_prefix(name) for name in (store, store + "/", f"={store}", f"=={store}", store + store)}) == 5
 
 
-# of `segments_of(Random(0), 2)`, as version 1 wrote it
+# of `segments_of(Random(0), 2)`, as version 2 wrote it
 GOLDEN = (
-    "eJyFUM1uwyAMfheu8xogDSl9lTYHmlLCRCAKiSal6rvPjlJ16g4DZPh+MDZ3FpJjxxMHDgJEA8yZAbGCCidHHE1vkWD87xCfb4TaUTb43yvM7e"
-    "nN5bEoLkW1c8sLHSRBfD37hV5XBy2g1kqCrioNUmoqbZgvwefOXtEhMCusQYNGLdjopm7rrK5xIdmObSnX7pTmEgXK0llDCdCyEUPKfvIpbpf3"
-    "sKdC0jy2VEqcQ4CTANnAeqSA+pi+M6r0ayWUSEy+t/np/3Vpjajf0tibiX4W28YVr185xQ+3+OENodlOxr2sZ1adt13ioXn8AGsxd1p4nI2Ouw"
-    "7CMAxF/yWzQU0QacqvVB3aYpJI6UNNuoD4d647woIHy+foOs5LpcWrW2vIdKR8v2J2VGGe+4kBqvotffoS7iyv0D9ZPRxZHMjxKQcaZw1pqxuo"
-    "dR9SzIHv8BphkgafePYliGygIMZtvJjjq6YGBu5lpSaBx7IU3iRMGljixBnUXsl2dPTu/QHyDz6ieJxNjtEKgzAMRf8lz3eYdm3T7lekDw6qGw"
-    "pK1aexf190exiBBC4nh/uiaR5WurUt3es8lkoIMC4GB6s3eYFh5u/qu2ktYHBGS/1zKuvtUWpptoYJHsYnfWIkna3uB2kPcuz6sbsshIirHFrj"
-    "o//T/ljOGTTUeV/OPqxFVOCUlyTeRokWTn1WPWfsVOJEUghe1Jvz+wPr/DRKVElYQ0FUQQoAAAABAAAAmQAAAAAAAAAG7WxQPJ8UnFs="
+    "eJyNUlFywiAQvQu/3SoQIcGrqNOJkUQqCZmA06md3r1LgtXUj5plluzj7QN2+SLWNWS9oUCBoXHgOyBN2SMmQaBFnCLWla1GkNDHj73+AeQiqsL/XF"
+    "bWV67P1svlfikWzeUWFXwKn9mUPbsppUKNXLyVN5d4K1koBrmSHJQQCpgQK2CcKsjzTCKtP++t8Ud9QC5DARidQvuNkGV114Rjqmaex1EUkMeKVkOV"
+    "8bGmUlEOU7kLhStHXUZVZI8ozgjWzgU9JKXUm3gM500wrksLKzQ6Nse781DFi3Rna2HDYhfH37lD5uA+PPJiZzO0+6VgWu2vGndCyQuQySN3b111mp"
+    "OnjBVVcsrYzcVdb6q32mh7mGWR8Nlr8njO2g1tGeKDw5bi6A7v3nUvzcX0D1EcmKJD2dwStkRs08y35Mr6/gEEQsYJeJxNjsEKgzAQRP9lz1Pc1SS6"
+    "/krIIYVoi4IS9ST998a2hzIwc3kzzEnzMm7Ue0/3vEwpExzEdM6gLqm2hTDz14Y4bwkMDvA0POe09Y+UU7VXTLAQq6XE0KI9HxdZX+QUhyneVoJAnB"
+    "RE2ejf7I/lEEBjXo7184fLEUZTG0jbqnadNAYuhNcbvOwunlRJWENBVEEKAAAAAgAAAIsAAAAAAAAABjPsGU/X3NWu"
 )
 
 
@@ -118,6 +117,7 @@ def segments_of(random, count):
             else:
                 blocks, etag = random.choice([None, (4096, (1, 2))]), f'"{start:x}"'
                 more = {"rows": 3, "times": (1, 2), "blocks": blocks, "is_open": random.random() < 0.5}
+                more["topic_field"] = random.choice([None, "type"])
                 segments.append(
                     LinkedSegment(f"s3://b/{start}.gz", store, start, 77, "ndjson+gzip", size, etag, 9, 4, **more)
                 )
@@ -165,9 +165,9 @@ def test_a_flipped_byte_anywhere_is_found():
     with pytest.raises(CorruptFile, match="tail"):
         decode_end(b"x" * (TAIL_BYTES - 1), "c")
     later = bytearray(whole)
-    later[-TAIL_BYTES + 11] = 2
+    later[-TAIL_BYTES + 11] = CATALOG_VERSION + 1
     later[-4:] = zlib.crc32(later[-TAIL_BYTES:-4]).to_bytes(4, "big")
-    with pytest.raises(UnsupportedVersion, match="version 2"):
+    with pytest.raises(UnsupportedVersion, match=f"version {CATALOG_VERSION + 1}"):
         decode_end(bytes(later), "c")
 
 
@@ -181,7 +181,7 @@ def test_segments_that_overlap_or_are_not_sorted_are_refused():
         CatalogWriter(lambda data: None).add(archived_segment("s", 0, 0))
 
 
-def test_stored_bytes_of_version_1_are_read():
+def test_stored_bytes_of_version_2_are_read():
     data = base64.b64decode(GOLDEN)
     assert read(data, decode_end(data, "c")) == segments_of(Random(0), 2)
 

@@ -94,7 +94,7 @@ def test_entries_that_wait_for_a_late_upload_bound_the_time_of_answers(open_inde
 
 def tell(index, name, at_ms):
     columns = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
-    index.put_batch(columns, name, at_ms)
+    index.put_source_batch(columns, name, at_ms)
 
 
 def as_of_each(lookups, *topics):
@@ -267,7 +267,7 @@ def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):
         expected[topic] = (entries + 2, total + 2 * size, min(begin, T + offset * 1000), T + offset * 1000)
 
     def listed(of, **more):
-        return {t.topic: (t.entries, t.bytes, t.begin_ms, t.end_ms) for t in of.topics(**more).topics}
+        return {t.topic: (t.entries, t.bytes_of_entries, t.begin_ms, t.end_ms) for t in of.topics(**more).topics}
 
     def check(of):
         assert listed(of) == expected
@@ -308,7 +308,7 @@ def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published()
 
 def test_a_file_without_statistics_is_counted_as_such():
     summary = _summary(TopicSummary(topic="t"), [TopicStats(7, 3, 30, 5, 9)])
-    expected = TopicSummary(topic="t", entries=3, bytes=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
+    expected = TopicSummary(topic="t", entries=3, bytes_of_entries=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
     assert _summary(summary, [None]) == expected
 
 

@@ -38,7 +38,7 @@ NO_KEYS = [
     [FACE * 16_384],
     [["a"]],
 ]
-LIMITS = {"queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": 253_402_300_799_999}
+LIMITS = {"queue_id": 2**31 - 2, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": 253_402_300_799_999}
 
 
 @pytest.fixture(scope="module")

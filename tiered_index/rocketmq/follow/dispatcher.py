@@ -114,7 +114,7 @@ def note_tags(index: IndexService, selection: Selection) -> None:
     if selection.tags and index.durable_position(TAGS_SOURCE) is None:
         names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
         own = (column.name for column in index.schema.caller_columns)
-        index.put_batch({name: [] for name in (*names, *own)}, TAGS_SOURCE, 1)
+        index.put_source_batch({name: [] for name in (*names, *own)}, TAGS_SOURCE, 1)
 
 
 class Dispatcher:

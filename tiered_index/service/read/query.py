@@ -591,7 +591,7 @@ def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicS
     return TopicSummary(
         topic=before.topic,
         entries=before.entries + sum(topic_stats.entries for topic_stats in said),
-        bytes=before.bytes + sum(topic_stats.bytes for topic_stats in said),
+        bytes_of_entries=before.bytes_of_entries + sum(topic_stats.bytes for topic_stats in said),
         begin_ms=min(begins, default=None),
         end_ms=max(ends, default=None),
         uncounted_files=before.uncounted_files + (len(said) < len(stats)),

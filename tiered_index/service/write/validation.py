@@ -3,7 +3,7 @@
 Limits:
 
 - topic: 1 to 1,024 UTF-16 code units, not only blanks; key: 1 to 32,767
-- `queue_id` and `size`: 0 to 2**31-1; `offset`: 0 to 2**63-1
+- `queue_id` and `size`: 0 to 2**31-1; `offset`: 0 to 2**63-1. Queue 2**31-1 is for rows of files (`owned.py`)
 - `timestamp_ms`: 0 to 253,402,300,799,999 (the year 9999)
 
 A topic id comes from the source, or is assigned from the topic's name: 2**30 and 30 bits of its CRC32. So it is the
@@ -52,7 +52,8 @@ class TopicTable:
         self._names: dict[int, str] = {}
         self._ids: dict[str, frozenset[int]] = {}
         self.assigned: dict[str, int] = {}
-        """The id that `assign` gave to each topic."""
+        """The id that `assign` gave to each topic of which no source owns a queue. A put needs no check of others."""
+        self._of_sources: set[str] = set()
 
     def assign(self, topic: str) -> int:
         """Return the assigned id of `topic`. Two names with one CRC get neighbouring ids."""
@@ -67,8 +68,16 @@ class TopicTable:
             while self._names.get(topic_id, topic) != topic:
                 topic_id = next_topic_id(topic_id)
             self._add(topic_id, topic)
-            self.assigned[topic] = topic_id
+            if topic not in self._of_sources:
+                self.assigned[topic] = topic_id
             return topic_id
+
+    def check_puts_of(self, topics: Iterable[str]) -> None:
+        """Take topics out of `assigned`, because sources own queues of them."""
+        with self._lock:
+            for topic in topics:
+                self._of_sources.add(topic)
+                self.assigned.pop(topic, None)
 
     def give(self, pairs: Iterable[tuple[int, str]]) -> None:
         """Record all (id, topic) pairs of a source, or none and raise `InvalidArgument` if an id has another name."""

@@ -250,6 +250,10 @@ class TextFile(RowFile):
         """Return whether the last row that `split` yielded also has the next line."""
         return False
 
+    def is_one_row(self, text: bytes) -> bool:
+        """Return whether a text without the newline at its end is one whole row, not several and not a part of one."""
+        return bool(text.strip()) and len([*self.split(text + b"\n")]) == 1 and not self.is_cut(text)
+
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
         if len(self.head) >= MAX_ROW_BYTES and b"\n" not in self.head[:-1]:
             raise InvalidArgument(f"{self.file}: the first line is longer than {MAX_ROW_BYTES:,} bytes")

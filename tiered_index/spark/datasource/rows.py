@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -87,7 +87,9 @@ class RowWriter(EntryWriter):
             raise InvalidArgument(
                 f"the DataFrame says no file and row: select the column {_METADATA} of spark.read.parquet, too"
             )
-        self._job, _ = joined_index(options, check_own_columns)
+        job, _ = joined_index(options, check_own_columns)
+        # the entries are those of a source
+        self._job = replace(job, queues=None)
         config = IndexConfig(storage=options.path)
         with self._job.address.open() as storage, listed_files([options.text("files") or ""], config) as files:
             log = StorageLog(storage, SystemClock())

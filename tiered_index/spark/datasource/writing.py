@@ -34,6 +34,7 @@ from tiered_index.service.log.publication import FinishedObject, SentObject, aba
 from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.opening import wanted_descriptor
+from tiered_index.service.write.owned import SourceQueues, names_of
 from tiered_index.sources.columns import each_key
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import DataSourceOptions
@@ -104,6 +105,8 @@ class PartitionJob:
     now_ms: int
     # "writer" for a stream: builds do not replace its entries
     origin: Origin = "build"
+    queues: SourceQueues | None = None
+    """As of `BuildPlan`."""
 
 
 def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: Seen | None = None) -> PartitionResult:
@@ -118,7 +121,7 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
             if not census.entries:
                 return PartitionResult(0, 0, ())
             more = {"sequence": job.sequence, "max_windows": job.max_windows}
-            plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more, origin=job.origin)
+            plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more, origin=job.origin, queues=job.queues)
             with (
                 pa.ipc.open_stream(_mapped(copy)) as batches,
                 pa.ipc.new_file(packed, arrow_schema(BLOCK_SCHEMA)) as writer,
@@ -254,7 +257,8 @@ def joined_index(
             # `check_descriptor` does not compare `items`, which writers may choose
             raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")
         sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
-    return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms), columns
+        queues = SourceQueues.of(names_of(log.state))
+    return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms, queues=queues), columns
 
 
 def _created(storage: Storage, log: StorageLog, wanted: IndexDescriptor) -> IndexDescriptor:

@@ -34,6 +34,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.segments import names_object
+from tiered_index.service.write.owned import SourceQueues, names_of
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, described
@@ -330,11 +331,19 @@ class BuiltIndex:
             genesis = stored_genesis(log, config, opened.uri) or wanted_descriptor(config.changed(**more), None)
             yield cls(spark, address, opened, log, meter, config, clock, genesis)
 
-    def plan(self, census: Census, scale: WindowScale, shards: int | str, max_windows: int) -> BuildPlan:
-        """Return the plan of a build. Raises as `plan_build`."""
+    def plan(
+        self,
+        census: Census,
+        scale: WindowScale,
+        shards: int | str,
+        max_windows: int,
+        queues: SourceQueues | None = None,
+    ) -> BuildPlan:
+        """Return the plan of a build; `queues` as of `BuildPlan`. Raises as `plan_build`."""
         cores = self.spark.sparkContext.defaultParallelism
         sequence = max((stored.sequence for stored in self.log.state.objects.values()), default=0)
-        return plan_build(census, self.genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
+        more: Any = {"sequence": sequence, "max_windows": max_windows, "queues": queues}
+        return plan_build(census, self.genesis, scale, shards, cores, **more)
 
     def write(
         self,
@@ -402,10 +411,11 @@ def build(
     the clock in tests. All windows must be within `begin_ms` and `end_ms` (inclusive), except for quarantine windows;
     otherwise the source is an error.
 
-    Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
-    tasks began to write). Then nothing is published. The same holds for the storage's errors, except for one of the
-    last step, the put of the log record: its outcome is unknown. If you repeat the build, ``append`` may double the
-    entries (with a `source_range` it is refused), ``error`` reports that they exist, ``replace`` is harmless.
+    Raises `InvalidArgument` (the source or the call; `OwnedBySource` as `IndexService.put` does), `SchemaMismatch`,
+    `CorruptFile`, `JobOverdue` (23 hours after tasks began to write). Then nothing is published. The same holds for the
+    storage's errors, except for one of the last step, the put of the log record: its outcome is unknown. If you repeat
+    the build, ``append`` may double the entries (with a `source_range` it is refused), ``error`` reports that they
+    exist, ``replace`` is harmless.
     """
     _check_call(mode, shards)
     settings, present = config or IndexConfig(), clock or SystemClock()
@@ -427,7 +437,8 @@ def build(
             why = f" ({', '.join(keyless + damaged)})" if keyless + damaged else ""
             raise InvalidArgument(f"{name} has no entries{why}")
         _check_bounds(census, scale, begin_ms, end_ms)
-        plan = index.plan(census, scale, shards, max_windows)
+        queues = None if has_log_offsets(source) else SourceQueues.of(names_of(log.state))
+        plan = index.plan(census, scale, shards, max_windows, queues)
         removed_names = check_windows(log.state, plan, mode)
         result = expected_result(plan, census, settings, BuildResult)
         if removed_names:

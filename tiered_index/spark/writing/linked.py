@@ -369,7 +369,7 @@ class FilePlan:
             head = listed.head()
             if is_torn(listed, head, position):
                 plan.held_back.append(listed.uri)
-            elif (reserved := chains.reserved(listed, head, position, rows.dialect)) is not None:
+            elif (reserved := chains.reserved(listed, head, position, rows.dialect, rows.topic_path)) is not None:
                 plan.new.append((listed, *reserved))
         return plan
 

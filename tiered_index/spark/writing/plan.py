@@ -19,6 +19,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.slots import SlotMap, divided
 from tiered_index.service.jobs.rewrite import Window
 from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, Origin
+from tiered_index.service.write.owned import SourceQueues
 from tiered_index.service.write.validation import TopicTable
 from tiered_index.spark.writing.census import Census, WindowScale, too_many_windows
 
@@ -56,7 +57,10 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """All tables, quarantine windows last, each kind by time; `topics` are (id, name), `sequence` is that of shards."""
+    """All tables, quarantine windows last, each kind by time; `topics` are (id, name), `sequence` is that of shards.
+
+    `queues` are those that entries from outside may not use; None: the entries are those of a source.
+    """
 
     genesis: IndexDescriptor
     scale: WindowScale
@@ -65,6 +69,7 @@ class BuildPlan:
     sequence: int
     partition_of_piece: npt.NDArray[np.int32]
     piece_items: int
+    queues: SourceQueues | None = None
 
     @property
     def partitions(self) -> int:
@@ -117,8 +122,9 @@ def plan_build(
     sequence: int,
     max_windows: int,
     origin: Origin = "build",
+    queues: SourceQueues | None = None,
 ) -> BuildPlan:
-    """Return the plan of a build, or of another `origin`.
+    """Return the plan of a build, or of another `origin`; `queues` as of `BuildPlan`.
 
     Raises `InvalidArgument` for too many windows.
     """
@@ -147,7 +153,7 @@ def plan_build(
     topics.give(named_by_source)
     others = sorted(name for topic_id, name in census.topics if topic_id is None)
     named = tuple(dict.fromkeys((*named_by_source, *((topics.assign(name), name) for name in others))))
-    return BuildPlan(genesis, scale, tuple(tables), named, sequence, partitions, PIECE_ITEMS)
+    return BuildPlan(genesis, scale, tuple(tables), named, sequence, partitions, PIECE_ITEMS, queues)
 
 
 def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) -> npt.NDArray[np.int32]:

@@ -19,6 +19,7 @@ from tiered_index.format.shard import entry_checksum
 from tiered_index.service.log.records import StreamBatch
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.rows import check_integer
+from tiered_index.service.write.owned import check_position_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class SourceRange:
             object.__setattr__(self, position, check_integer(position, getattr(self, position)))
         if not (isinstance(self.name, str) and self.name) or not 0 <= self.begin < self.end < 2**63:
             raise InvalidArgument(f"a range of a source has a name and 0 <= begin < end < 2^63, not {self}")
+        check_position_name(self.name)
 
     def check(self, state: LogState) -> None:
         """Raise `InvalidArgument` unless the index's position is `begin`: entries would be lost or published twice."""
