@@ -219,6 +219,7 @@ class RowIngestion:
             "without a key": f"{counts.keyless:,}" if counts.keyless else None,
             "skipped": f"{counts.skipped:,}" if counts.skipped else None,
             "expired": f"{document['expired']:,}" if document["expired"] else None,
+            "quarantined": f"{late:,} entries with an implausible time" if (late := document["quarantined"]) else None,
             "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
             "elapsed": human_seconds(document["elapsed_s"]),
         }

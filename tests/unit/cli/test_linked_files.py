@@ -717,6 +717,88 @@ def test_a_row_comes_back_without_a_byte_order_mark_and_the_end_of_its_line(tmp_
         assert message["message"]["body"] == shown
 
 
+ID = "6f1d2c3b-4a59-4687-9788-112233445566"
+
+
+@pytest.mark.parametrize(
+    ("key", "similar"),
+    [
+        ("136", ["order=136", "user=136"]),
+        ("user=137", ["order=137"]),
+        ("order=138", []),
+        (ID.upper(), [ID]),
+        (f"{{{ID.replace('-', '')}}}", [ID]),
+        ("00ff", ["0x00ff"]),
+        (" 'Order-7' ", ["order=Order-7"]),
+        ("nobody", []),
+    ],
+)
+def test_a_key_that_nothing_has_is_hinted_at_by_its_other_forms(tmp_path, where, ingest, key, similar):
+    rows = [{"order": 136, "user": 136, "id": ID}, {"order": 137, "user": 1, "id": "0x00ff"}, {"order": "Order-7"}]
+    (tmp_path / "a.ndjson").write_bytes(as_lines({**row, "at": "2024-02-03"} for row in rows))
+    keys = ("--key", "order=order", "--key", "user=user", "--key", "id")
+    ingest(tmp_path / "a.ndjson", "--wait", fields=("--topic", "t", *keys, "--time", "at"))
+    hints = [f"keys are exact: {other!r} has entries" for other in similar]
+    for index in (where[:2], where[2:]):
+        for options in ((), ("--messages",)):
+            found = run_here("query", *index, *options, "--json", "--", "t", key).document
+            assert (found["hints"], found["status"]) == (hints, "complete")
+            text = run_here("query", *index, *options, "--", "t", key).out
+            assert [line for line in text.splitlines() if line.startswith("keys are exact")] == hints
+    assert run_here("query", *where, "-q", "--", "t", key).out == ""
+    # no form of another topic or time
+    later = run_here("query", *where, "--begin", "2024-02-04", "--json", "--", "t", key).document["hints"]
+    assert [hint for hint in later if "exact" in hint] == []
+
+
+def test_quiet_prints_no_summary_but_says_what_an_answer_lacks(tmp_path, where):
+    (tmp_path / "a.ndjson").write_bytes(as_lines({"k": "a", "at": f"2024-02-0{n}"} for n in range(1, 4)))
+    done = run_here("ingest", tmp_path / "a.ndjson", *PLAIN, *where, "-q")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    whole = run_here("query", "t", "a", *where, "-q").out
+    assert "found" not in whole and whole.count("a.ndjson") == 3
+    assert "1 found, truncated" in run_here("query", "t", "a", *where, "-q", "--max", "1").out
+
+
+def test_implausible_times_are_counted_for_people(tmp_path, where):
+    (tmp_path / "a.ndjson").write_bytes(as_lines({"k": "a", "at": at} for at in ("1971-02-03", "2024-02-03")))
+    done = run_here("ingest", tmp_path / "a.ndjson", *PLAIN, *where)
+    assert re.search(r"quarantined +1 entries with an implausible time", done.out), done.out
+
+
+@pytest.mark.parametrize("options", [(), PLAIN], ids=["messages", "rows"])
+def test_topics_of_kafka_without_slashes_are_hinted_at(where, options):
+    for source in ("kafka:broker:9092/orders", "kafka:/broker:9092/orders"):
+        told = refused(source, *options, *where)
+        assert told == f"{source} is no file: write topics of Kafka as kafka://broker:9092/orders"
+
+
+def test_values_alone_are_one_json_document_a_line(tmp_path, where, ingest):
+    """With numbers as they are written, for programs that read JSON lines; all else is on stderr."""
+    values = ['{"k": "a",\t"at": "2024-02-05", "n": 1.50, "id": 12345678901234567890}',
+              '{"k": "a", "at": "2024-02-04", "n": "\u00e4\x7f\U0001f600\u202e\\n"}']  # fmt: skip
+    (tmp_path / "a.ndjson").write_text("".join(f"{value}\r\n" for value in values))
+    (tmp_path / "b.csv").write_text('k;at;n\na;2024-02-03;"x\ny"\n')
+    ingest(tmp_path / "*.*", fields=PLAIN)
+
+    def run(*options):
+        return run_here("query", "t", "a", "--messages", "--rows", *where, *options)
+
+    done = run()
+    printed = done.out.splitlines()
+    assert (done.code, printed[0]) == (0, values[0].replace("\t", " "))
+    assert done.out.isascii() and done.out.replace("\n", "").isprintable()
+    of_csv = {"k": "a", "at": "2024-02-03", "n": "x\ny"}
+    assert [json.loads(line) for line in printed] == [*map(json.loads, values), of_csv]
+    assert "3 found (3 local), complete" in done.err and "more with --all" in run("--max", "1").err
+    for wrong in ("--json", "--raw", "--explain", "--body=json"):
+        assert run(wrong).code == 2
+    (tmp_path / "a.ndjson").unlink()
+    done = run("--quiet")
+    assert (done.code, [json.loads(line) for line in done.out.splitlines()]) == (1, [of_csv])
+    assert len(done.err.splitlines()) == 2 and "no value, missing: file" in done.err
+
+
 @pytest.mark.parametrize("archive", [(), ("--archive",)], ids=["linked", "archived"])
 def test_a_row_of_csv_comes_back_as_an_object_of_its_header(tmp_path, where, ingest, archive):
     """With texts as they are meant, and a name for each column. The index keeps the sizes of lines."""
