@@ -32,8 +32,9 @@ from tiered_index.service.log.topic_keys import (
     rules_of,
     scope_of,
 )
-from tiered_index.sources.chains import has_text
 from tiered_index.sources.copied_keys import CopiedRows, copied_rows
+from tiered_index.sources.identity import KnownFile, has_rows
+from tiered_index.sources.known_files import KnownFiles
 from tiered_index.sources.listing import FileMoved, reopened
 from tiered_index.sources.rows.batch import RowBatch, RowFile
 from tiered_index.sources.rows.forms import rows_of_form
@@ -134,6 +135,7 @@ class AddedKeys:
 
         Raises the errors of the index and of the storages, and `CorruptFile` for archived copies that are damaged.
         """
+        counted = self._counted() if is_due() and TopicKeys(self._positions, self._log).passes else {}
         while is_due() and (passes := (keys := TopicKeys(self._positions, self._log)).passes):
             begin = passes[0].read
             end = keys.next_change(begin)
@@ -149,9 +151,20 @@ class AddedKeys:
             if copy is not None:
                 end = copy.start if copy.start > begin else min(copy.end, end)
                 copy = copy if copy.start <= begin else None
-            self._read_range(_Range(of_range, len(holding), together, begin, end, copy), is_due)
+            self._read_range(_Range(of_range, len(holding), together, begin, end, copy), counted, is_due)
 
-    def _read_range(self, reading: _Range, is_due: Callable[[], bool]) -> None:
+    def _counted(self) -> dict[int, tuple[KnownFile, int]]:
+        """Return the known file of each segment, by its start, and the position before which its rows count.
+
+        A newer reading of the file replaced those behind it. A segment without any such row is left out.
+        """
+        known_files = KnownFiles(self._log)
+        known_files.learn(self._index.segment_archive.segments(), self._index.durable_position(self._log) or 0)
+        return {segment.start: (known, end) for known in known_files.files for segment, end in known.parts()}
+
+    def _read_range(
+        self, reading: _Range, counted: dict[int, tuple[KnownFile, int]], is_due: Callable[[], bool]
+    ) -> None:
         """Put the entries of a range. It may end before its end unless `is_due`."""
         begin, end = reading.begin, reading.end
         copied: CopiedRows | None = None
@@ -159,27 +172,32 @@ class AddedKeys:
             paths = reading.holding, len(reading.mapping.keys)
             copied = CopiedRows(self._index, reading.copy, *paths)
         sink = _Entries(self, reading, copied)
-        known = self._index.segment_archive.segments().of_log(self._log, begin)
-        for segment in [linked for linked in known if linked.start < end and isinstance(linked, LinkedSegment)]:
+        segments = self._index.segment_archive.segments().of_log(self._log, begin)
+        linked = (segment for segment in segments if isinstance(segment, LinkedSegment))
+        for segment in [each for each in linked if each.start < end]:
+            known, row_end = counted.get(segment.start, (None, segment.position))
             # a segment of copies is archived as a whole
             if copied is None and not is_due():
                 break
-            if (problem := self._read(segment, sink)) is not None:
+            if known is not None and (problem := self._read(known, segment, row_end, sink)) is not None:
                 self._read_copies(segment, sink, problem)
+            # replaced rows are no answers, unless they have copies
+            self._take_copies(segment, sink)
             sink.pass_to(min(segment.end, end))
         else:
             sink.pass_to(end)
         sink.finish()
 
-    def _read(self, segment: LinkedSegment, sink: _Entries) -> str | None:
+    def _read(self, known: KnownFile, segment: LinkedSegment, row_end: int, sink: _Entries) -> str | None:
         """Take the rows of a segment from its file. Return why they can't be read; None: they are taken."""
         problem: str | None = None
         for _ in range(_LOOKS):
             try:
                 with reopened(segment.uri, self._index.config) as now:
-                    if not (now.is_same(segment.size_bytes, segment.etag) or has_text(now, [segment], now.head())):
+                    if known.is_lost or not (known.has_hints(now) or has_rows(now, segment, row_end)):
                         return f"{segment.uri} has changed since it was indexed"
-                    self._read_file(segment, rows_of_form(now.file, segment.format, now.size_bytes), sink)
+                    rows = rows_of_form(now.file, segment.format, now.size_bytes)
+                    self._read_file(segment, row_end, rows, sink)
                     return None
             except (InvalidArgument, ObjectNotFound, CorruptFile) as error:
                 problem = str(error)
@@ -187,9 +205,9 @@ class AddedKeys:
                     break
         return problem
 
-    def _read_file(self, segment: LinkedSegment, rows: RowFile, sink: _Entries) -> None:
+    def _read_file(self, segment: LinkedSegment, row_end: int, rows: RowFile, sink: _Entries) -> None:
         reading, shift = sink.reading, segment.start - segment.position
-        first, last = max(sink.end, segment.start) - shift, min(reading.end, segment.end) - shift
+        first, last = max(sink.end, segment.start) - shift, min(reading.end, row_end + shift) - shift
         of_file = rows.reading(reading.mapping, first, last, whole=sink.copied is not None)
         if rows.is_text and first == segment.position and segment.lines is not None:
             of_file.lines_before = segment.lines[0]
@@ -202,10 +220,7 @@ class AddedKeys:
     def _read_copies(self, segment: LinkedSegment, sink: _Entries, problem: str) -> None:
         """Take the copied rows of a segment whose file can't be read. Others are named, also for all later answers."""
         reading = sink.reading
-        begin, end = max(sink.end, segment.start), min(reading.end, segment.end)
-        if sink.copied is not None:
-            is_ndjson = segment.format.startswith(NdjsonFile.kind)
-            sink.take_copies(sink.copied.batch(begin, end, reading.mapping, is_ndjson=is_ndjson), end)
+        begin, end = self._take_copies(segment, sink)
         if segment.start not in self._uncopied:
             # of all rows, the ones without an earlier key have no copy
             copied = copied_rows(self._index, self._log, segment.start, segment.end)
@@ -219,6 +234,15 @@ class AddedKeys:
             unread = {"file": segment.uri, "key": rule, "problem": problem}
             if unread not in self.counts.unread[-len(reading.together) :]:
                 self.counts.unread.append(unread)
+
+    def _take_copies(self, segment: LinkedSegment, sink: _Entries) -> tuple[int, int]:
+        """Take the copied rows of the rest of a segment within a range. Return the offsets of that."""
+        reading = sink.reading
+        begin, end = max(sink.end, segment.start), min(reading.end, segment.end)
+        if sink.copied is not None and begin < end:
+            is_ndjson = segment.format.startswith(NdjsonFile.kind)
+            sink.take_copies(sink.copied.batch(begin, end, reading.mapping, is_ndjson=is_ndjson), end)
+        return begin, end
 
     def put(self, batch: RowBatch, shift: int, end: int, reading: _Range) -> None:
         """Put the entries of rows by each key of a range, with the position of its pass."""

@@ -140,6 +140,8 @@ class ColumnsReading(RowReading):
             if self.end == self._bound:
                 break
         self.end = self._bound
+        if isinstance(file.table, ArrowTable):
+            self.blocks = file.table.size_bytes, (file.table.digest(),)
 
     def _batch(self, table: pa.Table, first: int) -> RowBatch:
         return rows_of_columns(table, self._ways, self._mapping, np.arange(first, first + len(table)))

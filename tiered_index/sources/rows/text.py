@@ -684,24 +684,26 @@ class TextReading(TextBlocks, RowReading):
 
     def batches(self, start: int) -> Iterator[RowBatch]:
         sums, text = BlockSums(), self._text
-        for block in self.read():
-            if text.compression is not None and self.end - SUM_BYTES > text.size_bytes * MOST_TEXT_RATIO:
-                raise InvalidArgument(
-                    f"{text.file}: its text is more than {MOST_TEXT_RATIO:,} times as long as the file: unpack it if "
-                    "it is a log"
-                )
-            sums.update(block.data, block.newlines)
-            # of an earlier run, or a header
-            skip = min(len(block.data), max(0, max(start, text.begin) - block.begin))
-            if len(block.data) > skip:
-                rows = block.without(skip)
-                before = None if self.lines_before is None else self.lines_before + rows.lines
-                batch = self._batch(rows, before)
-                of_text: dict[str, Any] = {"source": rows.data, "lines_before": before}
-                of_text["shown_line"] = self._text.shown_line
-                yield replace(batch, begin=rows.begin, **of_text)
-        self.blocks = sums.blocks
-        self.lines = None if self.lines_before is None else (self.lines_before, sums.lines)
+        try:
+            for block in self.read():
+                if text.compression is not None and self.end - SUM_BYTES > text.size_bytes * MOST_TEXT_RATIO:
+                    raise InvalidArgument(
+                        f"{text.file}: its text is more than {MOST_TEXT_RATIO:,} times as long as the file: unpack it "
+                        "if it is a log"
+                    )
+                sums.update(block.data, block.newlines)
+                # of an earlier run, or a header
+                skip = min(len(block.data), max(0, max(start, text.begin) - block.begin))
+                if len(block.data) > skip:
+                    rows = block.without(skip)
+                    before = None if self.lines_before is None else self.lines_before + rows.lines
+                    batch = self._batch(rows, before)
+                    of_text: dict[str, Any] = {"source": rows.data, "lines_before": before}
+                    of_text["shown_line"] = self._text.shown_line
+                    yield replace(batch, begin=rows.begin, **of_text)
+        finally:
+            self.blocks = sums.blocks
+            self.lines = None if self.lines_before is None else (self.lines_before, sums.lines)
 
     def _batch(self, block: TextBlock, lines_before: int | None) -> RowBatch:
         """Return the rows of a block. Memory: the block some times."""
