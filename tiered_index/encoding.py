@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ MAX_BODY_BYTES = 1 << 27
 BodyFormat = Literal["text", "json", "hex", "excerpt", "none"]
 # Most levels of a body that is shown as JSON: an encoder needs a part of Python's stack for each
 _MOST_LEVELS = 500
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 # Characters of an excerpt, and bytes of one in hexadecimal digits.
 _EXCERPT, _EXCERPT_BYTES = 200, 32
 # Bytes of a body that an excerpt needs
@@ -65,6 +67,16 @@ def json_text(document: object, indent: int | None = None, *, compact: bool = Fa
         # only here, because a search for such numbers takes longer than encoding
         text = json.dumps(json.loads(json.dumps(document, default=plain), parse_constant=lambda _: None), **how)
     return text.replace("\x7f", "\\u007f")
+
+
+def json_line(text: str) -> str:
+    """Return a text as one line of JSON: a JSON document with its numbers as they are written, or a JSON string."""
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return json_text(text)
+    # outside of its strings, a document has no control character but tabs and line ends
+    return _UNPRINTABLE.sub(lambda c: " " if c[0] in "\t\r\n" else json_text(c[0])[1:-1], text.strip())
 
 
 def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:

@@ -6,6 +6,8 @@ A `--key` may have a name, as in ``order=order_id``. Its keys are ``order=`` and
 from __future__ import annotations
 
 import re
+import uuid
+from collections.abc import Iterator, Sequence
 
 # a name, which a comparison of JMESPath (a==b) does not have
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*=(?!=)")
@@ -60,3 +62,43 @@ def other_spellings(key: str) -> tuple[str, ...]:
     elif _CONTROL.search(key):
         spellings = [f"0x{key.encode().hex()}"]
     return tuple([spelling for spelling in dict.fromkeys(spellings) if spelling != key])
+
+
+# texts of UUIDs: with hyphens or without, perhaps in braces or as a URN
+_UUID = re.compile(
+    r"(?:urn:uuid:)?\{?([0-9a-f]{8}(-?)[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12})\}?", re.IGNORECASE
+)
+_HEX = re.compile(r"(?:0x)?((?:[0-9a-f]{2})+)", re.IGNORECASE)
+_MOST_SIMILAR = 64
+
+
+def similar_keys(key: str, names: Sequence[str] = ()) -> list[str]:
+    """Return other keys that may be meant by a key which nothing has, the most likely ones first.
+
+    They are other spellings of the value: another case, a UUID with or without hyphens, bytes as digits after ``0x``,
+    numbers as Kafka's serializers write them, without zeros at the begin; each also with one of `names`, as of
+    `split_name`, and without its own name.
+    """
+    bare = key.strip().strip("\"'").strip()
+    name, value = split_name(bare)
+    values = list(_spellings(bare))
+    if name:
+        values += [f"{name}{spelled}" for spelled in _spellings(value)] + list(_spellings(value))
+    named = [f"{other}{text}" for text in (value, *_spellings(value)) for other in names]
+    similar = dict.fromkeys([bare, *named[: len(names)], *values, *named[len(names) :]])
+    return [text for text in similar if text and text != key][:_MOST_SIMILAR]
+
+
+def _spellings(value: str) -> Iterator[str]:
+    """Yield other spellings of a value."""
+    yield from (value, value.lower(), value.upper(), "".join(value.split()), value.lstrip("0"))
+    if (match := _UUID.fullmatch(value)) is not None:
+        known = uuid.UUID(match[1])
+        yield from (str(known), known.hex, str(known).upper(), known.hex.upper(), f"0x{known.hex}")
+    if value.isascii() and value.isdecimal() and int(value) < 1 << 63:
+        yield from (f"0x{int(value):0{digits}x}" for digits in (16, 8) if int(value) < 1 << (4 * digits - 1))
+    if (digits := _HEX.fullmatch(value)) is not None:
+        data = bytes.fromhex(digits[1])
+        yield from (f"0x{data.hex()}", data.hex(), data.hex().upper(), key_text(data))
+        if len(data) in (4, 8):
+            yield str(int.from_bytes(data, signed=True))

@@ -15,6 +15,7 @@ from tiered_index.service.log import topic_keys
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
 from tiered_index.service.reader import IndexReader
+from tiered_index.spelling import split_name
 
 if TYPE_CHECKING:
     from tiered_index.service.index import IndexService
@@ -58,7 +59,21 @@ UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
 """Words for an index without positions: its entries may be of any system, or there are none yet."""
 
 
+KEYS_PREFIX = "kafka-key:"
+"""Begin of the names of positions that have the keys of records of Kafka, as `--key` gave them."""
+
+
 _TIME_UNIT, _TIME_ZONE = "files-unit:", "files-zone:"
+
+
+def key_names_of(positions: Iterable[str], topic: str) -> list[str]:
+    """Return the names of a topic's keys, as of `split_name`, by the names of an index's positions."""
+    positions = list(positions)
+    scopes = {linked_store(topic, FILES_QUEUE), linked_store("", TOPICS_QUEUE)}
+    scopes |= {name.rpartition("/")[0] for name in positions if name.startswith("kafka:") and f"/{topic}/" in name}
+    rules = [rule for scope in scopes for rule in topic_keys.rules_in(positions, scope)]
+    rules += [name.removeprefix(KEYS_PREFIX) for name in positions if name.startswith(KEYS_PREFIX)]
+    return sorted({name for name, _ in map(split_name, rules) if name})
 
 
 def time_unit_of(positions: Mapping[str, int], store: str, path: str) -> str | None:

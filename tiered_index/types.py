@@ -829,6 +829,10 @@ def parse_time(text: str, *, end: bool = False) -> int:
     return min(max(time_ms, 0), MAX_TIMESTAMP_MS)
 
 
+LIKELY_SECONDS = 631_152_000, 4_102_444_800
+"""The seconds since 1970 of the years 1990 to 2100, from and before: numbers in them have one likely unit."""
+
+
 # The second of a time, if it is a leap second
 _LEAP_SECOND = re.compile(r"(?<=[0-9]{2}:[0-9]{2}:)60(?![0-9])")
 # A zone with 60 minutes or seconds or more, which Python reads as further hours or minutes

@@ -22,12 +22,12 @@ def life(tmp_path: Path) -> Life:
     return Life(tmp_path)
 
 
-@pytest.mark.parametrize("broken_off", ["put_batch", "before the marker"])
+@pytest.mark.parametrize("broken_off", ["put_source_batch", "before the marker"])
 def test_recover_continues_after_an_interrupt(life: Life, monkeypatch: pytest.MonkeyPatch, broken_off: str) -> None:
     the_storage(life)
     with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
-        if broken_off == "put_batch":
-            broken.setattr(IndexService, "put_batch", lambda *_: 1 / 0)
+        if broken_off == "put_source_batch":
+            broken.setattr(IndexService, "put_source_batch", lambda *_: 1 / 0)
         else:
             broken.setattr(Root, "write_file", lambda *_: 1 / 0)
         life.begin_anew()
@@ -142,14 +142,14 @@ def test_recover_keeps_a_file_that_the_index_refuses(life: Life, monkeypatch: py
         life.ingest(index, 5, upload=True)
         life.ingest(index, 5, upload=False)
     life.restore("storage")
-    put_batch = IndexService.put_batch
+    put_source_batch = IndexService.put_source_batch
 
     def refuse_first(index: IndexService, columns: Any) -> int:
         if 11 in columns["offset"].to_pylist():
             raise InvalidArgument("a row is not valid")
-        return put_batch(index, columns)
+        return put_source_batch(index, columns)
 
-    monkeypatch.setattr(IndexService, "put_batch", refuse_first)
+    monkeypatch.setattr(IndexService, "put_source_batch", refuse_first)
     done = life.begin_anew()
     assert (done.sent, done.entries, list(done.kept.values())) == (1, 5, ["a row is not valid"])
     assert done.left is not None

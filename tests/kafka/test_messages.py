@@ -176,6 +176,7 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
         text = run("query", topic, "7", "--messages", "--body", "json", *where)
         assert f"2023-11-14T22:13:20Z  {state}" in text, text
         assert "h: 0xff" in text and '"id": 7' in text
+        assert run("query", topic, "7", "--messages", "--rows", *where) == f"{value}\n"
         document = json.loads(run("message", f"kafka:{topic}/0/0", "--json", *where))
         (shown,) = document["messages"]
         assert (shown["state"], shown["message"]["body"], shown["message"]["key"]) == (state, value, "a")

@@ -263,7 +263,7 @@ def test_a_text_that_is_longer_than_its_bound_has_the_points_of_ingest(tmp_path,
     index = StorageAddress(f"file://{tmp_path}/storage")
     with listed_files([str(tmp_path / "0.gz")], config) as files, index.open() as opened:
         plan, reader = (
-            FilePlan.of(ROWS, Segments(LogState(), opened), files),
+            FilePlan.of(ROWS, Segments(LogState(), opened), files, config),
             LinkedPartsReader(ROWS, config, StorageAddress, False, index),
         )
         scale = WindowScale.of("1d", config, BEGIN_S * 1000)

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from msgspec import Struct
 
-from tiered_index.encoding import json_text, show_bytes
+from tiered_index.encoding import json_line, json_text, show_bytes
 from tiered_index.errors import CorruptFile
 from tiered_index.server import wire
 from tiered_index.service.jobs.verify_report import Defect
@@ -118,3 +118,23 @@ assert read.values == [1, 1]
 def test_a_thread_waits_for_a_class_that_msgspec_learns_for_another_thread():
     """Its process crashed."""
     assert subprocess.run([sys.executable, "-c", _BESIDE], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{\n  "a": [1.50, -0,\t1e400]\r\n}\n', '{   "a": [1.50, -0, 1e400]  }'),
+        ('"\u00e4 \U0001f600 \x7f"', r'"\u00e4 \ud83d\ude00 \u007f"'),
+        (" 4711 ", "4711"),
+        # no JSON
+        ("a b", '"a b"'),
+        ("", '""'),
+        ("[1, NaN]", '"[1, NaN]"'),
+        ('"a\nb"', r'"\"a\nb\""'),
+        ("{} {}", '"{} {}"'),
+        ("\ufeff{}", r'"\ufeff{}"'),
+        ("[" * 100_000, f'"{"[" * 100_000}"'),
+    ],
+)
+def test_a_line_of_json_has_a_document_as_it_is_written_or_a_text(text, line):
+    assert json_line(text) == line

@@ -178,3 +178,11 @@ def test_layers_and_folders_import_what_the_picture_says():
     assert imported == LAYERS
     order = list(LAYERS)
     assert all(order.index(below) > order.index(layer) for layer, names in LAYERS.items() for below in names)
+
+
+def test_the_readme_names_each_extra_that_an_error_asks_for():
+    texts = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    asked_for = {name for text in texts for _, name in re.findall(r"install_hint\((['\"])(\w+)\1\)", text)}
+    assert asked_for >= {"kafka", "pandas", "spark"}
+    (line,) = [line for line in (TOP / "README.md").read_text().splitlines() if "extras: " in line]
+    assert asked_for <= {*re.findall(r"'\.\[(\w+)\]'", line)}

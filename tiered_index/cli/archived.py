@@ -53,7 +53,7 @@ from tiered_index.service.read.export import entries_checksum
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
 from tiered_index.service.write.validation import TopicTable, batch_columns
-from tiered_index.sources.chains import offsets_end
+from tiered_index.sources.known_files import offsets_end
 from tiered_index.sources.row_archive import ArchivedRows, RowsOfLog, archive_rows
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import split_uri

@@ -42,7 +42,9 @@ class CommonOptions:
         None, "--set", metavar="NAME=VALUE", help="Setting, for example cache_dir=DIR or s3.region=NAME. Repeatable."
     )
     json: bool = _common(False, "--json", help="Print JSON to stdout, and errors as JSON to stderr.")
-    quiet: bool = _common(False, "--quiet", "-q", help="Print no progress and no notes.")
+    quiet: bool = _common(
+        False, "--quiet", "-q", help="Print no progress, no notes, and no summary of what was put or found."
+    )
     verbose: bool = _common(False, "--verbose", "-v", help="Log each step.")
     debug: bool = _common(False, "--debug", help="Log everything, with tracebacks.")
 

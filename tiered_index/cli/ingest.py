@@ -20,7 +20,7 @@ from tiered_index.cli import archived
 from tiered_index.cli.exported import ExportedFile, ingest_exported
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
 from tiered_index.cli.ingesting import FileOptions, IngestOptions, RowOptions
-from tiered_index.cli.kafka import SCHEME, check_kafka, open_kafka_follower
+from tiered_index.cli.kafka import check_kafka, is_of_kafka, open_kafka_follower
 from tiered_index.cli.linking import RowIngestion
 from tiered_index.cli.options import given_columns, given_flags, pairs, refuse_others
 from tiered_index.cli.output import counted, human_count
@@ -293,7 +293,8 @@ class Ingestion:
 
     def run(self) -> int:
         """Put the messages of the source into the index, and return the exit code. Raises as the source does."""
-        has_files = not self.source.startswith((archived.SCHEME, SCHEME))
+        is_of_topics = is_of_kafka(self.source)
+        has_files = not is_of_topics and not self.source.startswith(archived.SCHEME)
         has_key = self.options.kafka.key is not None
         if self.options.of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or has_key)):
             return self._rows()
@@ -301,7 +302,7 @@ class Ingestion:
             raise InvalidArgument(f"give one SOURCE: {listed(self.sources, 3)} are several, which only files can be")
         if self.source.startswith(archived.SCHEME):
             return self._archive()
-        if self.source.startswith(SCHEME):
+        if is_of_topics:
             return self._topics()
         path = local_path(self.source)
         if path is not None and not path.exists():

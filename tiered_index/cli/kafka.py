@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 SCHEME = "kafka://"
 
 
+def is_of_kafka(source: str) -> bool:
+    """Return whether a source is topics of Kafka. Raises `InvalidArgument` for ``kafka:HOST/TOPIC``, unless a file."""
+    if not source.startswith(SCHEME) and source.startswith("kafka:") and not Path(source).exists():
+        address = source.removeprefix("kafka:").lstrip("/")
+        raise InvalidArgument(f"{source} is no file: write topics of Kafka as {SCHEME}{address}")
+    return source.startswith(SCHEME)
+
+
 def open_kafka_follower(
     session: Session,
     index: IndexService,

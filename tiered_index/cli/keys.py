@@ -25,7 +25,7 @@ from tiered_index.cli.explaining import lost_text
 from tiered_index.cli.export import PLACE_COLUMNS, check_new, made_whole, table_writer
 from tiered_index.cli.messages import leave_messages_out
 from tiered_index.cli.options import RangeOptions
-from tiered_index.cli.output import Output, counted
+from tiered_index.cli.output import Output, counted, likely_seconds
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.read.results import QueryResults
@@ -194,7 +194,12 @@ def look_up_keys(
                 answered += int((batch.results.counts > 0).sum())
         left = asking.left()
     # the range that hints are about
-    pages.within = RangeOptions(asking.earliest.begin_ms, asking.earliest.end_ms)
+    begin_ms, end_ms = asking.earliest.begin_ms, asking.earliest.end_ms
+    pages.within = RangeOptions(begin_ms, end_ms)
+    seconds = (
+        likely_seconds("the range", begin_ms or 0, "begins") if end_ms is None else likely_seconds("the range", end_ms)
+    )
+    pages.more_hints += [] if seconds is None else [seconds]
     total = asking.statuses.total()
     more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}
     counts: dict[str, Any] = {"lookups": total, "found": answered, "statuses": dict(asking.statuses)}
@@ -208,14 +213,15 @@ def look_up_keys(
         right = ("queue", "offset", "size", "row")
         out.table(titles, [[row.get(name) for name in names] for row in shown], right=right)
     by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
-    out.line(
+    pages.conclude(
+        out,
         f"{counted(total, 'lookup')}{f' ({by_status})' if by_status else ''}, {answered:,} with entries: "
-        f"{pages.count:,} found{pages.as_of()}"
+        f"{pages.count:,} found{pages.as_of()}",
     )
     if pages.last.lost:
         out.line(f"lost permanently: {lost_text(pages.last.lost)}")
     if target is not None:
-        out.line(f"written to {target.path}")
+        out.summary(f"written to {target.path}")
     if truncated := asking.statuses["truncated"]:
         out.line(f"{truncated:,} truncated: more with a greater --max, or --all")
     if left:

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from tiered_index.sources.rows.mapping import Dialect, RowMapping
     from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 
-# seconds between two looks at files (a look that finds rows costs two records of the log); and those for
-# which a copy of a file waits
-POLL_S, _COPIES_WAIT_S = 10.0, 60.0
+# seconds between two looks at files: a look that finds rows costs two records of the log
+POLL_S = 10.0
 _PACK_XZ = "xz -dc FILE | xz --block-size=4MiB > NEW"
 # rows that a dry run shows
 _SHOWN = 5
@@ -161,8 +160,12 @@ class RowIngestion:
             out.note(f"nor can {len(keys.unread) - FIRST:,} more (--json names them)")
         for uri in counts.changed:
             out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
+        for uri in counts.rewritten:
+            out.note(f"{uri} has other rows from some row on, which are read again in place of the earlier ones")
+        for uri in counts.copies:
+            out.note(f"{uri} is a copy of another file of its folder, whose rows are indexed once")
         for uri in counts.changed_while_read:
-            out.note(f"{uri} was changed while it was read: run the command again, which reads it as a whole")
+            out.note(f"{uri} was changed while it was read: run the command again, which reads what is new in it")
         for uri in [] if self.follow else counts.held_back:
             out.note(
                 f"{uri}: the last row has no newline or an open quote: it may be cut. A later run reads it when it ends"
@@ -219,6 +222,7 @@ class RowIngestion:
             "without a key": f"{counts.keyless:,}" if counts.keyless else None,
             "skipped": f"{counts.skipped:,}" if counts.skipped else None,
             "expired": f"{document['expired']:,}" if document["expired"] else None,
+            "quarantined": f"{late:,} entries with an implausible time" if (late := document["quarantined"]) else None,
             "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
             "elapsed": human_seconds(document["elapsed_s"]),
         }
@@ -243,24 +247,23 @@ def about_zone(zone: TimeZone | None, unclear: UnclearTimes) -> dict[str, Any]:
 def _follow(
     session: Session, linker: FileLinker, listed: Callable[[], AbstractContextManager[list[SourceFile]]], poll_s: float
 ) -> None:
-    """Index new rows until a signal. A file that moves while it is read, or a storage that is away, is tried again."""
-    from tiered_index.sources.listing import FileMoved
-
-    linker.copies_wait_s = max(_COPIES_WAIT_S, 3 * poll_s)
+    """Index new rows until a signal. A file or a storage that is away is tried again."""
     with Ending() as ending:
         while not ending.event.is_set():
             before = len(linker.counts.changed)
             try:
                 with listed() as files:
                     linker.run(files)
-            except (FileMoved, ObjectNotFound, StorageUnavailable) as error:
-                # a follower outlives an outage and files that move while they are read
+            except (ObjectNotFound, StorageUnavailable) as error:
+                # a follower outlives an outage
                 session.out.note(f"{error}: trying again")
                 linker.index.flush()
                 linker.begin_again()
             for uri in linker.counts.changed[before:]:
                 session.out.note(f"{uri} has other rows now, which are indexed, too")
-            linker.counts.held_back.clear()
+            for uris in (linker.counts.held_back, linker.counts.copies, linker.counts.changed_while_read):
+                # the next look tells
+                uris.clear()
             ending.event.wait(poll_s)
 
 

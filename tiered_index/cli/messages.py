@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.commands.look_up import MessageOptions
 from tiered_index.cli.exit_codes import FINDING
-from tiered_index.cli.explaining import lost_text, print_failed
+from tiered_index.cli.explaining import lost_text, print_failed, print_not_read
 from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.options import KafkaClientOptions, LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
-from tiered_index.encoding import BodyFormat
+from tiered_index.encoding import BodyFormat, json_line, json_text
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
@@ -42,6 +42,8 @@ _SHOWN_APART = (
 )
 
 
+# Most messages without a value that are named
+_FEW_REASONS = 10
 # Most characters and lines of a value that people see, unless they ask for all
 _PAGE, _PAGE_LINES = 4_000, 50
 
@@ -183,12 +185,46 @@ def write_messages(
     if keys is not None:
         counts = keys.counts(answered)
         left = f", {counted(counts['not_looked_up'], 'more lookup')} not begun" if counts["not_looked_up"] else ""
-        out.line(f"{counted(counts['lookups'], 'lookup')} ({states(keys.statuses)}), {answered:,} with entries{left}")
+        summary = f"{counted(counts['lookups'], 'lookup')} ({states(keys.statuses)}), {answered:,} with entries{left}"
+        pages.conclude(out, summary)
         if truncated := keys.statuses["truncated"]:
             out.line(f"{truncated:,} truncated: more with a greater --max, or --all")
-    out.line(f"{pages.count:,} found{f' ({states(by_state)})' if by_state else ''}, {pages.conclusion}{seen}")
+    found = f"{pages.count:,} found{f' ({states(by_state)})' if by_state else ''}"
+    pages.conclude(out, f"{found}, {pages.conclusion}{seen}")
     requests, size = counted(pages.costs["message_requests"], "request"), human_bytes(pages.costs["message_bytes"])
     return pages.finish(out, f"{requests} for messages ({size}), in all ")
+
+
+def write_values(out: Output, pages: Pages[MessagesResult]) -> int:
+    """Write the value of each message as one line of JSON, all else to stderr, and return the exit code.
+
+    It is `FINDING` if a message has no value. Raises `BudgetExceeded` afterwards.
+    """
+    by_state, without_value = Counter[str](), 0
+    for answer in pages:
+        for message in answer.messages:
+            by_state[message.state] += 1
+            shown, reason = message.to_dict("text")["message"], message.problem
+            if shown is not None and (reason := shown.get("body_problem")) is None:
+                # a tombstone has no body
+                body, is_text = shown.get("body"), shown.get("body_format") == "text"
+                out.value(json_line(body) if is_text else json_text(body))
+                continue
+            without_value += 1
+            if without_value <= _FEW_REASONS:
+                out.error_line(f"no value, {message.state}: {reason}")
+    if without_value > _FEW_REASONS:
+        out.error_line(f"no value: {without_value - _FEW_REASONS:,} more")
+    # the user of a cut answer must see that it is one
+    say = out.note if pages.status == "complete" else out.error_line
+    say(f"{pages.count:,} found{f' ({states(by_state)})' if by_state else ''}, {pages.conclusion}{pages.as_of()}")
+    for hint in pages.hints:
+        out.note(hint)
+    if pages.last.cursor is not None:
+        say(f"more with --all, or --cursor {pages.last.cursor}")
+    if pages.exceeded is None:
+        print_not_read(out, pages.failed)
+    return pages.settle() or (FINDING if without_value else 0)
 
 
 def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, words: Words, *, raw: bool) -> None:

@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.types import parse_time
+from tiered_index.types import LIKELY_SECONDS, format_time, parse_time
 from tiered_index.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
@@ -36,8 +36,19 @@ def _with_unit(parse: Callable[[str], int]) -> Callable[[str], dict[str, Any]]:
     return lambda text: {"default": parse(text), "parser": _option(parse), "metavar": text, "show_default": text}
 
 
+def _time(text: str, *, end: bool = False) -> int:
+    """Return a time as `parse_time`. Raises `ValueError` also for a number that is a likely time only in seconds."""
+    time_ms = parse_time(text, end=end)
+    if text.strip().isdecimal() and LIKELY_SECONDS[0] <= time_ms < LIKELY_SECONDS[1]:
+        raise ValueError(
+            f"{time_ms} is {format_time(time_ms)} in epoch milliseconds: if it is in seconds, write {time_ms * 1000}, "
+            "otherwise the time as ISO 8601"
+        )
+    return time_ms
+
+
 duration, size = _with_unit(parse_duration), _with_unit(parse_bytes)
-time_option, end_option = _option(parse_time), _option(partial(parse_time, end=True))
+time_option, end_option = _option(_time), _option(partial(_time, end=True))
 # The help texts of a time, and of the end of a range
 TIME = "epoch ms, or ISO 8601 (UTC without a zone)"
 LAST = "inclusive by whole seconds; a date alone includes that whole day"

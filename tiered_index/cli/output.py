@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tiered_index.encoding import json_text
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean, listed
 from tiered_index.tracing import request_id
-from tiered_index.types import MAX_TIMESTAMP_MS, format_time
+from tiered_index.types import LIKELY_SECONDS, MAX_TIMESTAMP_MS, format_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -135,11 +135,11 @@ def human_seconds(seconds: float) -> str:
 
 
 def likely_seconds(what: str, time_ms: int, verb: str = "ends") -> str | None:
-    """Return a hint that a time before 1973 was perhaps meant as seconds; None for later times."""
-    if time_ms >= 10**11:
+    """Return a hint that a number of milliseconds was perhaps meant as seconds; None for other numbers."""
+    if not LIKELY_SECONDS[0] <= time_ms < LIKELY_SECONDS[1]:
         return None
     question = f"{what} {verb} at {format_time(time_ms)}: did you mean milliseconds?"
-    return f"{question} {time_ms} seconds are {time_ms * 1000}" if time_ms else question
+    return f"{question} {time_ms} seconds are {time_ms * 1000}"
 
 
 def describe_object(stored: StoredObject) -> dict[str, Any]:
@@ -202,9 +202,18 @@ class Output:
         """Write one line of NDJSON, in both forms of output."""
         self._write(json_text(record) + "\n")
 
+    def value(self, json_line: str) -> None:
+        """Write a line of JSON, as `encoding.json_line` returns it, in both forms of output."""
+        self._write(json_line + "\n")
+
     def line(self, text: str = "") -> None:
         """Write one line of text."""
         self._text(printable(text))
+
+    def summary(self, text: str) -> None:
+        """Write a line about the whole answer; silent with --quiet."""
+        if not self.quiet:
+            self.line(text)
 
     def lines(self, text: str) -> None:
         """Write a text of several lines; later ones are indented to distinguish them from the command's own."""

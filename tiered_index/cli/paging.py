@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tiered_index.cli.explaining import lost_text, print_explained, print_failed
 from tiered_index.cli.options import RangeOptions
-from tiered_index.cli.output import Output, counted, error_document, likely_seconds, unknown_topic
+from tiered_index.cli.output import Output, counted, error_document, unknown_topic
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.read.budget import Limits, LookupLimits
@@ -26,7 +26,7 @@ from tiered_index.service.read.rows import once
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
 from tiered_index.systems import FILES, KAFKA, ROCKETMQ, Words, position_names, words_of
-from tiered_index.types import Explain, Freshness, QueryResult, TopicsResult, format_time
+from tiered_index.types import Explain, FileReport, Freshness, QueryResult, TopicsResult, format_time
 
 # Time for a page after the command's time has ended: it only names the files that it would have read
 _MOMENT_S = 1e-6
@@ -67,7 +67,7 @@ class Pages(Generic[R]):
 
     If the budget is exceeded, the last page has the entries found so far, and `exceeded` is the error; `settle` raises
     it after the output. With `prices_as_of` the cost is printed. `within` is the time range of the command, if it has
-    one.
+    one. If nothing was found, `similar` returns similar keys that have entries, by the names of the index's positions.
     """
 
     open: Callable[[], tuple[IndexReader | None, Iterable[Callable[..., R]]]]
@@ -77,6 +77,9 @@ class Pages(Generic[R]):
     every: bool = field(kw_only=True)
     prices_as_of: str | None = field(default=None, kw_only=True)
     within: RangeOptions = field(default=RangeOptions(), kw_only=True)
+    similar: Callable[[IndexReader | None, Collection[str]], Sequence[str]] = field(
+        default=lambda reader, positions: (), kw_only=True
+    )
     # the index, once it is open; None for a service
     reader: IndexReader | None = field(default=None, init=False)
     exceeded: BudgetExceeded | None = field(default=None, init=False)
@@ -84,6 +87,8 @@ class Pages(Generic[R]):
     is_first_page: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
+        self.more_hints = list[str]()
+        """Further hints of the command."""
         self.last: R = self.nothing
         self._words: dict[str, Words] = {}
         # the identities of entries on earlier pages
@@ -178,21 +183,20 @@ class Pages(Generic[R]):
 
     @cached_property
     def hints(self) -> list[str]:
-        """Hints: why nothing was found, which entries were left out, whether times were given in seconds."""
+        """Hints: why nothing was found, and which entries were left out."""
         unknown = self.last.unknown_topics
-        seconds = None
         begin_ms, end_ms = self.within.begin, self.within.end
-        if end_ms is not None:
-            seconds = likely_seconds("the range", end_ms)
-        elif begin_ms:  # 0 is the begin of all
-            seconds = likely_seconds("the range", begin_ms, "begins")
-        general: list[str] = [] if seconds is None else [seconds]
+        general: list[str] = [*self.more_hints]
         if folded := self.costs["folded_entries"]:
             general.append(f"{counted(folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer")
         if replaced := self.last.replaced:
             general.append(f"{counted(replaced, 'row')} left out: a newer reading of the file replaced them")
         count = self.count
-        if (count and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
+        if (count and not unknown) or self.cursor is not None or self.exceeded is not None:
+            return general
+        if not count and not unknown:
+            general = [f"keys are exact: {similar!r} has entries" for similar in self._similar()] + general
+        if self.reader is None:
             return general
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
@@ -210,10 +214,21 @@ class Pages(Generic[R]):
             hints.append(f"the index has entries from {format_time(first)} to {format_time(last)} only")
         return hints + general
 
+    def _similar(self) -> Sequence[str]:
+        """Return similar keys that have entries. A lookup that fails, or takes long, finds none."""
+        names = {name for index in self.last.freshness for name in index.positions}
+        with contextlib.suppress(TieredIndexError), self.budget.clock():
+            return self.similar(self.reader, names if self.reader is None else names | position_names(self.reader))
+        return ()
+
     @property
     def status(self) -> str:
         """The status of all pages together."""
         return self._totals.status_of(self.last)
+
+    def conclude(self, out: Output, text: str) -> None:
+        """Write the summary of the answers, with --quiet only if they may lack something."""
+        (out.summary if self.status == "complete" and not self.last.lost else out.line)(text)
 
     @property
     def conclusion(self) -> str:
@@ -248,6 +263,11 @@ class Pages(Generic[R]):
         """Return the last line of NDJSON, with `more` fields."""
         return self._totals.document(self.last, **more) | self.seen() | self.error()
 
+    @property
+    def failed(self) -> list[FileReport]:
+        """The files of all pages that could not be read."""
+        return [*self._totals.failed.values()]
+
     def error(self) -> dict[str, Any]:
         """Return the field about an exceeded budget; empty if it was not exceeded."""
         return error_document(self.exceeded) if self.exceeded is not None else {}
@@ -257,11 +277,11 @@ class Pages(Generic[R]):
         if self._not_asked is not None:
             out.line(f"the storage could not be read: {self._not_asked.not_asked}")
         for hint in self.hints:
-            out.line(hint)
+            out.summary(hint)
         if self.last.cursor is not None:
             out.line(f"more with --cursor {self.last.cursor}")
         if self.exceeded is None:
-            print_failed(out, self._totals.failed.values())
+            print_failed(out, self.failed)
         if self.prices_as_of is not None:
             print_explained(out, self.prices_as_of, self._explains, self.costs, more)
         return self.settle()

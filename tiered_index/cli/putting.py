@@ -142,8 +142,13 @@ def none_indexed(session: Session, intake: IntakeOptions, reasons: Sequence[str]
 def show_put(
     out: Output, document: dict[str, Any], fields: Mapping[str, Any] | None = None, *, streamed: bool = False
 ) -> None:
-    """Write the document of a command; for people its `fields` (None: all), and the files that wait for upload."""
+    """Write the document of a command; for people its `fields` (None: all), and the files that wait for upload.
+
+    People see nothing with --quiet.
+    """
     out.answer(document, streamed=streamed)
+    if out.quiet:
+        return
     out.fields(document if fields is None else fields, without=("unpublished",))
     waits = document["unpublished"]
     if waits["entries"]:

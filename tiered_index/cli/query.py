@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.commands.look_up import QueryOptions
 from tiered_index.cli.kafka import open_kafka_broker
-from tiered_index.cli.messages import NO_MESSAGES, MessagesOfKeys, leave_messages_out, write_messages
+from tiered_index.cli.messages import NO_MESSAGES, MessagesOfKeys, leave_messages_out, write_messages, write_values
 from tiered_index.cli.options import KafkaClientOptions, LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
-from tiered_index.types import IndexItem, QueryResult, describe_places, format_time, own_columns
+from tiered_index.spelling import similar_keys
+from tiered_index.systems import key_names_of
+from tiered_index.types import IndexItem, Lookup, QueryResult, describe_places, format_time, own_columns
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 # the most that a service may return at once
 _PAGE_OF_SERVICE = 1000
+# bounds of the lookup of similar keys, and most of them that are named
+_REQUESTS_OF_HINTS, _HINTS_S, _MOST_SIMILAR = 64, 5.0, 5
 # More entries than a key can have.
 _EVERY = 2**62
 
@@ -46,6 +50,8 @@ def query(
 ) -> int:
     """Look up a key: print its entries, the newest first, or its messages."""
     options.check(topic, key, service.url, kafka)
+    if options.rows and session.out.as_json:
+        raise InvalidArgument("leave --json out: --rows prints JSON")
     budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service, store=options.store, **dataclasses.asdict(kafka))
     config = session.reader_config()
@@ -65,13 +71,18 @@ def query(
                 how = {"every": options.every, "allow_partial": options.allow_partial}
                 keys = MessagesOfKeys(opened, lookups, sources_of, **how)
                 of_keys = Pages(keys.open, NO_MESSAGES, None, budget, every=True, **of_pages)
+                if options.rows:
+                    return write_values(session.out, of_keys)
                 return write_messages(session.out, of_keys, keys, options.body or "text", raw=options.raw)
             asking = KeysQuestion(opened, lookups, allow_partial=options.allow_partial)
             return look_up_keys(session.out, asking, budget, target, **of_pages)
         assert topic is not None and key is not None
         question = KeyQuestion(stack, session, config, client, topic, key, options, within, kafka)
         nothing = NO_MESSAGES if options.messages else QueryResult(items=(), status="partial")
+        of_pages |= {} if options.tag else {"similar": question.similar}
         pages: Pages[Any] = Pages(question.open, nothing, options.cursor, budget, every=options.every, **of_pages)
+        if options.rows:
+            return write_values(session.out, pages)
         if options.messages:
             return write_messages(session.out, pages, topic, options.body or "text", raw=options.raw)
         return _write(session.out, pages, topic)
@@ -116,6 +127,17 @@ class KeyQuestion:
         """Open the index or the client, as `Pages.open`."""
         reader, look_up = (None, self._of_service(self.client)) if self.client is not None else self._of_index()
         return reader, [partial(self._page_of_tag, reader, look_up) if self.options.tag else look_up]
+
+    def similar(self, reader: IndexReader | None, positions: Collection[str]) -> list[str]:
+        """Return similar keys that have entries in the range, by the names of positions. It costs few requests."""
+        similar, within = similar_keys(self.key, key_names_of(positions, self.topic)), self.within
+        index: Any = self.client if reader is None else reader
+        lookups = [Lookup(self.topic, key, within.begin, within.end, 1) for key in similar]
+        try:
+            found = index.query_many(lookups, allow_partial=True, max_requests=_REQUESTS_OF_HINTS, timeout_s=_HINTS_S)
+        except BudgetExceeded as error:
+            found = error.result if isinstance(error.result, Sequence) else ()
+        return [key for key, answer in zip(similar, found, strict=False) if len(answer)][:_MOST_SIMILAR]
 
     def _of_service(self, client: IndexClient) -> Callable[..., Any]:
         self.stack.enter_context(client)
@@ -190,7 +212,7 @@ def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
             for item, at in zip(items, places if has_rows else map(_place, items), strict=True)
         ]
         out.table(columns, shown, right={*place, *own} - {"file", "topic id"})
-    out.line(f"{pages.count:,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
+    pages.conclude(out, f"{pages.count:,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from tiered_index.cli.commands.operate import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import open_follower
-from tiered_index.cli.kafka import SCHEME, open_kafka_broker, open_kafka_follower
+from tiered_index.cli.kafka import is_of_kafka, open_kafka_broker, open_kafka_follower
 from tiered_index.cli.options import ArchiveOptions, KafkaOptions, given_flags, refuse_others
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
@@ -73,7 +73,7 @@ class Serving:
     def _followed(self) -> Path | None:
         """The store that is followed."""
         source = self.writing.follow
-        return None if source is None or source.startswith(SCHEME) else Path(source)
+        return None if source is None or is_of_kafka(source) else Path(source)
 
     @cached_property
     def _tls(self) -> Tls | None:

@@ -30,6 +30,8 @@ _MOST_MS = 2**52
 MOST_TEXT_RATIO = 4096
 """The most times that the text of a packed file may be as long as the file."""
 Footer = Annotated[int, Meta(ge=1, le=2**31)]
+LOST = "lost"
+"""The hints of a linked segment whose text no file has any more: another log has its file's name."""
 
 
 def times_of(times_ms: npt.NDArray[np.int64]) -> Times | None:
@@ -146,14 +148,18 @@ class LinkedSegment(Stored, frozen=True):
     size_bytes: Size
     """The size of the file as it is stored."""
     etag: Text
-    """What identifies the content beside its size: an ETag, a digest, or a file's number and time of change."""
+    """Hints that the file was not written to: its ETag, or its device, inode and time of change; or `LOST`."""
     published_ms: Milliseconds
     """The time before the file was read, by the reading host's clock."""
     position: Place = 0
     rows: Count | None = None
     times: Times | None = None
     blocks: tuple[Annotated[int, Meta(ge=1, le=2**44)], tuple[Crc32, ...]] | None = None
-    """The bytes of a block, and the CRC32 of each block as it was read; None: not known."""
+    """The bytes of a block, and the CRC32 of each block as it was read; None: not known.
+
+    While the file is open, it may have the first block alone. Of a file with columns it is the size of the file, and a
+    CRC32 of its content.
+    """
     is_open: bool = False
     lines: tuple[Count, tuple[Count, ...]] | None = None
     """The number of lines of the text before the segment, and of line ends in each of `blocks`; None: not known."""

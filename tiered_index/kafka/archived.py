@@ -17,9 +17,10 @@ from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import keys_of_file, records_of
 from tiered_index.kafka.columns import SCHEMA, SIZE, entry_columns
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
-from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name
+from tiered_index.kafka.names import BEGIN_PREFIX, Name
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.systems import KEYS_PREFIX
 from tiered_index.types import inclusive
 
 

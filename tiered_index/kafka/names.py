@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
 from tiered_index.service.read.segments import Segments
+from tiered_index.systems import KEYS_PREFIX
 
-KEYS_PREFIX = "kafka-key:"
 BEGIN_PREFIX = "kafka-begin:"
 """Before a log's name in the archive: the position is the offset at which the log was read first, if it is not 0."""
 EPOCH_PREFIX = "kafka-epoch:"

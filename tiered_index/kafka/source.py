@@ -82,11 +82,12 @@ from tiered_index.kafka.client import (
 from tiered_index.kafka.group import GroupOffsets
 from tiered_index.kafka.intake import TakenRecords
 from tiered_index.kafka.keys import RecordKeys
-from tiered_index.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, KEYS_PREFIX, Name, positions_by_store
+from tiered_index.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, positions_by_store
 from tiered_index.kafka.partitions import NO_ENTRIES, OffsetOutOfRange, Partition, ReadBatch
 from tiered_index.kafka.positions import LogPositions, RestartAt
 from tiered_index.kafka.reads import TopicReads
 from tiered_index.service.index import IndexService
+from tiered_index.systems import KEYS_PREFIX
 
 _log = logging.getLogger(__name__)
 # Most records that are taken before they are put, and most messages of the client that are held at a time: garbage

@@ -55,7 +55,7 @@ from tiered_index.service.life.context import Progress
 from tiered_index.service.life.merge_worker import LONGEST_PAUSE_S, ROUND_S, Merged
 from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.reads import bounds_of_root, reads_in
-from tiered_index.service.log.records import LostObject
+from tiered_index.service.log.records import ArchivedSegment, LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import open_parts
 from tiered_index.service.read.catalog import Handle, Snapshot
@@ -464,6 +464,22 @@ class IndexService(Lookups[ItemT]):
         later writer deletes those of a process that ended. Raises as `archive_columns`.
         """
         return self._write(partial(self._segments.name_sent, places))
+
+    def replace_columns(self, known: ArchivedSegment, file: bytes, rows: int, times: Times | None) -> bool:
+        """Put other columns of the same records in the place of those of an archived segment, by one log record.
+
+        Return false if another record was first: then the segment is another one, or gone. `file`, `rows` and `times`
+        as in `send_columns`. Raises as `archive_columns`.
+        """
+        assert known.columns is not None, "a segment of records"
+        columns = known.columns[0], footer_bytes_of(file)
+
+        def read(position: int, length: int) -> bytes:
+            return file[position : position + length]
+
+        about: dict[str, Any] = {"columns": columns, "messages": lambda: (rows, times)}
+        source = SourceSegment(known.store, known.start, len(file), read, **about)
+        return self._write(partial(self._segments.replace, source, known))
 
     def link(
         self,

@@ -18,10 +18,10 @@ from msgspec import structs
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, listed
 from tiered_index.follow import PatientPut
-from tiered_index.format.names import topic_of_store
+from tiered_index.format.names import rows_store, topic_of_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.service.index import IndexService
-from tiered_index.service.log.records import LostRange, max_positions
+from tiered_index.service.log.records import ArchivedSegment, LostRange, max_positions
 from tiered_index.service.log.topic_keys import (
     KeyPass,
     TopicKeys,
@@ -32,11 +32,14 @@ from tiered_index.service.log.topic_keys import (
     rules_of,
     scope_of,
 )
-from tiered_index.sources.chains import has_text
+from tiered_index.sources.copied_keys import CopiedRows, copied_rows
+from tiered_index.sources.identity import KnownFile, has_rows
+from tiered_index.sources.known_files import KnownFiles
 from tiered_index.sources.listing import FileMoved, reopened
 from tiered_index.sources.rows.batch import RowBatch, RowFile
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.sources.rows.text import NdjsonFile
 from tiered_index.sources.rows.zone import TimeZone
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -79,6 +82,8 @@ class AddedKeys:
     ) -> None:
         self._index, self._log, self._patient, self._columns_of = index, log, put, columns_of
         self._positions: dict[str, int] = {}
+        # of the last segment that was not read, by its start: how many rows have no copies
+        self._uncopied: dict[int, int | None] = {}
         self.counts = KeyCounts()
 
     def known(self) -> list[str]:
@@ -128,8 +133,9 @@ class AddedKeys:
     def run(self, mapping: RowMapping, is_due: Callable[[], bool] = lambda: True) -> None:
         """Put the entries of added keys for all known rows, as long as `is_due`. `mapping` has the other fields.
 
-        Raises the errors of the index and of the storages, and `InvalidArgument` for a file of another form.
+        Raises the errors of the index and of the storages, and `CorruptFile` for archived copies that are damaged.
         """
+        counted = self._counted() if is_due() and TopicKeys(self._positions, self._log).passes else {}
         while is_due() and (passes := (keys := TopicKeys(self._positions, self._log)).passes):
             begin = passes[0].read
             end = keys.next_change(begin)
@@ -138,36 +144,60 @@ class AddedKeys:
             of_range = mapping.with_keys([*holding, *(key_pass.rule for key_pass in together)])
             # times that its clocks do not show once were counted when the rows were read first
             of_range.zone = None if mapping.zone is None else TimeZone(mapping.zone.name)
-            reading = _Range(of_range, len(holding), together, begin, end)
-            known = self._index.segment_archive.segments().of_log(self._log, begin)
-            unread = list[LinkedSegment]()
-            for segment in [linked for linked in known if linked.start < end and isinstance(linked, LinkedSegment)]:
-                if not is_due():
-                    break
-                if (problem := self._read(segment, reading, unread)) is not None:
-                    unread.append(segment)
-                    rules = [key_pass.rule for key_pass in together]
-                    self.counts.unread += [{"file": segment.uri, "key": rule, "problem": problem} for rule in rules]
-            else:
-                self._lose(unread, reading)
-                self._advance(reading, end)
-                continue
-            self._lose(unread, reading)
+            # one segment of copies at a time, which is archived anew before the entries of its rows are put
+            archive = self._index.segment_archive
+            copies = archive.segments().of(rows_store(self._log), begin)
+            copy = next((segment for segment in copies if segment.start < end), None)
+            if copy is not None:
+                end = copy.start if copy.start > begin else min(copy.end, end)
+                copy = copy if copy.start <= begin else None
+            self._read_range(_Range(of_range, len(holding), together, begin, end, copy), counted, is_due)
 
-    def _read(self, segment: LinkedSegment, reading: _Range, unread: list[LinkedSegment]) -> str | None:
-        """Put the entries of a segment's rows within a range. Return why they can't be read; None: they are put.
+    def _counted(self) -> dict[int, tuple[KnownFile, int]]:
+        """Return the known file of each segment, by its start, and the position before which its rows count.
 
-        Before a segment that can be read, `unread` ones are lost.
+        A newer reading of the file replaced those behind it. A segment without any such row is left out.
         """
+        known_files = KnownFiles(self._log)
+        known_files.learn(self._index.segment_archive.segments(), self._index.durable_position(self._log) or 0)
+        return {segment.start: (known, end) for known in known_files.files for segment, end in known.parts()}
+
+    def _read_range(
+        self, reading: _Range, counted: dict[int, tuple[KnownFile, int]], is_due: Callable[[], bool]
+    ) -> None:
+        """Put the entries of a range. It may end before its end unless `is_due`."""
+        begin, end = reading.begin, reading.end
+        copied: CopiedRows | None = None
+        if reading.copy is not None:
+            paths = reading.holding, len(reading.mapping.keys)
+            copied = CopiedRows(self._index, reading.copy, *paths)
+        sink = _Entries(self, reading, copied)
+        segments = self._index.segment_archive.segments().of_log(self._log, begin)
+        linked = (segment for segment in segments if isinstance(segment, LinkedSegment))
+        for segment in [each for each in linked if each.start < end]:
+            known, row_end = counted.get(segment.start, (None, segment.position))
+            # a segment of copies is archived as a whole
+            if copied is None and not is_due():
+                break
+            if known is not None and (problem := self._read(known, segment, row_end, sink)) is not None:
+                self._read_copies(segment, sink, problem)
+            # replaced rows are no answers, unless they have copies
+            self._take_copies(segment, sink)
+            sink.pass_to(min(segment.end, end))
+        else:
+            sink.pass_to(end)
+        sink.finish()
+
+    def _read(self, known: KnownFile, segment: LinkedSegment, row_end: int, sink: _Entries) -> str | None:
+        """Take the rows of a segment from its file. Return why they can't be read; None: they are taken."""
         problem: str | None = None
         for _ in range(_LOOKS):
             try:
                 with reopened(segment.uri, self._index.config) as now:
-                    if not (now.is_same(segment.size_bytes, segment.etag) or has_text(now, [segment], now.head())):
+                    if known.is_lost or not (known.has_hints(now) or has_rows(now, segment, row_end)):
                         return f"{segment.uri} has changed since it was indexed"
                     rows = rows_of_form(now.file, segment.format, now.size_bytes)
-                    self._lose(unread, reading)
-                    self._read_file(segment, rows, reading)
+                    self._read_file(segment, row_end, rows, sink)
                     return None
             except (InvalidArgument, ObjectNotFound, CorruptFile) as error:
                 problem = str(error)
@@ -175,25 +205,54 @@ class AddedKeys:
                     break
         return problem
 
-    def _read_file(self, segment: LinkedSegment, rows: RowFile, reading: _Range) -> None:
-        shift = segment.start - segment.position
-        first, last = max(reading.begin, segment.start) - shift, min(reading.end, segment.end) - shift
-        of_file = rows.reading(reading.mapping, segment.position, segment.position + segment.length)
+    def _read_file(self, segment: LinkedSegment, row_end: int, rows: RowFile, sink: _Entries) -> None:
+        reading, shift = sink.reading, segment.start - segment.position
+        first, last = max(sink.end, segment.start) - shift, min(reading.end, row_end + shift) - shift
+        of_file = rows.reading(reading.mapping, first, last, whole=sink.copied is not None)
+        if rows.is_text and first == segment.position and segment.lines is not None:
+            of_file.lines_before = segment.lines[0]
         for batch in of_file.batches(first):
-            self._put(batch.within(first, last), shift, min(batch.end, last) + shift, reading)
+            sink.take(batch.within(first, last), shift, min(batch.end, last) + shift, segment.uri)
             if batch.end >= last:
                 break
-        self._advance(reading, last + shift)
         self.counts.files += 1
 
-    def _put(self, batch: RowBatch, shift: int, end: int, reading: _Range) -> None:
+    def _read_copies(self, segment: LinkedSegment, sink: _Entries, problem: str) -> None:
+        """Take the copied rows of a segment whose file can't be read. Others are named, also for all later answers."""
+        reading = sink.reading
+        begin, end = self._take_copies(segment, sink)
+        if segment.start not in self._uncopied:
+            # of all rows, the ones without an earlier key have no copy
+            copied = copied_rows(self._index, self._log, segment.start, segment.end)
+            self._uncopied = {segment.start: None if segment.rows is None else segment.rows - copied}
+        uncopied = self._uncopied[segment.start]
+        if uncopied is not None and uncopied <= 0:
+            return
+        is_whole = (begin, end) == (segment.start, segment.end)
+        sink.lose(begin, end, uncopied if is_whole else None)
+        for rule in [key_pass.rule for key_pass in reading.together]:
+            unread = {"file": segment.uri, "key": rule, "problem": problem}
+            if unread not in self.counts.unread[-len(reading.together) :]:
+                self.counts.unread.append(unread)
+
+    def _take_copies(self, segment: LinkedSegment, sink: _Entries) -> tuple[int, int]:
+        """Take the copied rows of the rest of a segment within a range. Return the offsets of that."""
+        reading = sink.reading
+        begin, end = max(sink.end, segment.start), min(reading.end, segment.end)
+        if sink.copied is not None and begin < end:
+            is_ndjson = segment.format.startswith(NdjsonFile.kind)
+            sink.take_copies(sink.copied.batch(begin, end, reading.mapping, is_ndjson=is_ndjson), end)
+        return begin, end
+
+    def put(self, batch: RowBatch, shift: int, end: int, reading: _Range) -> None:
         """Put the entries of rows by each key of a range, with the position of its pass."""
         for number, key_pass in enumerate(reading.together, reading.holding):
-            of_key = batch.of_path(number)
+            of_key = batch.of_paths(number, number + 1)
             self.counts.entries += of_key.entries
             self._put_position(key_pass.source, end, self._columns_of(of_key, shift))
 
-    def _advance(self, reading: _Range, end: int) -> None:
+    def advance(self, end: int, reading: _Range) -> None:
+        """Put the positions of the passes of a range, which have no entry up to `end`."""
         for key_pass in reading.together:
             if self._positions.get(key_pass.source, key_pass.read) < end:
                 self._put_position(key_pass.source, end)
@@ -202,29 +261,21 @@ class AddedKeys:
         self._patient(columns, source, position)
         self._positions[source] = position
 
-    def _lose(self, unread: list[LinkedSegment], reading: _Range) -> None:
-        """Name rows of segments, one after the other, which can't be read again, also for all later answers."""
-        if not unread:
-            return
-        first, last = unread[0], unread[-1]
-        begin, end = max(reading.begin, first.start), min(reading.end, last.end)
-        counts = [segment.rows for segment in unread]
-        is_counted = begin == first.start and end == last.end and None not in counts
-        lost = LostRange(self._log, "missing", begin, end, topic=topic_of_store(self._log))
-        if is_counted:
-            lost = structs.replace(lost, messages=sum(filter(None, counts)))
-        if lost.messages != 0:
-            # the times of rows that had no key are not known
-            ranges = [structs.replace(lost, key=key_pass.rule) for key_pass in reading.together]
-            self._index.record_ranges([part.lost(0, MAX_TIMESTAMP_MS) for part in ranges])
-        unread.clear()
-        self._advance(reading, end)
+    def topics_of(self, batch: RowBatch) -> pa.Array:
+        """Return the topic of each row."""
+        return pa.array(self._columns_of(batch, 0)["topic"], pa.string())
+
+    def record(self, lost: LostRange, reading: _Range) -> None:
+        """Name rows that can't be read again for the keys of a range, also for all later answers."""
+        ranges = [structs.replace(lost, key=key_pass.rule) for key_pass in reading.together]
+        # the times of rows that had no key are not known
+        self._index.record_ranges([part.lost(0, MAX_TIMESTAMP_MS) for part in ranges])
 
 
 @dataclass(frozen=True)
 class _Range:
     """Offsets [`begin`, `end`) whose rows have the same keys. `mapping` has these keys, `holding` in number, and those
-    of the passes that are done `together`.
+    of the passes that are done `together`. `copy` is the archived segment with copies of the rows; None: there is none.
     """
 
     mapping: RowMapping
@@ -232,3 +283,64 @@ class _Range:
     together: Sequence[KeyPass]
     begin: int
     end: int
+    copy: ArchivedSegment | None
+
+
+class _Entries:
+    """The entries of one range: they are put at once, or wait for their copies. `end`: the offset that is reached."""
+
+    def __init__(self, keys: AddedKeys, reading: _Range, copied: CopiedRows | None) -> None:
+        self._keys, self.reading, self.copied = keys, reading, copied
+        self.end = reading.begin
+        self._waiting = list[tuple[RowBatch, int, int]]()
+        # rows one after the other that are lost: their offsets, and their number if it is known
+        self._lost: LostRange | None = None
+
+    def take(self, batch: RowBatch, shift: int, end: int, uri: str) -> None:
+        """Take rows of a file up to offset `end`."""
+        if self.copied is not None:
+            self.copied.add(batch, self._keys.topics_of, uri, shift)
+        self._put(batch, shift, end)
+
+    def take_copies(self, batch: RowBatch, end: int) -> None:
+        """Take copied rows up to offset `end`, whose offsets are their positions."""
+        assert self.copied is not None
+        self.copied.take(batch)
+        self._put(batch, 0, end)
+
+    def _put(self, batch: RowBatch, shift: int, end: int) -> None:
+        self.end = end
+        if self.copied is not None:
+            self._waiting.append((batch, shift, end))
+            return
+        self._record()
+        self._keys.put(batch, shift, end, self.reading)
+
+    def lose(self, begin: int, end: int, rows: int | None) -> None:
+        """Note rows that can't be read."""
+        lost, self.end = self._lost, end
+        if lost is None:
+            log = self.reading.together[0].log
+            self._lost = LostRange(log, "missing", begin, end, rows, topic_of_store(log))
+            return
+        messages = None if rows is None or lost.messages is None else lost.messages + rows
+        self._lost = structs.replace(lost, end=end, messages=messages)
+
+    def pass_to(self, end: int) -> None:
+        """Note that no further row is before an offset."""
+        self.end = max(self.end, end)
+
+    def finish(self) -> None:
+        """Put all entries, after their copies."""
+        self._record()
+        if self.copied is not None and not self.copied.send():
+            # a record has put another segment in the place of this one: it is read again
+            return
+        for batch, shift, end in self._waiting:
+            self._keys.put(batch, shift, end, self.reading)
+        self._keys.advance(self.end, self.reading)
+
+    def _record(self) -> None:
+        if self._lost is not None:
+            self._keys.record(self._lost, self.reading)
+            self._lost = None

@@ -5,51 +5,48 @@ record of the storage's log gives each file a range of offsets before its first 
 offset of its file's segment and the position of its row, its size the bytes of the row. The source's position is an
 offset of this log, so it says for all files at once what is indexed. Segments are read in the order of their offsets;
 one that ends behind the position is read on from there. A killed run loses and doubles nothing. Positions do not grow
-with the number of files. One thread.
+with the number of files.
+
+Which listed file has the rows of which segments is decided before anything is read (`known_files.py`). Rows that are
+read anew get new offsets. The record that reserves them says which old ones they replace. One thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from msgspec import structs
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.follow import FIRST, PatientPut
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
+from tiered_index.service.log.records import Replacement
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
-from tiered_index.sources.chains import FileChains, end_of, has_changed, has_grown, has_text, is_torn, may_grow, of_file
-from tiered_index.sources.listing import HEAD_BYTES, FileMoved, SourceFile, reopened
-from tiered_index.sources.places import LocalFile
+from tiered_index.sources.identity import Cut, OldOffsets, Other, what_is
+from tiered_index.sources.known_files import TORN, KnownFiles, Plan, Unread, may_grow, unread_stamp
+from tiered_index.sources.listing import FileMoved, LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
-from tiered_index.sources.rows.small import SmallText, gathered, read_together
 from tiered_index.sources.rows.zone import TimeZone
 from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
-# files whose offsets one record reserves, about the bytes that are read before a record finishes them, and the bytes of
-# small files, which are in memory meanwhile
-_AT_ONCE, _AT_ONCE_BYTES, _HELD_BYTES = 4096, 4 << 30, 32 << 20
-# lines that tell new files of a folder apart, at least as long as no run has indexed one
-_FIRST_LINES = 3
-
-
+# files whose offsets one record reserves, and about the bytes that are read before a record finishes them
+_AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
 MOST_POINTS = 1000
 """Restart points of a file that are kept in memory, some 14 KiB each."""
 _ONE_PIECE_BYTES = 16 << 20
@@ -58,20 +55,21 @@ _ONE_PIECE_BYTES = 16 << 20
 _MOST_TOPICS = 1000
 
 
-# fields of a segment that say what its text has
-_OF_TEXT = ("rows", "times", "blocks", "lines")
-
+_Reading = tuple[SourceFile, RowFile, LinkedSegment]
+"""A segment that is to be read, with its file and the rows of that."""
 _Outcome = tuple[LinkedSegment | None, int | None]
 """A finished segment, and the position of the file at which a further one begins. None: it has no row; there is none.
 """
 
-_Reserved: TypeAlias = tuple[SourceFile, RowFile, LinkedSegment]
-"""A file, its rows, and the open segment for those that are new."""
-
 
 @dataclass
 class FileCounts:
-    """The counts of one run. Lists have texts for people."""
+    """The counts of one run. Lists have texts for people.
+
+    - `changed`: URIs of files with other rows, so that their earlier ones can't be read any more.
+    - `rewritten`: URIs of files whose rows from some place on are read anew, in place of the earlier ones.
+    - `copies`: URIs of files that are not read, because they are copies of others.
+    """
 
     read_files: int = 0
     known: int = 0
@@ -82,6 +80,8 @@ class FileCounts:
     read_bytes: int = 0
     skipped_first: list[dict[str, str]] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    rewritten: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
     changed_while_read: list[str] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
     in_one_piece: list[str] = field(default_factory=list)
@@ -94,7 +94,6 @@ class FileLinker:
 
     `progress` gets the bytes of files that were read. With `skip_bad` rows that are no entries are counted only.
     `archive`: copy the rows into the archive. New rows are indexed by all keys of the topic, less `dropped_keys`.
-    A new file that has the text of another one of its folder waits `copies_wait_s`, because that one may be truncated.
     """
 
     index: IndexService
@@ -104,10 +103,8 @@ class FileLinker:
     skip_bad: bool = False
     progress: Callable[[int], object] = lambda size: None
     counts: FileCounts = field(default_factory=FileCounts)
-    copies_wait_s: float = 0.0
     archive: bool = False
     dropped_keys: Sequence[str] = ()
-    clock_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         assert (self.topic is None) == (self.mapping.topic is not None), "the topic is a name or a field"
@@ -119,9 +116,9 @@ class FileLinker:
         self._points_end, self._points_sent = 0, list[tuple[str, int]]()
         # columns and positions whose rows are not archived yet
         self._waiting: list[tuple[dict[str, Any], int]] = []
-        self._chains = FileChains(self._store)
-        # copies of files that are still there, and the time at which they were listed first
-        self._copies: dict[str, float] = {}
+        self._known = KnownFiles(self._store)
+        # the offsets that wait for a new reading, by the first offset of its open segment
+        self._replaced: dict[int, tuple[OldOffsets, ...]] = {}
         self._is_begun = False
         self._given, self._keys = self.mapping, AddedKeys(self.index, self._store, self.patient, self._columns)
         self.counts.keys = self._keys.counts
@@ -149,169 +146,80 @@ class FileLinker:
         Raises `InvalidArgument` for a row that is no entry, and a file of another form; `CorruptFile`; the errors of
         the index and of the storages.
         """
-        if not self._is_begun:
-            self._go_on_from_log(files)
-            self._is_begun = True
-        waiting = deque[tuple[SourceFile, int]]()
-        places, new = set[str](), list[SourceFile]()
-        moved: list[LinkedSegment] = []
-        begun: dict[tuple[str, bytes], list[bytes]] = {}
-        for listed in files:
-            chain = self._chains.by_place.get(listed.place)
-            if listed.place in places or (chain and listed.is_same(chain[-1].size_bytes, chain[-1].etag)):
-                self.counts.known += 1
-            elif chain is None:
-                new.append(listed)
-            else:
-                waiting.append((listed, self._begin(listed, chain)))
-                if not waiting[-1][1]:
-                    self._has_begun(listed, begun)
-            is_known = (
-                chain is not None and chain is self._chains.by_place.get(listed.place) and listed.place not in places
-            )
-            if is_known and chain and listed.uri != chain[-1].uri:
-                moved += [structs.replace(segment, uri=listed.uri) for segment in chain]
-            places.add(listed.place)
-        chains = self._chains.by_place if new else {}
-        replaced = {chain[-1].uri for place, chain in chains.items() if place not in places}
-        for listed in new:
-            if (chain := self._copied(listed)) is not None:
-                moved += [of_file(segment, listed) for segment in chain]
-                if (end := end_of(chain)) < listed.size_bytes:
-                    waiting.append((listed, end))
-                else:
-                    self.counts.known += 1
-            elif not self._may_be_copy(listed, begun):
-                waiting.append((listed, 0))
-                self.counts.changed += [listed.uri] if listed.uri in replaced else []
-        if moved:
-            # the same rows, at another place
-            self.index.link([], moved)
-            for segment in moved:
-                self._chains.note(segment)
-        while waiting:
-            chunk, size_bytes, held_bytes = list[_Reserved](), 0, 0
-            while waiting and len(chunk) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES and held_bytes < _HELD_BYTES:
-                listed, position = waiting.popleft()
-                size_bytes += listed.size_bytes
-                held_bytes += min(listed.size_bytes, HEAD_BYTES)
-                chunk += self._reserved(listed, position)
-            if chunk:
-                self.index.link([segment for _, _, segment in chunk])
-                segments = [segment for _, _, segment in chunk]
-                self._go_on(self._record(segments, self._all(self._outcomes(chunk))))
+        is_first, self._is_begun = not self._is_begun, True
+        if is_first:
+            self._learn()
+        with contextlib.closing(LinkedFiles(self.index.config)) as opened:
+            plan = self._known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)))
+            self._count(plan)
+            self._state(plan)
+            self._resume(plan)
+            if is_first:
+                end = max(self.position, self._known.end)
+                self.mapping = self.mapping.with_keys(self._keys.settle(self._given.keys, self.dropped_keys, end))
+            waiting = deque(plan.unread)
+            while waiting:
+                self._index(self._reserved(waiting))
+        if any(unread.old for unread in plan.unread):
+            # the new rows are answers once they are in the storage
+            self.index.seal()
+            with contextlib.suppress(StorageUnavailable, BackPressure):
+                self.index.run_lifecycle()
         self._keys.run(self.mapping)
         return self.counts
 
-    def _go_on_from_log(self, files: Sequence[SourceFile]) -> None:
-        """Learn the segments of the log, and read those that an earlier run has not finished."""
-        position, self._waiting = self.position, []
+    def _learn(self) -> None:
+        """Learn the segments of the log."""
+        self._waiting = []
         segments = self.index.segment_archive.segments()
-        pending = self._chains.learn(segments, position)
+        self._known.learn(segments, self.position)
         self._points_end, self._points_sent = segments.end(points_store(self._store)), []
         if self._archiver is not None:
             self._archiver.begin_again()
-        if not self._chains.end and self.topic is not None:
+        if not self._known.end and self.topic is not None:
             with self.index.export(self.topic, allow_partial=True) as batches:
                 check_queue(self.topic, batches)
         self.mapping = self._given
         self._learn_times()
+
+    def _count(self, plan: Plan) -> None:
+        counts = self.counts
+        counts.known += plan.known
+        counts.changed += plan.lost
+        counts.rewritten += plan.rewritten
+        counts.copies += plan.copies
+
+    def _state(self, plan: Plan) -> None:
+        """Let the log state what a plan says of known files."""
+        if plan.changed or plan.gone or plan.retired:
+            nothing = self._known.end, self._known.end
+            self.index.link([], plan.changed, plan.gone, self._replacements(plan.retired, nothing))
+
+    def _replacements(self, old: Iterable[OldOffsets], new: tuple[int, int]) -> list[Replacement]:
+        return [Replacement(self._store, each.start, each.end, *new, each.times) for each in old]
+
+    def _resume(self, plan: Plan) -> None:
+        """Read the segments that an earlier run has not finished."""
+        resumed = sorted(plan.resumed, key=lambda of: of[1].start)
         try:
-            # an earlier run has begun these files, with the keys of that time
-            for keys, of_keys in groupby(self._moved(pending, files), lambda segment: self._keys.at(segment.start)):
+            # with the keys of that time
+            for keys, of_keys in groupby(resumed, lambda of: self._keys.at(of[1].start)):
                 self.mapping = self.mapping.with_keys(keys or self._given.keys)
-                self._go_on([*of_keys], position)
-        except FileMoved:
-            # a follower tries again
-            raise
+                readings = [(listed, self._rows(listed, segment), segment) for listed, segment in of_keys]
+                self._index(readings, self.position)
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"{error}. An earlier run has begun this file, so this one must read it first"
             ) from error
-        if pending:
+        if resumed:
             self.index.flush()
-        end = max(self.position, self._chains.end)
-        self.mapping = self.mapping.with_keys(self._keys.settle(self._given.keys, self.dropped_keys, end))
 
-    def _moved(self, pending: Sequence[LinkedSegment], files: Sequence[SourceFile]) -> list[LinkedSegment]:
-        """Return segments that are not read, with the files that have their texts now, which the log then names.
-
-        Their files were renamed, or were copied and truncated, since the run that has begun them.
-        """
-        moved = dict[tuple[str, int], LinkedSegment]()
-        starts = {segment.start for segment in pending}
-        for chain in list(self._chains.by_place.values()):
-            if starts.isdisjoint(segment.start for segment in chain) or not may_grow(chain[0]) or self._is_there(chain):
-                continue
-            texts = (listed for listed in files if listed.uri.startswith("file:"))
-            listed = next((listed for listed in texts if has_text(listed, chain, listed.head())), None)
-            if listed is not None:
-                self._chains.drop(chain)
-                moved |= {segment.place: of_file(segment, listed) for segment in chain}
-        if moved:
-            self.index.link([], list(moved.values()))
-            for segment in moved.values():
-                self._chains.note(segment)
-        return [moved.get(segment.place, segment) for segment in pending]
-
-    def _copied(self, listed: SourceFile) -> list[LinkedSegment] | None:
-        """Return the segments of a text that a new file has now, and forget them; None: its text is new."""
-        head = None
-        for chain in [*self._chains.lost, *self._chains.by_place.values()]:
-            if listed.size_bytes < end_of(chain) or not may_grow(chain[0]) or not listed.uri.startswith("file:"):
-                continue
-            head = listed.head() if head is None else head
-            if not has_text(listed, chain, head):
-                continue
-            if chain in self._chains.lost:
-                self._chains.lost.remove(chain)
-                return chain
-            if not self._is_there(chain):
-                self._chains.drop(chain)
-                return chain
-        return None
-
-    def _may_be_copy(self, listed: SourceFile, begun: dict[tuple[str, bytes], list[bytes]]) -> bool:
-        """Return whether a new file may be a copy of one that will be truncated soon: then it waits.
-
-        `begun` has the first lines of the new files of this run, by folder and first line.
-        """
-        if not self.copies_wait_s or not listed.uri.startswith("file:"):
-            return False
-        since_s = self._copies.setdefault(listed.place, self.clock_s())
-        if self.clock_s() - since_s >= self.copies_wait_s:
-            return False
-        if self._has_begun(listed, begun):
-            # one of the two is indexed first
-            return True
-        folder, head = listed.uri.rpartition("/")[0], listed.head()
-        return any(
-            chain[0].uri.rpartition("/")[0] == folder
-            and may_grow(chain[0])
-            and listed.size_bytes >= end_of(chain)
-            and has_text(listed, chain, head)
-            for chain in self._chains.by_place.values()
-        )
-
-    def _has_begun(self, listed: SourceFile, begun: dict[tuple[str, bytes], list[bytes]]) -> bool:
-        """Return whether a file of the same folder in `begun` begins like this one, and add this one otherwise."""
-        first, *_ = lines = listed.head().split(b"\n", _FIRST_LINES)[:_FIRST_LINES]
-        text, others = b"\n".join(lines), begun.setdefault((listed.uri.rpartition("/")[0], first), [])
-        if any(text.startswith(other) or other.startswith(text) for other in others):
-            return True
-        others.append(text)
-        return False
-
-    def _is_there(self, chain: Sequence[LinkedSegment]) -> bool:
-        """Return whether the file of segments still has their text."""
-        last = chain[-1]
-        try:
-            with reopened(last.uri, self.index.config) as now:
-                is_place = not last.uri.startswith("file:") or now.place == last.etag.rsplit("-", 2)[0]
-                is_same = now.is_same(last.size_bytes, last.etag)
-                return is_place and (is_same or has_text(now, chain, now.head()))
-        except (InvalidArgument, ObjectNotFound):
-            return False
+    def _rows(self, listed: SourceFile, segment: LinkedSegment) -> RowFile:
+        if segment.topic_field != self.mapping.topic:
+            raise InvalidArgument(
+                f"{segment.uri} is indexed in part by --topic {TOPIC_FIELD}{segment.topic_field}: pass that topic once"
+            )
+        return rows_of_form(listed.file, segment.format, listed.size_bytes)
 
     def _positions(self) -> dict[str, int]:
         return {**self.index.log_state.positions, **self.index.durable_positions()}
@@ -372,27 +280,34 @@ class FileLinker:
         if self._archiver.size_bytes >= SEGMENT_BYTES:
             self._put_waiting()
 
-    def _begin(self, listed: SourceFile, chain: list[LinkedSegment]) -> int:
-        """Return the position from which on a known file is to be indexed."""
-        uri, position = chain[-1].uri, self._chains.new_from(listed, chain)
-        if position is None:
-            self.counts.changed.append(uri)
-        return position or 0
+    def _reserved(self, waiting: deque[Unread]) -> list[_Reading]:
+        """Reserve offsets for the next files by one record, and return them with their open segments."""
+        readings, replaced, size_bytes = list[_Reading](), list[Replacement](), 0
+        while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES:
+            unread = waiting.popleft()
+            listed = unread.listed
+            try:
+                reserved = self._known.reserved(unread, self.mapping.dialect, self.mapping.topic)
+            except FileMoved:
+                self.counts.changed_while_read.append(listed.uri)
+                continue
+            if reserved is None or reserved == TORN:
+                self.counts.held_back += [listed.uri] if reserved else []
+                continue
+            readings.append((listed, *reserved))
+            size_bytes += listed.size_bytes
+            segment = reserved[1]
+            replaced += self._replacements(unread.old, (segment.start, segment.end))
+            if unread.old:
+                self._replaced[segment.start] = unread.old
+        if readings:
+            self.index.link([segment for _, _, segment in readings], [], [], replaced)
+        return readings
 
-    def _reserved(self, listed: SourceFile, position: int) -> list[_Reserved]:
-        """Return the file with an open segment at the end of the log; nothing if it has no bytes behind `position`."""
-        head = listed.head()
-        if is_torn(listed, head, position):
-            self.counts.held_back.append(listed.uri)
-            return []
-        reserved = self._chains.reserved(listed, head, position, self.mapping.dialect, self.mapping.topic)
-        return [] if reserved is None else [(listed, *reserved)]
-
-    def _go_on(self, pending: Sequence[LinkedSegment], position: int = 0) -> None:
-        """Read the segments that are not read, or not finished, from an offset on."""
-        while pending:
-            outcomes = self._all(self._read_again(segment, max(position, segment.start)) for segment in pending)
-            pending = self._record(pending, outcomes)
+    def _index(self, readings: Sequence[_Reading], offset: int = 0) -> None:
+        """Read segments to their ends, from an offset on."""
+        while readings:
+            readings = self._record(readings, self._all(self._read(*reading, offset) for reading in readings))
 
     def _all(self, outcomes: Iterator[_Outcome]) -> list[_Outcome]:
         """Return all outcomes, once their rows are put. The rows before one that raises an error are put, too."""
@@ -412,114 +327,69 @@ class FileLinker:
         for columns, position in waiting:
             self.patient(columns, self._store, position)
 
-    def _read_again(self, segment: LinkedSegment, offset: int) -> _Outcome:
-        """As `_read`, for a file that must be opened. One that is gone, or was changed, is finished at the offset."""
-        with contextlib.ExitStack() as stack:
-            try:
-                listed = stack.enter_context(reopened(segment.uri, self.index.config))
-            except (InvalidArgument, ObjectNotFound):
-                listed = None
-            head = b"" if listed is None else listed.head()
-            if listed is not None and (
-                listed.is_same(segment.size_bytes, segment.etag) or has_grown(listed, segment, head)
-            ):
-                if segment.topic_field != self.mapping.topic:
-                    raise InvalidArgument(
-                        f"{segment.uri} is indexed in part by --topic {TOPIC_FIELD}{segment.topic_field}: "
-                        "pass that topic once"
-                    )
-                rows = rows_of_form(listed.file, segment.format, listed.size_bytes)
-                return self._read(listed, rows, segment, offset)
-        # its rows before the offset are indexed
-        self.counts.changed.append(segment.uri)
-        length = min(offset - segment.start, segment.length)
-        finished = structs.replace(segment, is_open=False)
-        if length < segment.length:
-            # what was noted of the whole text is not so of its begin
-            finished = structs.replace(finished, length=max(length, 1), **dict.fromkeys(_OF_TEXT))
-        # before later rows move the position: it would say that the text behind the offset is indexed, too
-        self._record([segment], [(finished if length else None, None)])
-        return segment, None
-
-    def _record(self, before: Sequence[LinkedSegment], after: Sequence[_Outcome]) -> list[LinkedSegment]:
+    def _record(self, before: Sequence[_Reading], after: Sequence[_Outcome]) -> list[_Reading]:
         """Replace segments in the log by finished ones. Return the further ones, which the same record adds."""
-        finished, gone, further = list[LinkedSegment](), list[tuple[str, int]](), list[LinkedSegment]()
-        for segment, (other, position) in zip(before, after, strict=True):
+        finished, gone, further = list[LinkedSegment](), list[tuple[str, int]](), list[_Reading]()
+        replaced = list[Replacement]()
+        for (listed, rows, segment), (other, position) in zip(before, after, strict=True):
             if other is None:
                 gone.append(segment.place)
-                self._chains.forget(segment)
             elif other != segment:
                 finished.append(other)
-                self._chains.note(other)
+            self._known.finish(segment, other)
+            old = self._replaced.pop(segment.start, ())
+            if other is None or other.end != segment.end:
+                replaced += self._replacements(old[:1], (segment.start, segment.start if other is None else other.end))
             if position is not None:
                 # the text is longer than its bound. Its next line may be, too, and a packed text is read from its begin
                 # for each segment
-                length = 2 * segment.length
-                further.append(structs.replace(segment, start=self._chains.end, position=position, length=length))
-                self._chains.end = further[-1].end
+                more = self._known.reserved_further(segment, position, 2 * segment.length)
+                further.append((listed, rows, more))
+                replaced += self._replacements(old, (more.start, more.end))
+                if old:
+                    self._replaced[more.start] = old
+            elif self._has_changed(listed, segment):
+                # checksums prevent that other bytes pass for its rows, and the next run reads it again
+                self.counts.changed_while_read.append(listed.uri)
         if self._points_sent:
             self.index.name_columns(self._points_sent)
             self._points_sent = []
         if finished or gone:
-            self.index.link(further, finished, gone)
+            self.index.link([segment for _, _, segment in further], finished, gone, replaced)
         return further
 
-    def _outcomes(self, chunk: Sequence[_Reserved]) -> Iterator[_Outcome]:
-        """Put the rows of files, small texts together, and yield the outcome of each file."""
-        # an archive has the rows of one file after the other
-        files = ((each, each[1], 0 if self.archive or each[2].position else each[2].length) for each in chunk)
-        for group, texts in gathered(files):
-            yield from self._read_together(group, texts)
-
-    def _read_together(self, group: Sequence[_Reserved], texts: Sequence[SmallText]) -> Iterator[_Outcome]:
-        """As `_outcomes`, of files whose `texts` are small and of one form."""
-        if len(group) == 1:
-            yield self._read(*group[0])
-            return
-        starts = np.array([segment.start for _, _, segment in group], np.int64)
-        found = read_together(texts, starts, self.mapping)
-        if found is None:
-            # some file has a row that must be read by itself
-            half = len(group) // 2
-            yield from self._read_together(group[:half], texts[:half])
-            yield from self._read_together(group[half:], texts[half:])
-            return
-        batch, readings = found
-        self._put(group[0][0], replace(batch, end=group[-1][2].end), 0, 0)
-        for (listed, _, segment), reading in zip(group, readings, strict=True):
-            self.counts.read_files += 1
-            self.counts.read_bytes += listed.size_bytes
-            # an object that one request has read needs no further one
-            if isinstance(listed.file, LocalFile) and has_changed(listed, segment):
-                self.counts.changed_while_read.append(listed.uri)
-            finished = structs.replace(
-                segment,
-                length=reading.end,
-                rows=reading.rows,
-                times=reading.times,
-                blocks=reading.blocks,
-                is_open=False,
-                lines=reading.lines,
-            )
-            yield finished, None
-        self.progress(self.counts.read_bytes)
+    def _has_changed(self, listed: SourceFile, segment: LinkedSegment) -> bool:
+        """Return whether a file was written to since it was listed, other than to append to a text."""
+        with contextlib.suppress(InvalidArgument, ObjectNotFound, CorruptFile):
+            now, known = as_it_is(listed.file), self._known.at(segment.uri)
+            if now.is_same(listed.size_bytes, listed.stamp) or known is None:
+                return False
+            return now.place != listed.place or isinstance(what_is(now, known), Cut | Other)
+        # it is gone, which its rows say
+        return False
 
     def _read(self, listed: SourceFile, rows: RowFile, segment: LinkedSegment, offset: int = 0) -> _Outcome:
         """Put the rows of a segment from an offset on."""
         shift, begun_bytes = segment.start - segment.position, self.counts.read_bytes
         reading = rows.reading(self.mapping, segment.position, segment.position + segment.length, whole=self.archive)
         if rows.is_text and reading.lines_before is None:
-            reading.lines_before = self._chains.lines_before(listed, segment)
-        count, times = 0, None
-        for batch in reading.batches(max(offset, segment.start) - shift):
-            self._put(listed, batch, shift, max(offset, segment.start))
-            count, times = count + batch.rows + len(batch.bad), joined_times(times, batch.times)
-            if len(reading.points) >= MOST_POINTS:
-                self._send_points(segment, reading, batch.end + shift)
-            self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
+            reading.lines_before = self._known.lines_before(segment)
+        count, times, has_moved = 0, None, False
+        try:
+            for batch in reading.batches(max(offset, segment.start) - shift):
+                self._put(listed, batch, shift, max(offset, segment.start))
+                count, times = count + batch.rows + len(batch.bad), joined_times(times, batch.times)
+                if len(reading.points) >= MOST_POINTS:
+                    self._send_points(segment, reading, batch.end + shift)
+                self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
+        except FileMoved:
+            # the rows before its end are those of the file that was listed
+            has_moved = True
+            self.counts.changed_while_read.append(listed.uri)
         self._send_points(segment, reading, reading.end + shift)
         # the position must not pass what the file may get within the segment, before a record has made that shorter
-        may_get_more = reading.is_whole and reading.end + shift < segment.end and segment.is_open and may_grow(segment)
+        has_rest = reading.is_whole and reading.end + shift < segment.end
+        may_get_more = has_rest and segment.is_open and may_grow(segment.format)
         if not may_get_more:
             self._put_at(NO_ENTRIES, segment.end)
         self.counts.read_files += 1
@@ -530,12 +400,10 @@ class FileLinker:
         is_large = reading.end - segment.position > _ONE_PIECE_BYTES
         if is_large and segment.format.endswith(("+xz", "+zstd")) and not reading.points:
             self.counts.in_one_piece.append(listed.uri)
-        if has_changed(listed, segment):
-            # the next run indexes it again as a whole. Checksums prevent that other bytes pass for its rows
-            self.counts.changed_while_read.append(listed.uri)
         if not segment.is_open:
             return segment, None
-        length, further = reading.end - segment.position, None if reading.is_whole else reading.end
+        length = reading.end - segment.position
+        further = None if reading.is_whole or has_moved else reading.end
         finished: LinkedSegment | None = None
         if length:
             is_counted = offset <= segment.start
@@ -544,12 +412,13 @@ class FileLinker:
                 length=length,
                 rows=count if is_counted else None,
                 times=times if is_counted else None,
-                blocks=reading.blocks,
+                blocks=reading.blocks or segment.blocks,
                 is_open=False,
                 lines=reading.lines,
+                etag=unread_stamp(listed.uri, listed.place) if has_moved else segment.etag,
             )
         if may_get_more:
-            self._record([segment], [(finished, None)])
+            self._record([(listed, rows, segment)], [(finished, None)])
             self._put_at(NO_ENTRIES, segment.end)
             return segment, None
         return finished, further

@@ -23,7 +23,7 @@ from typing import IO, Any, Self, cast
 from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import linked_store, rows_store
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segment import LOST, LinkedSegment
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import file_place, has_files
@@ -31,9 +31,9 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.topic_keys import rules_in
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.chains import has_grown
 from tiered_index.sources.columns import MAX_ROW_BYTES
-from tiered_index.sources.listing import LinkedFiles, as_it_is
+from tiered_index.sources.identity import table_digest
+from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
@@ -135,6 +135,14 @@ def _is_topic(mapping: RowMapping, member: Any, topic: str) -> bool:
     return False
 
 
+def _has_first_bytes(now: SourceFile, segment: LinkedSegment) -> bool:
+    """Return whether a text that is being read has its first bytes, if they are known, perhaps with more behind it."""
+    if segment.blocks is None or segment.position or "+" in segment.format:
+        return False
+    length, (first, *_) = segment.blocks
+    return now.size_bytes >= segment.length and crc32(now.part(0, length)) == first
+
+
 class FileRows:
     """The rows of the files of topics: a `MessageSource` for the `messages` of a reader or an index.
 
@@ -154,6 +162,8 @@ class FileRows:
         # by the store of a log, and the path of the topic
         self._mappings: dict[tuple[str, str | None], RowMapping | None] = {}
         self._opened: OrderedDict[tuple[str, str, str], RowFile] = OrderedDict()
+        # of files with columns that were written to, by URI and stamp
+        self._digests: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files in one of the indexes. No request."""
@@ -250,6 +260,8 @@ class FileRows:
         item = search.item
         assert item is not None
         position, line = file_place(segment, item.offset).row, None
+        if segment.etag == LOST:
+            raise _Changed
         try:
             if segment.format in TABLES:
                 text, members_by = self._columns(search, segment, file, position)
@@ -293,13 +305,29 @@ class FileRows:
         """Return a row of a file with columns as JSON, and a function that returns its keys."""
         now = as_it_is(file)
         search.requests += isinstance(file, StoredFile)
-        if not now.is_same(segment.size_bytes, segment.etag):
+        if not now.is_same(segment.size_bytes, segment.etag) and not self._has_digest(search, segment, now):
             raise _Changed
         opened = self._rows(search, segment, now.file)
         assert isinstance(opened, ColumnsFile), "by its format"
         row = opened.row(number)
         search.requests += isinstance(file, StoredFile)
         return rows_as_json(row)[0], partial(opened.members_of, row)
+
+    def _has_digest(self, search: Search, segment: LinkedSegment, now: SourceFile) -> bool:
+        """Return whether a file with columns has the content of a segment, though it was written to since then."""
+        if segment.blocks is None or now.size_bytes != segment.size_bytes:
+            return False
+        known = now.uri, now.stamp
+        with self._lock:
+            digest = self._digests.get(known)
+        if digest is None:
+            digest = table_digest(now.file, segment.format, now.size_bytes)
+            search.requests += 2 * isinstance(now.file, StoredFile)
+            with self._lock:
+                self._digests[known] = digest
+                while len(self._digests) > _KEPT:
+                    self._digests.popitem(last=False)
+        return digest == (segment.blocks[0], segment.blocks[1][0])
 
     def _rows(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> RowFile:
         """Return the rows of a segment's file, with its header or footer, which is read once."""
@@ -341,7 +369,7 @@ class FileRows:
             # not all of it was read, so there are no checksums: its first bytes tell it from another text
             now = as_it_is(file)
             search.requests += isinstance(file, StoredFile)
-            if not (now.is_same(segment.size_bytes, segment.etag) or has_grown(now, segment, now.head())):
+            if not (now.is_same(segment.size_bytes, segment.etag) or _has_first_bytes(now, segment)):
                 raise _Changed
             first = end
             begin, behind = max(at - 1, 0), min(behind_at + 1, segment.length)

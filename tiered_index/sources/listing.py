@@ -1,6 +1,6 @@
 """Lists the files that sources name: files, folders, globs and prefixes, on the local disk and in storages. One thread.
 
-Each file has a stamp, which differs if another file is at its place, or if it was written to.
+Each file has a stamp: its ETag, or its place and its time of change. A file with the same stamp and size is not read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from urllib.parse import quote, unquote
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.kernels import crc32
 from tiered_index.sources.globs import Glob, is_hidden, wildcard_at
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, opened_place, readings
 from tiered_index.sources.table_folders import check_no_tables, table_error, table_folder
@@ -27,7 +26,7 @@ from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import beside, split_parameters
 
 HEAD_BYTES = 64 << 10
-"""The first bytes of a file, which are a part of its identity."""
+"""The first bytes of a file, which show its form."""
 # a URI's parts between slashes that name the bucket: the scheme, an empty one, the bucket
 _BUCKET_DEPTH = 3
 # schemes whose storages are buckets: one storage reads all objects of a bucket
@@ -70,7 +69,7 @@ class SourceFile:
 
     - `uri` names it; a local file has a URI, too.
     - `place` tells apart files that may have the same name one after the other.
-    - `stamp` changes when it is written to.
+    - `stamp` changes when it is written to. It may change without that, so it proves only that a file is the same.
     """
 
     file: LocalFile | StoredFile
@@ -89,13 +88,9 @@ class SourceFile:
             handle.seek(position)
             return handle.read(min(length, max(0, self.size_bytes - position)))
 
-    def etag(self, head: bytes) -> str:
-        """Return what identifies the content beside its size; `head` are the first bytes."""
-        return f"{self.stamp}-{crc32(head[:HEAD_BYTES]):08x}"
-
-    def is_same(self, size_bytes: int, etag: str) -> bool:
-        """Return whether the file had this size and identity, by its stamp."""
-        return self.size_bytes == size_bytes and etag.rpartition("-")[0] == self.stamp
+    def is_same(self, size_bytes: int, stamp: str) -> bool:
+        """Return whether the file had this size and this stamp: then it was not written to since then."""
+        return self.size_bytes == size_bytes and self.stamp == stamp
 
 
 def local_file(path: Path) -> SourceFile:
@@ -112,17 +107,17 @@ def local_file(path: Path) -> SourceFile:
     return SourceFile(PinnedFile(path, place), path.as_uri(), status.st_size, place, f"{place}-{status.st_mtime_ns}")
 
 
-def stored_file(file: StoredFile, modified_ms: int) -> SourceFile:
-    """Return an object of a storage."""
-    return SourceFile(file, file.uri, file.size_bytes, file.uri, str(modified_ms))
+def stored_file(file: StoredFile, info: ObjectInfo) -> SourceFile:
+    """Return an object of a storage. An ETag says more than a time: the same bytes that are put again may have it."""
+    stamp = str(info.modified_ms) if info.etag is None else info.etag
+    return SourceFile(replace(file, size_bytes=info.size_bytes), file.uri, info.size_bytes, file.uri, stamp)
 
 
 def as_it_is(file: LocalFile | StoredFile) -> SourceFile:
     """Return a file as it is now. Raises `InvalidArgument`, `ObjectNotFound`, the storage's errors."""
     if isinstance(file, LocalFile):
         return local_file(file.path)
-    info = file.storage.head(file.name)
-    return stored_file(replace(file, size_bytes=info.size_bytes), info.modified_ms)
+    return stored_file(file, file.storage.head(file.name))
 
 
 class LinkedFiles:
@@ -240,7 +235,7 @@ def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> li
         with contextlib.suppress(InvalidArgument):
             opened = stack.enter_context(opened_place(source, config))
             assert isinstance(opened, StoredFile)
-            return [stored_file(opened, opened.storage.head(opened.name).modified_ms)]
+            return [stored_file(opened, opened.storage.head(opened.name))]
     # the folders before the first wildcard; at least the bucket
     depth = max(place[:wild].count("/"), _BUCKET_DEPTH)
     for reading in readings(place):
@@ -255,7 +250,7 @@ def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> li
         files = [
             stored_file(
                 StoredFile(quote(f"{unquote(folder)}/{info.name}", safe=":/=+@"), storage, info.name, info.size_bytes),
-                info.modified_ms,
+                info,
             )
             for info in _named(infos, unquote(pattern), glob)
             if info.size_bytes

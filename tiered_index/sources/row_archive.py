@@ -78,12 +78,38 @@ def archived_row(
     return rows.slice(at, 1).to_pylist()[0] if at >= 0 else None
 
 
-def _decoded(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
+def decoded_rows(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
     """Return all rows of a segment. Raises `CorruptFile`, and as `SegmentArchive.verified`."""
     rows = decode_columns(archive.verified(segment, 0, segment.size_bytes))
     if rows.schema.names != SCHEMA.names:
         raise CorruptFile(segment.name, "no archived rows of files", expected=SCHEMA.names, found=rows.schema.names)
     return rows.cast(SCHEMA)
+
+
+def copies_of(batch: RowBatch, topics: pa.DictionaryArray, uri: str, shift: int, begin: int = 0) -> pa.Table:
+    """Return the copies of the rows of a batch from offset `begin` on, by offset. Arguments: see `RowArchiver.add`."""
+    of_keys, keys = batch.by_entry()
+    order = np.argsort(batch.positions[of_keys], kind="stable")
+    order = order[batch.positions[of_keys[order]] + shift >= begin]
+    of_keys = of_keys[order]
+    positions, firsts = np.unique(batch.positions[of_keys], return_index=True)
+    if not len(positions):
+        return SCHEMA.empty_table()
+    rows, ends = of_keys[firsts], np.append(firsts, len(order)).astype(np.int32)
+    in_order = keys.take(pa.array(order)).cast(pa.string()).combine_chunks()
+    lines = batch.lines(positions)
+    columns = {
+        "topic": topics.take(pa.array(rows)).cast(pa.string()),
+        "file": pa.repeat(pa.scalar(uri, pa.string()), len(positions)),
+        "row": pa.array(positions),
+        "line": pa.nulls(len(positions), pa.int64()) if lines is None else lines,
+        "size": pa.array(batch.sizes[rows]),
+        NUMBER: pa.array(positions + shift),
+        "timestamp": pa.array(batch.times_ms[rows]).cast(SCHEMA.field("timestamp").type),
+        "keys": pa.ListArray.from_arrays(pa.array(ends), in_order),
+        "text": pa.array(batch.texts(positions, batch.sizes[rows]), pa.binary()),
+    }
+    return pa.table(columns, schema=SCHEMA)
 
 
 class RowArchiver:
@@ -111,33 +137,13 @@ class RowArchiver:
 
         `first` is the offset from which on the file is read.
         """
-        begin, (of_keys, keys) = max(self._end, batch.begin + shift), batch.by_entry()
+        begin = max(self._end, batch.begin + shift)
         if self._begin is None:
             self._begin = max(self._end, first)
-        order = np.argsort(batch.positions[of_keys], kind="stable")
-        order = order[batch.positions[of_keys[order]] + shift >= begin]
-        of_keys = of_keys[order]
-        positions, firsts = np.unique(batch.positions[of_keys], return_index=True)
-        rows = of_keys[firsts]
         self._end = max(self._end, batch.end + shift)
-        if not len(positions):
-            return
-        texts = pa.array(batch.texts(positions, batch.sizes[rows]), pa.binary())
-        ends = np.append(firsts, len(order)).astype(np.int32)
-        in_order = keys.take(pa.array(order)).cast(pa.string()).combine_chunks()
-        columns = {
-            "topic": topics.take(pa.array(rows)).cast(pa.string()),
-            "file": pa.repeat(pa.scalar(uri, pa.string()), len(positions)),
-            "row": pa.array(positions),
-            "line": pa.nulls(len(positions), pa.int64()) if (of_text := batch.lines(positions)) is None else of_text,
-            "size": pa.array(batch.sizes[rows]),
-            NUMBER: pa.array(positions + shift),
-            "timestamp": pa.array(batch.times_ms[rows]).cast(SCHEMA.field("timestamp").type),
-            "keys": pa.ListArray.from_arrays(pa.array(ends), in_order),
-            "text": texts,
-        }
-        self._parts.append(pa.table(columns, schema=SCHEMA))
-        self.size_bytes += self._parts[-1].nbytes
+        if len(copies := copies_of(batch, topics, uri, shift, begin)):
+            self._parts.append(copies)
+            self.size_bytes += copies.nbytes
 
     def send(self) -> None:
         """Archive the rows that wait, by one object and one record. Raises as `IndexService.archive_columns`."""
@@ -269,7 +275,7 @@ class RowsOfLog:
             while missing and missing[0].begin < begin:
                 skipped.append(missing.popleft())
             try:
-                rows = _decoded(self.archive, segment)
+                rows = decoded_rows(self.archive, segment)
             except CorruptFile as error:
                 if not skip_corrupt:
                     raise
@@ -316,7 +322,7 @@ class RowsToErase:
         if topic_of_store(segment.store) not in (request.topic, None) or str(request.queue_id) not in ("None", queue):
             return FoundMessages()
         try:
-            table = _decoded(archive, segment)
+            table = decoded_rows(archive, segment)
         except (CorruptFile, ObjectNotFound) as error:
             return FoundMessages(problem=str(error))
         is_due = pc.and_(

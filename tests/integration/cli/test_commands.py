@@ -9,7 +9,6 @@ from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets,
 from tiered_index import IndexService
 
 ENTRIES = 2 * MESSAGES
-SECONDS = "1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 seconds are 1700000000000"
 
 
 def offsets(document):
@@ -49,7 +48,7 @@ def test_query_takes_a_range_and_pages(run_here, original):
     [
         ("orderz", (), ["no file that was read has topic 'orderz'; did you mean 'orders'?"]),
         ("orders", ("--begin", "2024-01-01"), ["the index has entries from 2023-11-14T22:13:20Z to "]),
-        ("orders", ("--end", "1700000000"), ["the index has entries from ", f"the range ends at {SECONDS}"]),
+        ("orders", ("--end", "1970-01-20"), ["the index has entries from "]),
         ("orders", ("--begin", "2023-11-14T22:13:20Z"), []),
     ],
 )

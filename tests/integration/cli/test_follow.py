@@ -118,10 +118,10 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
 
 
 class NoRoom:
-    def put_batch(self, *_):
+    def put_source_batch(self, *_):
         raise BackPressure("no room")
 
-    flush = put_batch
+    flush = put_source_batch
 
 
 def test_a_wait_for_room_ends_when_the_command_is_to_end():

@@ -17,6 +17,7 @@ from tests.server.conftest import on_a_port
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
+from tiered_index.encoding import json_line, show_bytes
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED, Host, offset_msg_id
 from tiered_index.rocketmq.log.message import Message
@@ -74,6 +75,20 @@ def test_messages_come_with_everything(run_here, archived):
     assert document["explain"]["message_requests"] >= 1
     text = run_here("files", "--storage", archived.uri).out
     assert ": 5 segments, 80.0 KiB, offsets 0 to 81,919\n" in text
+
+
+def test_values_alone_are_those_of_the_messages(run_here, archived):
+    """Bytes that are no text are their digits, as a JSON string: such digits may be a number in JSON."""
+    arguments = ("query", TOPIC, KEY, "--messages", "--store", archived.store, "--storage", archived.uri, "--rows")
+    pages = run_here(*arguments, "--all", "--max", 1)
+    wanted = [show_bytes(message.body(), "text") for message in scan(archived.messages, TOPIC, KEY)]
+    lines = [json_line(each["body"]) if each["body_format"] == "text" else f'"{each["body"]}"' for each in wanted]
+    assert (pages.code, pages.out.splitlines()) == (0, lines) and f"{len(lines)} found" in pages.err
+    limited = run_here(*arguments, "--max-requests", 1, "--allow-partial")
+    assert limited.code == 6 and "partial" in limited.err and "not read: " in limited.err
+    (keys := archived.folder / "keys.csv").write_text(f"topic,key\n{TOPIC},nobody\n{TOPIC},{KEY}\n")
+    of_keys = run_here("query", "--keys", keys, *arguments[3:])
+    assert (of_keys.code, of_keys.out.splitlines()) == (0, lines), of_keys.err
 
 
 def test_pages_as_lines_and_for_people(run_here, archived):

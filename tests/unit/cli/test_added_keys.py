@@ -14,12 +14,14 @@ from tests.unit.cli.test_linked_files import Crash, Killed
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
+from tiered_index.format.columnar import NUMBER
 from tiered_index.format.hashing import fingerprint
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.service.log.topic_keys import rules_of
 from tiered_index.sources import linked
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
+from tiered_index.sources.row_archive import decoded_rows
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
 
@@ -110,11 +112,12 @@ def check_said(config, moments, sure, log, kinds):
 
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))])
-@pytest.mark.parametrize("kinds", [False, True], ids=["topic", "topics"])
-def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(tmp_path, monkeypatch, seed, kinds):
-    moments = random.Random(seed)
+@pytest.mark.parametrize("form", ["topic", "topics", "archive"])
+def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(tmp_path, monkeypatch, seed, form):
+    moments, kinds = random.Random(seed), form == "topics"
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 900)
     monkeypatch.setattr(linked, "_AT_ONCE", 2)
+    monkeypatch.setattr(linked, "SEGMENT_BYTES", 4000)
     config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
     logs, count, active, log = tmp_path / "logs", 0, [], linked_store("" if kinds else "t", TOPICS_QUEUE * kinds)
     logs.mkdir()
@@ -134,9 +137,12 @@ def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(t
         dropped = [rule for rule in active if rule not in wanted and moments.random() < 0.2]
         index = IndexService(config)
         mapping = RowMapping(wanted, "at", "s", "kind" if kinds else None)
-        linker = FileLinker(index, None if kinds else "t", mapping, PatientPut(index, 10.0), dropped_keys=dropped)
+        # a run without it leaves rows that have no copy
+        options = {"dropped_keys": dropped, "archive": form == "archive" and moments.random() < 0.8}
+        linker = FileLinker(index, None if kinds else "t", mapping, PatientPut(index, 10.0), **options)
         until_killed = Killed(index, moments, moments.randrange(40) if life < 11 else 10_000)
-        index.link, index.publish_positions = until_killed(index.link), until_killed(index.publish_positions)
+        for name in ("link", "publish_positions", "send_columns", "name_columns", "replace_columns"):
+            setattr(index, name, until_killed(getattr(index, name)))
         linker.patient = linker._keys._patient = until_killed(linker.patient)
         if not count:
             index.close()
@@ -161,6 +167,30 @@ def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(t
     surely = set().union(*(expected(number, sure[number], kinds) for number in range(count)))
     perhaps = set().union(*(expected(number, RULES, kinds) for number in range(count)))
     assert surely <= entries.keys() <= perhaps and len(surely) > count
+    check_copies(config, entries, active)
+
+
+def check_copies(config, entries, active):
+    """Each copied row has all of its keys, and a segment of copies has all rows with a key."""
+    with IndexReader.open(config.storage) as reader:
+        linked_segments = list(reader.segments().of_log("files:-/t/0"))
+        for segment in list(reader.segments().of("rows:-/t/0")):
+            table = decoded_rows(reader.segment_archive, segment)
+            keys_by_offset = dict(zip(table[NUMBER].to_pylist(), table["keys"].to_pylist(), strict=True))
+            assert list(keys_by_offset) == sorted(keys_by_offset) and segment.rows == len(table)
+            numbers = [json.loads(text)["n"] for text in table["text"].to_pylist()]
+            assert len(numbers) == len(set(numbers))
+            for number, keys in zip(numbers, keys_by_offset.values(), strict=True):
+                assert len(keys) == len(set(keys))
+                # of a pass that was killed before its key was dropped, copies may have keys without an entry
+                assert {*keys} >= {key for _, of_row, key in entries if of_row == number} >= keys_of(number, active)
+            inside = [each for each in linked_segments if segment.start <= each.start and each.end <= segment.end]
+            for whole in inside:
+                rows = [
+                    n for n, offset in zip(numbers, keys_by_offset, strict=True) if whole.start <= offset < whole.end
+                ]
+                every = range(min(rows), max(rows) + 1) if rows else ()
+                assert {*rows} >= {number for number in every if keys_of(number, active)}
 
 
 def test_a_key_is_added_to_known_rows_and_ends_when_it_is_dropped(tmp_path, ingest, numbers_of):
@@ -229,3 +259,42 @@ def test_rows_that_can_not_be_read_again_for_a_key_are_named_in_its_lookups(tmp_
     assert run_here("query", "t", "x3", *where, "--json").document["lost"] == []
     said = run_here("query", "t", "of=u3", *where)
     assert "complete except of files:-/t/0, offsets 0 to " in said.out
+
+
+@pytest.mark.parametrize("are_gone", [False, True])
+def test_a_key_is_added_to_copied_rows_also_without_their_files(tmp_path, where, ingest, are_gone):
+    logs = tmp_path / "logs" / "dt=7"
+    logs.mkdir(parents=True)
+    rows = [row(number) | {"c.e": f"e{number % 4}"} for number in range(30)]
+    # each row has the key of before, and one has none of the new keys
+    rows = [each | {"a": f"x{each['n'] % 5}", "c": {"d": f"u{each['n'] % 6}"}} for each in rows]
+    rows[3]["c"] = None
+    (logs / "0.ndjson").write_bytes("".join(f"{json.dumps(each)}\n" for each in rows[:10]).encode())
+    cells = "".join(f"{each['a']},{each['c.e']},{each['at']},{each['n']}\n" for each in rows[10:20])
+    (logs / "1.csv").write_text(f"a,c.e,at,n\n{cells}")
+    pq.write_table(pa.Table.from_pylist(rows[20:]), logs / "2.parquet")
+    ingest(logs, "--key", "a", "--archive")
+    if are_gone:
+        for file in logs.iterdir():
+            file.unlink()
+        (logs / "3.ndjson").write_bytes(b'{"a":"y","c":{"d":"q"},"c.e":"w","at":1700000000}\n')
+    keys = "--key", "c.d", "--key", 'e="c.e"', "--key", "day=dt"
+    added = ingest(logs, *keys)["keys"]
+    assert added["unread"] == [] and added["added"] == ["c.d", 'e="c.e"', "day=dt"]
+
+    def found(key):
+        done = run_here("query", "t", key, "--messages", "--all", *where, "--json")
+        assert done.records[-1]["lost"] == []
+        messages = [record for record in done.records if "state" in record]
+        # JSON of CSV has texts
+        return sorted((int(json.loads(each["message"]["body"])["n"]), each["state"]) for each in messages)
+
+    expected_d = [(n, "archived") for n in (*range(10), *range(20, 30)) if n % 6 == 2]
+    assert found("u2") == expected_d and found("e=e1") == [(n, "archived") for n in range(30) if n % 4 == 1]
+    assert found("u3") == [(n, "archived") for n in (9, 21, 27)]
+    by_day = run_here("query", "t", "day=7", *where, "--json", "--max", 100).document
+    assert len(by_day["items"]) == 30 + are_gone
+    # an erasure by a new key takes the rows out of the copies
+    erased = run_here("erase", "--topic", "t", "--key", "e=e1", *where, "--yes", "--now", "--json").document
+    assert erased["segments"]["messages_erased"] == len([n for n in range(30) if n % 4 == 1])
+    assert found("e=e1") == [] and run_here("verify", "--deep", *where).code == 0

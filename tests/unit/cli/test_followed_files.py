@@ -1,6 +1,5 @@
 """Files that are followed: they grow, are rotated and copied, and a run is killed anywhere, without a lost row."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -16,11 +15,10 @@ from tests.support.hanging import until
 from tests.unit.cli.test_linked_files import BEGIN_S, Crash, Killed
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument
 from tiered_index.follow import PatientPut
 from tiered_index.sources import linked
 from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import FileMoved, listed_files
+from tiered_index.sources.listing import PinnedFile, listed_files
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
 
@@ -96,7 +94,7 @@ def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(folder
     moments = random.Random(seed)
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
     monkeypatch.setattr(linked, "_AT_ONCE", 2)
-    written, kills, times_s = Folder(folder, moments), 0, itertools.count(0.0, 5.0)
+    written, kills = Folder(folder, moments), 0
     index = linker = None
     later = None
     for step in range(40):
@@ -112,9 +110,7 @@ def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(folder
             until_killed = Killed(index, moments, moments.randrange(40) if step < 36 else 10_000)
             index.link = until_killed(index.link)
             mapping = RowMapping(("k",), "at", "s")
-            linker = FileLinker(
-                index, "t", mapping, PatientPut(index, 10.0), copies_wait_s=60.0, clock_s=times_s.__next__
-            )
+            linker = FileLinker(index, "t", mapping, PatientPut(index, 10.0))
             linker.patient = until_killed(linker.patient)
         try:
             with listed_files([str(folder)], config, may_lack=True) as files:
@@ -164,33 +160,31 @@ def wait_for(where, count):
     until(is_met, every_s=0.1)
 
 
-def test_a_file_of_an_earlier_run_that_moves_while_it_is_opened_is_tried_again(folder, monkeypatch, config):
-    """A follower begins again: the error is that of any file that moved."""
-    log, there, looks = folder / "app.log", linked.reopened, itertools.count()
-    log.write_text('{"k": "a", "at": 1700000000}\n{"k": "b"}\n')
+def test_a_file_that_is_renamed_while_it_is_read_is_named_and_each_of_its_rows_is_found_once(
+    folder, monkeypatch, config
+):
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
+    log = folder / "app.log"
+    log.write_text(rows_of(range(30)))
+    moves = itertools.count()
+    opened = PinnedFile.open
 
-    @contextlib.contextmanager
-    def moving(uri, settings):
-        with there(uri, settings) as listed:
-            # after a look whether it is there
-            if next(looks):
-                log.rename(log.with_name("app.log.1"))
-            yield listed
+    def moving(file):
+        # after it was listed, and its first bytes were read
+        if next(moves) == 1:
+            log.rename(folder / "app.log.1")
+            log.write_text(rows_of(range(30, 40)))
+        return opened(file)
 
-    def linker_of(index):
-        return FileLinker(index, "t", RowMapping(("k",), "at", "s"), PatientPut(index, 10.0))
-
-    with IndexService(config) as index, listed_files([str(folder)], config) as files:
-        with pytest.raises(InvalidArgument, match="no time at at"):
-            linker_of(index).run(files)
-        linker = linker_of(index)
-        with monkeypatch.context() as patched, pytest.raises(FileMoved):
-            patched.setattr(linked, "reopened", moving)
-            linker.run(files)
-        log.with_name("app.log.1").rename(log)
-        linker.begin_again()
-        with pytest.raises(InvalidArgument, match=r"no time at at.* An earlier run has begun this file"):
-            linker.run(files)
+    with IndexService(config) as index:
+        linker = FileLinker(index, "t", RowMapping(("k",), "at", "s"), PatientPut(index, 10.0))
+        for number in range(2):
+            with monkeypatch.context() as patched, listed_files([str(folder)], config) as files:
+                for name in ("open", "ranges", "ahead"):
+                    patched.setattr(PinnedFile, name, moving)
+                counts = linker.run(files)
+            assert len(counts.changed_while_read) == 1, number
+    assert indexed_rows(config) == list(range(40))
 
 
 def lives_of(folder, config):

@@ -28,7 +28,7 @@ from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.sources import linked, restart
 from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import PinnedFile, listed_files
+from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.storage.opening import open_storage
@@ -171,77 +171,6 @@ def test_the_number_of_a_line_comes_back(tmp_path, monkeypatch, where, ingest, a
     assert ["line", str(first[13])] in [
         line.split() for line in run_here("query", "orders", "13", "--messages", *where).out.splitlines()
     ]
-
-
-SMALL = {"log": bytes, "log.gz": gzip.compress, "log.bz2": bz2.compress}
-
-
-def write_small(folder, seed):
-    """Write some hundred small files, most of which have a row or two; others have none, or something unusual."""
-    rng = random.Random(seed)
-    for number in range(300):
-        documents = [row(rng.randrange(1000)) for _ in range(rng.choice([1, 1, 1, 2, 5]))]
-        documents += [{"at": BEGIN_S, "order_id": None}] * (rng.random() < 0.1)
-        is_csv, is_bad = number // 30 % 3 == 0, rng.random() < 0.05
-        if is_csv:
-            texts = [f"{each['order_id'] or ''};{each['at']};c{number % 7}" for each in documents]
-            texts = ["order_id;at;customer", *texts, *(["1;never;c1"] * is_bad)]
-            texts += ['"4";1700000000;"c\n1"'] * (rng.random() < 0.05)
-        else:
-            texts = [*map(json.dumps, documents), *(["{"] * is_bad)]
-        texts += [""] * (rng.random() < 0.2) + [" \t"] * (rng.random() < 0.1)
-        mark = "\ufeff" * (rng.random() < 0.05)
-        text = mark + ("\r\n" if number % 5 == 0 else "\n").join(texts) + "\n" * (rng.random() < 0.9)
-        ending = rng.choice([*SMALL])
-        path = folder / f"kind={number // 100}" / f"{number:03}.{ending}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(SMALL[ending](text.encode()))
-
-
-def test_many_small_files_are_read_together_with_the_same_rows_and_segments(tmp_path, monkeypatch, where, new):
-    """A parse, a put and several reads of each file took 1.4 ms of processor time."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    write_small(logs, 7)
-    opened, puts = [], []
-    open_file, put = PinnedFile.open, PatientPut.__call__
-
-    def opening(self):
-        opened.append(self.path.name)
-        return open_file(self)
-
-    def putting(self, *arguments):
-        puts.append(None)
-        return put(self, *arguments)
-
-    monkeypatch.setattr(PinnedFile, "open", opening)
-    monkeypatch.setattr(PinnedFile, "ranges", opening)
-    monkeypatch.setattr(PinnedFile, "ahead", opening)
-    monkeypatch.setattr(PatientPut, "__call__", putting)
-    found, opened_by_run, puts_by_run = [], [], []
-    for index in (where, new):
-        if index is new:
-            monkeypatch.setattr(linked, "gathered", lambda files: (([each], []) for each, *_ in files))
-        keys = ("--topic", "orders", "--key", "order_id", "--time", "at", "--skip-bad")
-        document = ingested(logs, "--wait", index=index, fields=keys)
-        with IndexReader.open(index[3]) as reader, reader.export() as batches:
-            store = linked_store("orders", 0)
-            segments = [structs.replace(each, published_ms=0) for each in reader.segments().of_log(store)]
-            table = pa.Table.from_batches(batches)
-        entries = sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True), key=str)
-        names = ("read_files", "read_bytes", "rows", "entries", "keyless", "skipped", "skipped_first", "held_back")
-        found.append(({name: document[name] for name in names}, segments, entries))
-        opened_by_run.append(len(opened))
-        puts_by_run.append(len(puts))
-        opened.clear()
-        puts.clear()
-    together, alone = found
-    assert together == alone
-    assert together[0]["skipped"] > 5 < together[0]["keyless"]
-    # the first one is opened for its fields, too
-    assert opened_by_run[0] <= together[0]["read_files"] + 5
-    # files with a bad row, and their neighbours, are put one by one
-    assert puts_by_run[0] < puts_by_run[1] / 2
 
 
 def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, rows_of):
@@ -662,12 +591,6 @@ def test_a_row_has_no_key_twice_and_one_without_a_key_leaves_the_topics_of_other
     assert numbers == [([0, 3], []), ([3], []), ([], []), ([2], [])]
 
 
-def test_a_topic_may_be_the_number_0(tmp_path, ingest, rows_of):
-    (tmp_path / "a.log").write_bytes(as_lines({"n": 0, "of": {"kind": 0}, **row(each)} for each in range(3)))
-    assert ingest(tmp_path / "a.log", fields=BY_FIELD)["rows"] == 3
-    assert rows_of("1", "0") == ([1], [])
-
-
 def test_a_row_without_a_topic_is_bad_and_a_field_of_many_values_is_no_topic(tmp_path, where, ingest):
     documents = events(0, 4)
     documents[2]["of"] = {"kind": None}
@@ -792,6 +715,88 @@ def test_a_row_comes_back_without_a_byte_order_mark_and_the_end_of_its_line(tmp_
         shown = mark % key if "{" in mark else f'{{"k":"{key}","at":"2024-02-03"}}'
         (message,) = run_here("query", "t", key, "--messages", *where, "--body", "text", "--json").document["messages"]
         assert message["message"]["body"] == shown
+
+
+ID = "6f1d2c3b-4a59-4687-9788-112233445566"
+
+
+@pytest.mark.parametrize(
+    ("key", "similar"),
+    [
+        ("136", ["order=136", "user=136"]),
+        ("user=137", ["order=137"]),
+        ("order=138", []),
+        (ID.upper(), [ID]),
+        (f"{{{ID.replace('-', '')}}}", [ID]),
+        ("00ff", ["0x00ff"]),
+        (" 'Order-7' ", ["order=Order-7"]),
+        ("nobody", []),
+    ],
+)
+def test_a_key_that_nothing_has_is_hinted_at_by_its_other_forms(tmp_path, where, ingest, key, similar):
+    rows = [{"order": 136, "user": 136, "id": ID}, {"order": 137, "user": 1, "id": "0x00ff"}, {"order": "Order-7"}]
+    (tmp_path / "a.ndjson").write_bytes(as_lines({**row, "at": "2024-02-03"} for row in rows))
+    keys = ("--key", "order=order", "--key", "user=user", "--key", "id")
+    ingest(tmp_path / "a.ndjson", "--wait", fields=("--topic", "t", *keys, "--time", "at"))
+    hints = [f"keys are exact: {other!r} has entries" for other in similar]
+    for index in (where[:2], where[2:]):
+        for options in ((), ("--messages",)):
+            found = run_here("query", *index, *options, "--json", "--", "t", key).document
+            assert (found["hints"], found["status"]) == (hints, "complete")
+            text = run_here("query", *index, *options, "--", "t", key).out
+            assert [line for line in text.splitlines() if line.startswith("keys are exact")] == hints
+    assert run_here("query", *where, "-q", "--", "t", key).out == ""
+    # no form of another topic or time
+    later = run_here("query", *where, "--begin", "2024-02-04", "--json", "--", "t", key).document["hints"]
+    assert [hint for hint in later if "exact" in hint] == []
+
+
+def test_quiet_prints_no_summary_but_says_what_an_answer_lacks(tmp_path, where):
+    (tmp_path / "a.ndjson").write_bytes(as_lines({"k": "a", "at": f"2024-02-0{n}"} for n in range(1, 4)))
+    done = run_here("ingest", tmp_path / "a.ndjson", *PLAIN, *where, "-q")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    whole = run_here("query", "t", "a", *where, "-q").out
+    assert "found" not in whole and whole.count("a.ndjson") == 3
+    assert "1 found, truncated" in run_here("query", "t", "a", *where, "-q", "--max", "1").out
+
+
+def test_implausible_times_are_counted_for_people(tmp_path, where):
+    (tmp_path / "a.ndjson").write_bytes(as_lines({"k": "a", "at": at} for at in ("1971-02-03", "2024-02-03")))
+    done = run_here("ingest", tmp_path / "a.ndjson", *PLAIN, *where)
+    assert re.search(r"quarantined +1 entries with an implausible time", done.out), done.out
+
+
+@pytest.mark.parametrize("options", [(), PLAIN], ids=["messages", "rows"])
+def test_topics_of_kafka_without_slashes_are_hinted_at(where, options):
+    for source in ("kafka:broker:9092/orders", "kafka:/broker:9092/orders"):
+        told = refused(source, *options, *where)
+        assert told == f"{source} is no file: write topics of Kafka as kafka://broker:9092/orders"
+
+
+def test_values_alone_are_one_json_document_a_line(tmp_path, where, ingest):
+    """With numbers as they are written, for programs that read JSON lines; all else is on stderr."""
+    values = ['{"k": "a",\t"at": "2024-02-05", "n": 1.50, "id": 12345678901234567890}',
+              '{"k": "a", "at": "2024-02-04", "n": "\u00e4\x7f\U0001f600\u202e\\n"}']  # fmt: skip
+    (tmp_path / "a.ndjson").write_text("".join(f"{value}\r\n" for value in values))
+    (tmp_path / "b.csv").write_text('k;at;n\na;2024-02-03;"x\ny"\n')
+    ingest(tmp_path / "*.*", fields=PLAIN)
+
+    def run(*options):
+        return run_here("query", "t", "a", "--messages", "--rows", *where, *options)
+
+    done = run()
+    printed = done.out.splitlines()
+    assert (done.code, printed[0]) == (0, values[0].replace("\t", " "))
+    assert done.out.isascii() and done.out.replace("\n", "").isprintable()
+    of_csv = {"k": "a", "at": "2024-02-03", "n": "x\ny"}
+    assert [json.loads(line) for line in printed] == [*map(json.loads, values), of_csv]
+    assert "3 found (3 local), complete" in done.err and "more with --all" in run("--max", "1").err
+    for wrong in ("--json", "--raw", "--explain", "--body=json"):
+        assert run(wrong).code == 2
+    (tmp_path / "a.ndjson").unlink()
+    done = run("--quiet")
+    assert (done.code, [json.loads(line) for line in done.out.splitlines()]) == (1, [of_csv])
+    assert len(done.err.splitlines()) == 2 and "no value, missing: file" in done.err
 
 
 @pytest.mark.parametrize("archive", [(), ("--archive",)], ids=["linked", "archived"])

@@ -65,6 +65,16 @@ def test_an_invalid_time_is_refused_by_name(text):
         times_ms(pa.chunked_array([[text]]))
 
 
+@pytest.mark.parametrize("text", ["631152000", " 1700000000 ", "4102444799"])
+def test_a_number_of_seconds_is_no_time_of_a_command(text):
+    """In milliseconds it is a time of 1970, before all entries. Its time as ISO 8601 is one."""
+    for option in (time_option, end_option):
+        with pytest.raises(typer.BadParameter, match=f"if it is in seconds, write {text.strip()}000, otherwise"):
+            option(text)
+        assert option(format_time(parse_time(text))) // 1000 == parse_time(text) // 1000
+        assert [option(other) for other in ("0", "631151999", "4102444800")] == [0, 631_151_999, 4_102_444_800]
+
+
 @pytest.mark.parametrize("text", ["2023-11-14", " 2023-11-14 ", "2023-W46-2"])
 def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text, tmp_path):
     begin_ms = 1_699_920_000_000

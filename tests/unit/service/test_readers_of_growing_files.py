@@ -90,7 +90,7 @@ def test_entries_that_the_writer_cut_off_are_not_read_on(growing, clock, storage
 
 def test_how_much_of_topics_was_read_is_that_of_the_files_that_a_look_returns(growing):
     index, root = growing
-    view, name = RootView(Root(root, Disk())), read_name("kafka:c", "t")
+    view, name = RootView(Root(root, Disk())), read_name("own", "t")
     put(index, 1, source=name, source_position=1)
     (file,), reads = view.look()
     assert reads == {name: 1}

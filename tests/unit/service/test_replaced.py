@@ -43,7 +43,7 @@ def put_rows(index, offsets, *, position, topic="t", queue_id=0, store=STORE, ke
         "size": [10] * len(offsets),
         "timestamp_ms": [TIME_MS + 1000 * (offset % 20) for offset in offsets],
     }
-    index.put_batch(columns, source=store, source_position=position)
+    index.put_source_batch(columns, source=store, source_position=position)
     index.flush()
 
 

@@ -48,6 +48,12 @@ class QueryOptions:
     raw: bool = declare(
         False, "--raw", help="With --messages: print the whole of values of more than 4,000 characters or 50 lines."
     )
+    rows: bool = declare(
+        False,
+        "--rows",
+        help="With --messages: print the values alone, one JSON document a line, for jq, DuckDB and pandas. A value "
+        "that is not JSON is a text.",
+    )
     keys: Path | None = declare(
         None, "--keys", metavar="FILE", help="Look up every row of a file of CSV, NDJSON, Parquet or Arrow."
     )
@@ -69,9 +75,12 @@ class QueryOptions:
             raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
         elif self.keys_out is not None:
             raise InvalidArgument("--out needs --keys")
-        of_messages = self.store is not None or self.body is not None or self.raw or kafka != KafkaClientOptions()
+        has_form = self.body is not None or self.raw
+        of_messages = self.store is not None or has_form or self.rows or kafka != KafkaClientOptions()
         if of_messages and not self.messages:
-            raise InvalidArgument("--store, --body, --raw and --kafka need --messages")
+            raise InvalidArgument("--store, --body, --raw, --rows and --kafka need --messages")
+        if self.rows and (has_form or self.explain):
+            raise InvalidArgument("leave --body, --raw and --explain out: --rows prints values alone")
 
     def page(self, most: int = _PAGE) -> int:
         """Return the entries of a page; `most`: those of a large one."""
@@ -111,6 +120,8 @@ def query(
 
       tiered-index query orders order-4711 --root /data/index --messages --kafka bootstrap.servers=broker:9092
 
+      tiered-index query orders order-4711 --storage s3://bucket/index --messages --rows --all | jq .status
+
       tiered-index query orders order-4711 --url http://localhost:8080 --token-file token
 
       tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
@@ -121,7 +132,8 @@ def query(
     writer's host, it also has entries that are flushed but not uploaded.
 
     With --messages each message has a state: local, archived, expired (deleted by the broker, not archived), erased, or
-    missing with the reason. Messages of other keys with the same hash are dropped and counted.
+    missing with the reason. Messages of other keys with the same hash are dropped and counted. With --rows, stderr has
+    all that is no value. Exit code 1: a message has none, because it is missing, expired or erased.
 
     --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
     the entries found so far, names the files that it did not read, and ends with exit code 6. With --url it prints the

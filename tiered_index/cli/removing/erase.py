@@ -8,7 +8,7 @@ from typing import Any
 from tiered_index.archives import messages_to_erase
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import EraseOptions
-from tiered_index.cli.output import Output, likely_seconds, unknown_topic
+from tiered_index.cli.output import Output, unknown_topic
 from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.jobs.erase import EraseRequest, Erasure
@@ -79,9 +79,8 @@ def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any], *, allow
         out.remark(unknown_topic(topic, done.known_topics))
     for remark in [] if done.matches_all else unmatched(done, format_time(until_ms)):
         out.remark(remark)
-    for step in (*done.to_do, likely_seconds("the erased range", until_ms)):
-        if step is not None:
-            out.remark(step)
+    for step in done.to_do:
+        out.remark(step)
     if is_planned:
         out.remark("nothing was changed: pass --yes to apply")
     is_done = done.status != "remains" and (allow_none or done.matches_all)

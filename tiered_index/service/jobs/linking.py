@@ -25,7 +25,7 @@ from tiered_index.storage.base import Storage
 
 def link(
     log: StorageLog,
-    epoch: int,
+    epoch: int | None,
     added: Sequence[LinkedSegment],
     finished: Sequence[LinkedSegment],
     gone: Sequence[tuple[str, int]] = (),

@@ -305,6 +305,13 @@ class SegmentUploads:
         with self._writing():
             return self._name(places)
 
+    def replace(self, source: SourceSegment, known: ArchivedSegment) -> bool:
+        """Archive a columnar segment anew, in place of its copy. Return false if another record was first."""
+        with self._writing():
+            self._unpublished.forget(source.place)
+            self._upload(source, known)
+            return self._name([source.place], known.name) == 1
+
     def link(
         self,
         added: Sequence[LinkedSegment],

@@ -31,7 +31,7 @@ from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded, un
 
 VERSION, _CATALOGS_VERSION, _NEWEST_VERSION = 7, 8, 9
 """The version of checkpoints, that of those with pending files or catalogs, also lost ones, and that of those with
-replaced ranges. Earlier versions wrote 1 to 6.
+replaced ranges or lost ranges of one key. Earlier versions wrote 1 to 6.
 """
 # most bytes of a state's document
 _MOST_BYTES = 1 << 31
@@ -108,7 +108,8 @@ def encode(state: dict[str, Any]) -> bytes:
     packed = b64encode(compressed(text)).decode()
     has_catalogs = state.get("pending") or state.get("catalogs") or _has_lost_catalog(state)
     version = _CATALOGS_VERSION if has_catalogs else VERSION
-    if state.get("expired", {}).get("replaced"):
+    has_key = any("key" in lost.get("range", ()) for lost in state.get("lost", ()))
+    if has_key or state.get("expired", {}).get("replaced"):
         version = _NEWEST_VERSION
     return sealed_text(json_text({"version": version, "kind": "checkpoint", "state": packed}))
 

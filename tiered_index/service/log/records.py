@@ -348,6 +348,11 @@ class LostObject(Stored, frozen=True):
         return lost
 
     @property
+    def has_rule(self) -> bool:
+        """Whether it is a range whose messages lack the keys of one rule only."""
+        return self.range is not None and self.range.key is not None
+
+    @property
     def is_of_catalog(self) -> bool:
         """Whether it is a range of a catalog that was given up: its segments are lost, not entries."""
         return self.range is not None and self.range.kind == "catalog"
@@ -458,6 +463,8 @@ class LogRecord:
         chain = {"previous": self.previous, "root": self.root, "copied": self.copied}
         newest = (*self.pending, *self.catalogs, *self.hide, *(lost for lost in self.lost if lost.is_of_catalog))
         version = document_version(self.expired, self.archive, newest, *chain.values())
+        if any(lost.has_rule for lost in self.lost):
+            version = LOG_VERSION
         return encode_document(
             {
                 "version": LOG_VERSION if self.replaced else version,

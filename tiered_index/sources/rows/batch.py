@@ -20,10 +20,11 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.segment import Times, times_of
 from tiered_index.service.write.validation import keys_of_rows
 from tiered_index.sources.blocks import RestartPoint
-from tiered_index.sources.places import Place
+from tiered_index.sources.places import LocalFile, Place, StoredFile
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, key_column
 from tiered_index.sources.values import rows_as_json, run_ends_decoded
 
+File = LocalFile | StoredFile
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ShownLine = Callable[[bytes, int], bytes]
 """Shows the row of a line at a position, as `TextFile.shown_line`."""
@@ -66,18 +67,21 @@ class RowBatch:
     paths: npt.NDArray[np.int64] | None = None
     """The number of the path in `RowMapping.keys` of each key of the only column; None: each path has a column."""
 
-    def of_path(self, number: int) -> RowBatch:
-        """Return the rows with a key by the path of a number in `RowMapping.keys`, and only these keys."""
+    def of_paths(self, first: int, end: int) -> RowBatch:
+        """Return the rows with a key by paths [`first`, `end`) of `RowMapping.keys`, and only these keys."""
         if self.paths is not None:
-            return self._only(self.paths == number)
-        column = self.keys[number]
-        return replace(self, keys=(column,))._only(column.is_valid().to_numpy(zero_copy_only=False))
+            return self.only((self.paths >= first) & (self.paths < end))
+        keys = self.keys[first:end]
+        have_keys = [column.is_valid().to_numpy(zero_copy_only=False) for column in keys]
+        nothing = np.zeros(len(self.positions), np.bool_)
+        return replace(self, keys=keys).only(np.logical_or.reduce([nothing, *have_keys]))
 
     def within(self, begin: int, end: int) -> RowBatch:
         """Return the rows at positions [`begin`, `end`)."""
-        return self._only((self.positions >= begin) & (self.positions < end))
+        return self.only((self.positions >= begin) & (self.positions < end))
 
-    def _only(self, chosen: npt.NDArray[np.bool_]) -> RowBatch:
+    def only(self, chosen: npt.NDArray[np.bool_]) -> RowBatch:
+        """Return those of the rows, as `positions` has them, that are chosen (bool, n)."""
         if chosen.all():
             return self
         mask = pa.array(chosen)
@@ -209,7 +213,7 @@ class SingleRows:
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
-def _partition_of(place: str) -> dict[str, str]:
+def partition_of(place: str) -> dict[str, str]:
     """Return the fields that the folders of a path or a URI name, as Hive and Spark write them."""
     # a URI has escapes of its own
     folders = place.split("/")[:-1] if place.startswith("/") else map(unquote, place.split("/")[:-1])
@@ -225,7 +229,7 @@ class RowFile(ABC):
 
     def __init__(self, file: Place) -> None:
         self.file = file
-        self.partition = _partition_of(str(file))
+        self.partition = partition_of(str(file))
         """The values of the folders above the file, such as ``dt=2026-01-02``: fields that its rows lack."""
 
     @abstractmethod

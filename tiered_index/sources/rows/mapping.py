@@ -24,12 +24,10 @@ from tiered_index.sources.columns import is_text, plain_text, times_ms
 from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 from tiered_index.sources.values import key_value
 from tiered_index.spelling import named_key, split_name
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, time_with_zone
+from tiered_index.types import LIKELY_SECONDS, MAX_KEY_UNITS, MAX_TIMESTAMP_MS, time_with_zone
 
 Unit = Literal["s", "ms", "us", "ns"]
 _PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-# seconds since 1970 of the years 1990 to 2100: numbers in them have one likely unit
-_LIKELY_S = 631_152_000, 4_102_444_800
 # the type of keys: `put_batch` copies the offsets of others
 KEY_TYPE = pa.large_string()
 TOPIC_FIELD = "field:"
@@ -278,8 +276,7 @@ class RowMapping:
 
     def topics_of(self, values: Sequence[Any] | pa.Array) -> pa.DictionaryArray | None:
         """Return the topics of rows; None: one of them must be read by itself."""
-        # a topic 0 may be -0
-        if (column := key_column(values, lambda rows: True)) is None or column.null_count:
+        if (column := key_column(values, bool)) is None or column.null_count:
             return None
         topics = column.dictionary_encode()
         try:
@@ -343,7 +340,7 @@ def path_of(path: str) -> Any:
 
 def _may_count(unit: Unit, number: Any) -> Any:
     """Return whether a number, or each of some (n), is a likely time in a unit."""
-    first, end = (second * _PER_SECOND[unit] for second in _LIKELY_S)
+    first, end = (second * _PER_SECOND[unit] for second in LIKELY_SECONDS)
     return (number >= first) & (number < end)
 
 

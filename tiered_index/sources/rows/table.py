@@ -17,8 +17,7 @@ from tiered_index.json_paths import fields_of, searched
 from tiered_index.sources.arrow import ArrowTable
 from tiered_index.sources.columns import has_items
 from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import File
-from tiered_index.sources.rows.batch import BadRow, RowBatch, RowFile, RowReading, SingleRows, batch_of_columns
+from tiered_index.sources.rows.batch import BadRow, File, RowBatch, RowFile, RowReading, SingleRows, batch_of_columns
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, no_key, path_of
 from tiered_index.sources.values import python_rows, python_values
 
@@ -141,6 +140,8 @@ class ColumnsReading(RowReading):
             if self.end == self._bound:
                 break
         self.end = self._bound
+        if isinstance(file.table, ArrowTable):
+            self.blocks = file.table.size_bytes, (file.table.digest(),)
 
     def _batch(self, table: pa.Table, first: int) -> RowBatch:
         return rows_of_columns(table, self._ways, self._mapping, np.arange(first, first + len(table)))

@@ -101,10 +101,13 @@ class RowWriter(EntryWriter):
                     f"`tiered-index ingest ... --drop-key {further[0]}`"
                 )
             self._rows = self._rows.with_times_of(log.state.positions)
-            plan = FilePlan.of(self._rows, Segments(log.state, storage), files)
+            plan = FilePlan.of(self._rows, Segments(log.state, storage), files, config)
+            plan.state_known(log)
         if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:
             raise InvalidArgument(f"{others[0]} is no Parquet file: index it by `spark build --topic`")
         self._offsets = plan.offsets
+        # what each new segment replaces, by its first offset
+        self._replaced = {segment.start: plan.replaced([segment]) for _, _, segment in plan.new}
         new = {_place(segment.uri): segment.to_json() for _, _, segment in plan.new}
         self._segments: dict[str, Any | None] = {_place(listed.uri): new.get(_place(listed.uri)) for listed in files}
         # Spark reads numbers from the names of folders, where 007 is another key than 7
@@ -173,7 +176,8 @@ class RowWriter(EntryWriter):
             segments = self._finished(written)
             if segments and shards:
                 topics = {topic for message in written for topic in message.topics}
-                publish_files(shards, sent, segments, rows, topics, self._offsets, log)
+                replaced = [old for segment in segments for old in self._replaced[segment.start]]
+                publish_files(shards, sent, segments, rows, topics, self._offsets, log, replaced)
 
         publish_written(self._job, sent, publish)
 

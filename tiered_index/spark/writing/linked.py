@@ -28,18 +28,21 @@ from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Segment
+from tiered_index.kernels import crc32
 from tiered_index.service.jobs.catalogs import check_behind, send_catalog
+from tiered_index.service.jobs.linking import link
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, latest_ms
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, Replacement, latest_ms
 from tiered_index.service.log.state import LogState
 from tiered_index.service.log.topic_keys import added_positions, rules_of
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.blocks import RestartPoint
-from tiered_index.sources.chains import FileChains, has_grown, is_torn, offsets_end
+from tiered_index.sources.identity import OldOffsets, table_digest
+from tiered_index.sources.known_files import TORN, KnownFiles, Plan, offsets_end
 from tiered_index.sources.linked import MOST_POINTS, check_queue, joined_times
 from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, listed_files
 from tiered_index.sources.parquet import ParquetTable
@@ -48,7 +51,7 @@ from tiered_index.sources.restart import send_points, taken_points
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
-from tiered_index.sources.rows.table import ColumnsFile
+from tiered_index.sources.rows.table import TABLES, ColumnsFile
 from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
@@ -246,7 +249,8 @@ class LinkedPartsReader:
             if is_first:
                 self._send_points(segment, reading, points_begin, behind, sent)
             unit = mapping.unit if mapping.has_numbers else None
-            facts: dict[str, Any] = {"rows": count, "times": times, "blocks": reading.blocks, "lines": lines}
+            blocks = reading.blocks or segment.blocks
+            facts: dict[str, Any] = {"rows": count, "times": times, "blocks": blocks, "lines": lines}
             mine = structs.replace(segment, position=begin, length=behind - begin, is_open=False, **facts)
             points = tuple(sent), () if is_first else tuple(reading.points)
             unclear = UnclearTimes(*np.subtract(mapping.unclear_times, unclear).tolist())
@@ -290,11 +294,25 @@ class LinkedPartsReader:
     def _check_same(self, files: LinkedFiles, segment: LinkedSegment) -> None:
         try:
             now = as_it_is(files.file(segment.uri, segment.size_bytes))
-            is_same = now.is_same(segment.size_bytes, segment.etag) or has_grown(now, segment, now.head())
+            is_same = now.is_same(segment.size_bytes, segment.etag) or _has_first_rows(now, segment)
         except ObjectNotFound as error:
             raise InvalidArgument(f"{segment.uri} was deleted while it was indexed: build again") from error
         if not is_same:
             raise InvalidArgument(f"{segment.uri} was changed while it was indexed: build again")
+
+
+def _has_first_rows(now: SourceFile, segment: LinkedSegment) -> bool:
+    """Return whether a file that was written to has the first rows of a segment, perhaps with more behind them.
+
+    Its other rows are compared by checksums when they are read again.
+    """
+    if segment.blocks is None or now.size_bytes < segment.size_bytes:
+        return False
+    length, (first, *_) = segment.blocks
+    if segment.format in TABLES:
+        return now.size_bytes == length and table_digest(now.file, segment.format, length)[1] == first
+    is_plain = "+" not in segment.format
+    return is_plain and crc32(now.part(segment.position, min(length, segment.length))) == first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,10 +322,11 @@ class LinkedResult(BuildResult):
     `rows` rows of `files` files with `read_bytes` bytes were read. `known` files were indexed before.
 
     `changed` are the URIs of files with another text than before, whose earlier rows can't be read any more;
-    `held_back` those whose last line may not be whole. `skipped_rows` counts rows that are no entries, and
-    `skipped_first` has place and problem of the first ones. `unit` is that of times that are numbers, `time_zone` that
-    of times without one. `doubled_times` counts those that its clocks show twice, and `missing_times` those that they
-    leave out.
+    `rewritten` those whose rows from some place on were read anew, in place of the earlier ones; `copies` those of
+    files that are copies of others; and `held_back` those whose last line may not be whole. `skipped_rows` counts rows
+    that are no entries, and `skipped_first` has place and problem of the first ones. `unit` is that of times that are
+    numbers, `time_zone` that of times without one. `doubled_times` counts those that its clocks show twice, and
+    `missing_times` those that they leave out.
     """
 
     files: int = 0
@@ -315,6 +334,8 @@ class LinkedResult(BuildResult):
     rows: int = 0
     read_bytes: int = 0
     changed: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
     held_back: tuple[str, ...] = ()
     skipped_rows: int = 0
     skipped_first: tuple[tuple[str, str], ...] = ()
@@ -328,10 +349,12 @@ class LinkedResult(BuildResult):
 class FilePlan:
     """What a build adds to the log of files: for each new file the rows and its open segment."""
 
-    chains: FileChains
+    files: KnownFiles
+    known: Plan
+    """What the log must state of files that it knows."""
     new: list[tuple[SourceFile, RowFile, LinkedSegment]] = field(default_factory=list)
-    known: int = 0
-    changed: list[str] = field(default_factory=list)
+    old: dict[int, tuple[OldOffsets, ...]] = field(default_factory=dict)
+    """The offsets that new segments replace, by the first offset of each."""
     held_back: list[str] = field(default_factory=list)
     # the end of all offsets before this build
     begin: int = 0
@@ -339,39 +362,43 @@ class FilePlan:
     points: list[tuple[int, int, list[tuple[int, RestartPoint]]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile]) -> FilePlan:
+    def of(cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile], config: IndexConfig) -> FilePlan:
         """Plan the segments of files. Raises `InvalidArgument` if an `ingest` has not finished its own."""
-        plan = cls(FileChains(rows.store))
-        chains, position = plan.chains, segments.state.positions.get(rows.store, 0)
-        if pending := chains.learn(segments, position):
+        known, position = KnownFiles(rows.store), segments.state.positions.get(rows.store, 0)
+        known.learn(segments, position)
+        if unfinished := known.unfinished:
             raise InvalidArgument(
-                f"{pending[0].uri} is being indexed by `ingest`, or its entries are not uploaded yet: "
+                f"{unfinished[0].uri} is being indexed by `ingest`, or its entries are not uploaded yet: "
                 "let it end with --wait, then build again"
             )
-        plan.begin = chains.end
-        places = set[str]()
-        for listed in files:
-            chain = chains.by_place.get(listed.place)
-            if listed.place in places:
-                plan.known += 1
-                continue
-            places.add(listed.place)
-            if chain is not None and listed.uri != chain[-1].uri:
-                raise InvalidArgument(f"{chain[-1].uri} is {listed.uri} now: run `ingest` for it, which keeps its rows")
-            if chain and listed.is_same(chain[-1].size_bytes, chain[-1].etag):
-                plan.known += 1
-                continue
-            position = 0
-            if chain is not None:
-                uri, behind = chain[-1].uri, chains.new_from(listed, chain)
-                plan.changed += [] if behind is not None else [uri]
-                position = behind or 0
-            head = listed.head()
-            if is_torn(listed, head, position):
+        begin = known.end
+        with contextlib.closing(LinkedFiles(config)) as opened:
+            plan = cls(known, known.plan(files, lambda uri: as_it_is(opened.file(uri, 0))), begin=begin)
+        for unread in plan.known.unread:
+            listed, reserved = unread.listed, known.reserved(unread, rows.dialect, rows.topic_path)
+            if reserved == TORN:
                 plan.held_back.append(listed.uri)
-            elif (reserved := chains.reserved(listed, head, position, rows.dialect, rows.topic_path)) is not None:
+            elif reserved is not None:
                 plan.new.append((listed, *reserved))
+                if unread.old:
+                    plan.old[reserved[1].start] = unread.old
         return plan
+
+    def state_known(self, log: StorageLog) -> None:
+        """Let the log state what is new of known files, before their new rows are published."""
+        known, end = self.known, self.begin
+        if known.changed or known.gone or known.retired:
+            retired = [_replacement(self.files.store, old, (end, end)) for old in known.retired]
+            link(log, None, [], known.changed, known.gone, retired)
+
+    def replaced(self, segments: Iterable[LinkedSegment]) -> list[Replacement]:
+        """Return what the new segments of files replace: those of `segments`, with their true ends."""
+        ends = {segment.start: segment.end for segment in segments}
+        return [
+            _replacement(self.files.store, old, (segment.start, ends.get(segment.start, segment.start)))
+            for _, _, segment in self.new
+            for old in self.old.get(segment.start, ())
+        ]
 
     def parts(self) -> Iterator[tuple[FilePart, int]]:
         """Yield the parts of all files for their first reading, and the bytes of each."""
@@ -379,7 +406,7 @@ class FilePlan:
             ends: list[int | None] = [None]
             if isinstance(rows, ColumnsFile) and isinstance(rows.table, ParquetTable):
                 ends = [*row_ends(rows.table.group_rows, _PART_ROWS)]
-            begin, lines_before = segment.position, self.chains.lines_before(listed, segment)
+            begin, lines_before = segment.position, self.files.lines_before(segment)
             for end in ends:
                 yield FilePart(number, segment, begin, end, lines_before), listed.size_bytes // len(ends)
                 begin = end or begin
@@ -400,12 +427,12 @@ class FilePlan:
                 del parts[1:]
             made.append((_joined(parts), parts))
         for part in further:
-            begin, bound = self.chains.end, self.new[part.number][2].length
+            begin, bound = self.files.end, self.new[part.number][2].length
             segment = structs.replace(part.segment, start=begin)
             made.append((segment, [part]))
             if points := taken_points(list(part.points), begin, segment.end, begin - segment.position):
                 self.points.append((begin, segment.end, points))
-            self.chains.end += bound
+            self.files.end += bound
         return sorted(((segment, parts) for segment, parts in made if segment.length), key=lambda of: of[0].start)
 
     def parts_of(self, finished: Sequence[tuple[LinkedSegment, Sequence[PartFacts]]]) -> Iterator[tuple[FilePart, int]]:
@@ -422,7 +449,11 @@ class FilePlan:
     @property
     def offsets(self) -> tuple[int, int]:
         """The offsets [begin, end) of the new segments."""
-        return self.begin, self.chains.end
+        return self.begin, self.files.end
+
+
+def _replacement(store: str, old: OldOffsets, new: tuple[int, int]) -> Replacement:
+    return Replacement(store, old.start, old.end, *new, old.times)
 
 
 def _joined(parts: Sequence[PartFacts]) -> LinkedSegment:
@@ -484,7 +515,7 @@ def link_files(
         check_own_columns(index.genesis.layout.schema)
         rows = rows.with_keys_of(log.state.positions).with_times_of(log.state.positions)
         mapping = rows.mapping()
-        plan = FilePlan.of(rows, Segments(log.state, index.opened), _listed(sources, of_source, stack))
+        plan = FilePlan.of(rows, Segments(log.state, index.opened), _listed(sources, of_source, stack), of_source)
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
             with IndexReader.open(config=of_source, environment=False) as stored, stored.export(rows.topic) as batches:
                 check_queue(rows.topic, batches)
@@ -492,6 +523,8 @@ def link_files(
         rows = replace(rows, unit=mapping.unit, is_guessed=rows.is_guessed or rows.unit is None)
         points_to = None if dry_run else index.meter.address(index.address)
         reader = LinkedPartsReader(rows, of_source, index.meter.sources(settings.s3, storage), skip_bad, points_to)
+        if not dry_run:
+            plan.state_known(log)
         if not plan.new:
             about_files, number = _about_files(plan, (), rows), log.state.number
             return LinkedResult(**about_files, dry_run=dry_run, log_number=number, metrics=index.meter.metrics)
@@ -518,7 +551,8 @@ def link_files(
             segments = [segment for segment, _ in finished]
             every: list[Segment] = [*segments, *(archived for archived, _ in (*of_points, *of_driver))]
             topics = {topic for _, topic in census.topics}
-            return publish_files(tables, sent, every, rows, topics, plan.offsets, log), 0
+            replaced = plan.replaced(segments)
+            return publish_files(tables, sent, every, rows, topics, plan.offsets, log, replaced), 0
 
         second = _groups(plan.parts_of(finished))
         entries = Entries.of_parts(spark, second, _NAMES, replace(reader, rows=rows))
@@ -555,10 +589,12 @@ def _about_files(plan: FilePlan, parts: Sequence[PartFacts], rows: RowsOfFiles) 
     cut = [plan.new[part.number][0].uri for part in parts if part.held_back]
     return {
         "files": len(plan.new),
-        "known": plan.known,
+        "known": plan.known.known,
         "rows": sum((part.segment.rows or 0) - part.skipped for part in parts),
         "read_bytes": sum(listed.size_bytes for listed, _, _ in plan.new),
-        "changed": tuple(plan.changed),
+        "changed": tuple(plan.known.lost),
+        "rewritten": tuple(plan.known.rewritten),
+        "copies": tuple(plan.known.copies),
         "held_back": (*plan.held_back, *cut),
         "skipped_rows": sum(part.skipped for part in parts),
         "skipped_first": tuple([bad for part in parts for bad in part.bad][:_NAMED]),
@@ -577,10 +613,12 @@ def publish_files(
     topics: Iterable[str],
     offsets: tuple[int, int],
     log: StorageLog,
+    replaced: Sequence[Replacement] = (),
 ) -> LogState:
     """Append the record of tables, of the catalog of their files' segments, and of positions; return the new state.
 
-    `sent` are the objects of the job, and then also the catalog; `offsets` [begin, end) are those of the segments.
+    `sent` are the objects of the job, and then also the catalog; `offsets` [begin, end) are those of the segments,
+    which replace `replaced`.
     Raises `InvalidArgument` if another run has added files meanwhile, and as `Publication.record`.
     """
     catalog, of_catalog = send_catalog(log, sorted(segments, key=lambda segment: segment.place))
@@ -608,6 +646,6 @@ def publish_files(
             raise InvalidArgument("another run has changed the keys of this topic meanwhile: build again")
         check_behind(state, [segment for segment in segments if isinstance(segment, LinkedSegment)])
         record = LogRecord(0, "build", 0, "", 0, stored, (), positions, put_before_ms=latest_ms(stored))
-        return replace(record, catalogs=(catalog,))
+        return replace(record, catalogs=(catalog,), replaced=tuple(replaced))
 
     return publication.record("a build", make)

@@ -1,0 +1,559 @@
+"""The files of one log, by the segments that the index has of them: which listed file is which known one.
+
+A file is what it holds (`identity.py`). Its name, inode and size say with which known file it is compared, in this
+order:
+
+1. A file with the size and the hints of a known one is that file, also under another name. Nothing is read.
+2. A file with the inode, and then one with the name, of a known file is that file if it has its first block.
+3. Any other file is new, or has the rows of a known file that has *moved*: one whose name or size it has, and that is
+   not at its place any more.
+4. A new file is a *copy* if it is in the folder of another one that is still there, has its name and suffixes of
+   rotation or packing, and a part of its text. It is not indexed as long as this is so.
+
+So rows keep their offsets while files are renamed, copied, truncated, packed, uploaded again, or mounted elsewhere. One
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from msgspec import structs
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.format.names import points_store, rows_store
+from tiered_index.format.segment import LOST, LinkedSegment
+from tiered_index.kernels import crc32
+from tiered_index.service.read.segments import Segments
+from tiered_index.sources.identity import (
+    Content,
+    Cut,
+    Grown,
+    KnownFile,
+    OldOffsets,
+    Other,
+    Same,
+    Verdict,
+    begins_with,
+    names_before,
+    table_digest,
+    what_is,
+)
+from tiered_index.sources.listing import HEAD_BYTES, SourceFile, as_it_is
+from tiered_index.sources.places import StoredFile
+from tiered_index.sources.rows.batch import RowFile
+from tiered_index.sources.rows.forms import is_growing_text, open_rows
+from tiered_index.sources.rows.mapping import Dialect
+from tiered_index.sources.rows.text import BLOCK_BYTES
+
+# fields of a segment that say what its text has
+_OF_TEXT = ("rows", "times", "blocks", "lines")
+Torn = Literal["torn"]
+TORN: Torn = "torn"
+Opened = Callable[[str], SourceFile]
+"""Returns the file at a URI as it is now. Raises as `as_it_is`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file whose rows from `position` on are to be read. They replace those at the offsets `old`."""
+
+    listed: SourceFile
+    position: int = 0
+    old: tuple[OldOffsets, ...] = ()
+
+
+@dataclass
+class Plan:
+    """What a run has to do.
+
+    - `unread`: the files with rows that no run has read.
+    - `resumed`: segments that an earlier run has not finished, with their files, which still have these rows.
+    - `changed`, `gone`, `retired`: what the log must state first: segments with new facts, places of segments without
+      rows, and offsets of rows that are in no file.
+    - `known`: the number of files that are not read, and `copies` the URIs of those that are copies of others.
+    - `lost`: the URIs of files that have other rows, so that their earlier ones can't be read any more.
+    - `rewritten`: the URIs of files whose rows from some place on are read anew.
+    """
+
+    unread: list[Unread] = field(default_factory=list)
+    resumed: list[tuple[SourceFile, LinkedSegment]] = field(default_factory=list)
+    changed: list[LinkedSegment] = field(default_factory=list)
+    gone: list[tuple[str, int]] = field(default_factory=list)
+    retired: list[OldOffsets] = field(default_factory=list)
+    known: int = 0
+    copies: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    rewritten: list[str] = field(default_factory=list)
+
+
+class KnownFiles:
+    """The known files of a log, and the end of all offsets that were ever reserved."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        self.end = 0
+        self._position = 0
+        # those at a URI, and those whose text no file has any more
+        self._by_uri: dict[str, KnownFile] = {}
+        self._lost: list[KnownFile] = []
+        # the offsets that wait for the end of a new reading, by the first offset of its segment
+        self._waiting: dict[int, list[OldOffsets]] = {}
+        # copies with their originals, by URI, size and stamp, so that a follower compares them once
+        self._copies = set[tuple[str, int, str, str, int, str]]()
+
+    def at(self, uri: str) -> KnownFile | None:
+        """Return the known file at a URI."""
+        return self._by_uri.get(uri)
+
+    @property
+    def files(self) -> list[KnownFile]:
+        """The known files."""
+        return [*self._by_uri.values(), *self._lost]
+
+    @property
+    def unfinished(self) -> list[LinkedSegment]:
+        """The segments that no run has finished, by their first offset."""
+        segments = [segment for known in self.files for segment in known.unfinished]
+        return sorted(segments, key=lambda segment: segment.start)
+
+    def learn(self, segments: Segments, position: int) -> None:
+        """Take the segments of the log in place of all known ones. `position`: all rows before it are durable.
+
+        Raises as `Segments`.
+        """
+        self._by_uri, self._lost, self._position = {}, [], position
+        for segment in segments.of_log(self.store):
+            if isinstance(segment, LinkedSegment):
+                self.add(segment)
+        self.end = max(self.end, position, offsets_end(segments, self.store))
+
+    def add(self, segment: LinkedSegment) -> None:
+        """Add a segment behind all others: the next one of its file, the first one of a file, or of another text."""
+        self.end = max(self.end, segment.end)
+        if segment.etag == LOST:
+            known = next((lost for lost in reversed(self._lost) if lost.uri == segment.uri), None)
+        else:
+            known = self._by_uri.get(segment.uri)
+        if segment.position == 0:
+            # what a file with columns had before was replaced
+            known = KnownFile([], self._position)
+            if segment.etag == LOST:
+                self._lost.append(known)
+            else:
+                self._by_uri[segment.uri] = known
+        if known is not None:
+            # the text was read anew from the position on
+            before = [other for other in known.segments if other.position < segment.position]
+            known.set_segments([*before, segment])
+        # otherwise it was replaced, and the file has moved since then
+
+    def finish(self, before: LinkedSegment, after: LinkedSegment | None) -> None:
+        """Put a finished segment, all of whose rows were put, in the place of one. None: it has no row. Idempotent."""
+        if (known := self._by_uri.get(before.uri)) is None:
+            return
+        known.durable = max(known.durable, before.end)
+        known.set_segments([segment for other in known.segments if (segment := after if other == before else other)])
+        if not known.segments:
+            del self._by_uri[before.uri]
+
+    def lines_before(self, segment: LinkedSegment) -> int | None:
+        """Return the number of lines of a file before a segment; None: not known."""
+        known = self._by_uri.get(segment.uri)
+        for before in () if known is None else known.segments:
+            if before.position + before.length == segment.position and before.lines is not None:
+                return before.lines[0] + sum(before.lines[1])
+        return None
+
+    def reserved(
+        self, unread: Unread, dialect: Dialect | None, topic_field: str | None
+    ) -> tuple[RowFile, LinkedSegment] | Torn | None:
+        """Return the rows of a file, and an open segment at the end of the log for those that are unread.
+
+        `dialect` is for CSV, and `topic_field` is the path of the topic of a row, None if all have one topic. Returns
+        None if the file has no byte there, and `TORN` if it has only a line that may still be written. Raises
+        `CorruptFile`, and `InvalidArgument` for a file of another form.
+        """
+        published_ms, listed, position = SystemClock().now_ms(), unread.listed, unread.position
+        head = first = listed.head()
+        if is_growing_text(head):
+            first = listed.part(position, HEAD_BYTES) if position else head
+            if _is_torn(listed, first, position):
+                return TORN
+        rows = open_rows(listed.file, listed.size_bytes, head, dialect)
+        if (length := rows.length_bound(position)) <= 0:
+            return None
+        # what a later run compares if this one is killed
+        blocks = None
+        if rows.format == "parquet":
+            size_bytes, digest = table_digest(listed.file, rows.format, listed.size_bytes)
+            blocks = size_bytes, (digest,)
+        elif may_grow(rows.format):
+            blocks = len(first), (crc32(first),)
+        of_file = listed.uri, self.store, self.end, length, rows.format, listed.size_bytes, listed.stamp
+        segment = LinkedSegment(*of_file, published_ms, position, blocks=blocks, is_open=True, topic_field=topic_field)
+        self.add(segment)
+        return rows, segment
+
+    def reserved_further(self, segment: LinkedSegment, position: int, length: int) -> LinkedSegment:
+        """Return an open segment at the end of the log, for the rows of a file behind its other segments."""
+        of_text: dict[str, Any] = dict.fromkeys(_OF_TEXT)
+        further = structs.replace(segment, start=self.end, position=position, length=length, is_open=True, **of_text)
+        self.add(further)
+        return further
+
+    def plan(self, files: Sequence[SourceFile], opened: Opened) -> Plan:
+        """Decide what each listed file is, and what a run has to do.
+
+        It reads files whose hints are other ones than those of the known file. Raises the storage's errors.
+        """
+        return _Decision(self, files, opened).plan()
+
+
+class _Decision:
+    """One decision about all listed files. It changes the known files as the plan says."""
+
+    def __init__(self, known_files: KnownFiles, files: Sequence[SourceFile], opened: Opened) -> None:
+        self._files, self._by_uri, self._lost = known_files.files, known_files._by_uri, known_files._lost
+        self._waiting, self._compared = known_files._waiting, known_files._copies
+        self._opened, self._plan = opened, Plan()
+        places = dict[str, SourceFile]()
+        for listed in files:
+            # of the names of one file, the known one counts
+            other = places.setdefault(listed.place, listed)
+            if other.uri not in self._by_uri and listed.uri in self._by_uri:
+                places[listed.place] = listed
+        self._plan.known = len(files) - len(places)
+        self._listed = {listed.uri: listed for listed in places.values()}
+        """The listed files by URI, each as it is now."""
+        # other sources may be listed than those of a run that was interrupted
+        self._unlisted = set[str]()
+        for uri in [known.uri for known in self._by_uri.values() if known.unfinished]:
+            there = self._there(uri) if uri not in self._listed else None
+            if there is not None and there.place not in places:
+                self._listed[uri] = there
+                self._unlisted.add(uri)
+        self._known = dict[str, KnownFile]()
+        """The known file that each of them is."""
+        self._verdicts = dict[str, Verdict]()
+        """What each of these is by its content. Missing: it has the hints of the known file."""
+        self._claimed = set[KnownFile]()
+
+    def plan(self) -> Plan:
+        """Return what to do."""
+        by_inode = {known.inode: known for known in self._files if known.inode is not None}
+        ways: tuple[Callable[[SourceFile], KnownFile | None], ...] = (
+            lambda listed: by_inode.get(listed.place),
+            lambda listed: self._by_uri.get(listed.uri),
+        )
+        new = [*self._listed.values()]
+        for known_of in reversed(ways):
+            new = [listed for listed in new if not self._has_hints(listed, known_of(listed))]
+        new = [now for listed in new if (now := self._refreshed(listed, [of(listed) for of in ways])) is not None]
+        for known_of in ways:
+            new = [listed for listed in new if listed.uri in self._known or not self._goes_on(listed, known_of(listed))]
+        self._find_moved([listed for listed in new if listed.uri not in self._known])
+        self._drop_copies()
+        for listed in self._listed.values():
+            self._decide(listed)
+        for known in self._files:
+            if known not in self._claimed and known.unfinished:
+                self._plan.lost.append(known.uri)
+                self._end(known)
+        known_files = [known for known in [*self._by_uri.values(), *self._claimed] if known.segments]
+        self._lost[:] = [known for known in self._lost if known not in self._claimed]
+        self._by_uri.clear()
+        self._by_uri.update((known.uri, known) for known in known_files if not known.is_lost)
+        return self._plan
+
+    # Which known file a listed one is
+
+    def _claim(self, listed: SourceFile, known: KnownFile, verdict: Verdict | None = None) -> None:
+        self._known[listed.uri] = known
+        self._claimed.add(known)
+        if verdict is not None:
+            self._verdicts[listed.uri] = verdict
+
+    def _has_hints(self, listed: SourceFile, known: KnownFile | None) -> bool:
+        """Claim a known file whose hints a listed one has."""
+        if known is None or known in self._claimed or not known.has_hints(listed):
+            return False
+        self._claim(listed, known)
+        return True
+
+    def _refreshed(self, listed: SourceFile, known_ones: Iterable[KnownFile | None]) -> SourceFile | None:
+        """Return a file that seems to be written to as it is now, because a list may be old; None: it is gone."""
+        free = [known for known in known_ones if known is not None and known not in self._claimed]
+        if not free or (isinstance(listed.file, StoredFile) and listed.size_bytes > free[0].last.size_bytes):
+            return listed
+        if (now := self._there(listed.uri, listed)) is None:
+            del self._listed[listed.uri]
+            return None
+        self._listed[now.uri] = now
+        for known in free:
+            if self._has_hints(now, known):
+                break
+        return now
+
+    def _there(self, uri: str, listed: SourceFile | None = None) -> SourceFile | None:
+        """Return the file at a URI as it is now; None: there is none, it is empty, or it can't be opened."""
+        with contextlib.suppress(InvalidArgument, ObjectNotFound, ConfigError, StorageError):
+            now = self._opened(uri) if listed is None else as_it_is(listed.file)
+            return now if now.size_bytes else None
+        return None
+
+    def _goes_on(self, listed: SourceFile, known: KnownFile | None) -> bool:
+        """Claim a known file if a listed one has its first block."""
+        if known is None or known in self._claimed:
+            return False
+        if isinstance(verdict := self._verdict(listed, known), Other):
+            return False
+        self._claim(listed, known, verdict)
+        return True
+
+    def _verdict(self, listed: SourceFile, known: KnownFile) -> Verdict:
+        try:
+            return what_is(listed, known)
+        except (InvalidArgument, ObjectNotFound, CorruptFile):
+            # the reading of the file says why
+            return Other()
+
+    def _find_moved(self, files: Sequence[SourceFile]) -> None:
+        """Claim known files that are not at their places any more for new ones that have their rows."""
+        free = [known for known in self._files if known not in self._claimed and known.end] if files else []
+        by_size: dict[int, list[KnownFile]] = {}
+        by_name: dict[str, list[KnownFile]] = {}
+        for known in free:
+            by_size.setdefault(known.last.size_bytes, []).append(known)
+            by_name.setdefault(_first_name(known.uri), []).append(known)
+        has_gone = dict[KnownFile, bool]()
+        for listed in files if free else ():
+            folder = _folder(listed.uri)
+            named = sorted(by_name.get(_first_name(listed.uri), ()), key=lambda known: _folder(known.uri) != folder)
+            for known in dict.fromkeys([*named, *by_size.get(listed.size_bytes, ())]):
+                if known in self._claimed:
+                    continue
+                if isinstance(verdict := self._verdict(listed, known), Same | Grown):
+                    if known not in has_gone:
+                        has_gone[known] = not self._is_there(known)
+                    if has_gone[known]:
+                        self._claim(listed, known, verdict)
+                        break
+
+    def _is_there(self, known: KnownFile) -> bool:
+        """Return whether a file that is not claimed is at its place."""
+        if known.is_lost or known.uri in self._listed:
+            # it is another one
+            return False
+        now = self._there(known.uri)
+        return now is not None and (known.has_hints(now) or not isinstance(self._verdict(now, known), Other))
+
+    def _drop_copies(self) -> None:
+        """Leave out the new files that are copies."""
+        for uri in sorted(self._listed.keys() - self._known.keys()):
+            folder = _folder(uri)
+            for name in names_before(uri.removeprefix(folder)):
+                if uri in self._listed and uri not in self._known:
+                    self._compare(self._listed[uri], folder + name)
+
+    def _compare(self, listed: SourceFile, original_uri: str) -> None:
+        """Leave out a new file if it is a copy of the one at a URI, or this one if it is a copy of the new one."""
+        if (original := self._original(listed, original_uri)) is None or listed.uri in self._known:
+            return
+        mark = listed.uri, listed.size_bytes, listed.stamp, original.uri, original.size_bytes, original.stamp
+        known = self._known.get(original_uri) or self._by_uri.get(original_uri)
+        verdict = None if known is None or not known.end else self._verdict(listed, known)
+        if mark in self._compared or isinstance(verdict, Same) or _begins_with(original, listed):
+            self._compared.add(mark)
+            self._drop(listed.uri)
+        elif original_uri in self._listed and isinstance(verdict, Grown | None) and _begins_with(listed, original):
+            if known is not None and verdict is not None:
+                self._verdicts.pop(original_uri, None)
+                self._claim(listed, known, verdict)
+            self._drop(original_uri)
+
+    def _drop(self, uri: str) -> None:
+        self._known.pop(uri, None)
+        del self._listed[uri]
+        self._plan.copies.append(uri)
+
+    def _original(self, copy: SourceFile, uri: str) -> SourceFile | None:
+        """Return the file at a URI, as it is now, if it may have a copy; None: there is none.
+
+        If it has been truncated since it was listed, the copy has its known rows.
+        """
+        listed, known = self._listed.get(uri), self._known.get(uri)
+        if listed is None:
+            at_uri = self._by_uri.get(uri)
+            is_there = at_uri is not None and at_uri not in self._claimed and self._is_there(at_uri)
+            return self._there(uri) if is_there else None
+        now = self._there(uri, listed)
+        if now is not None and now.is_same(listed.size_bytes, listed.stamp):
+            return now
+        if known is not None:
+            self._claimed.discard(known)
+            del self._known[uri]
+            self._verdicts.pop(uri, None)
+        if now is None:
+            del self._listed[uri]
+        else:
+            self._listed[uri] = now
+            if known is not None:
+                self._goes_on(now, known)
+        self._find_moved([copy])
+        return now
+
+    # What follows
+
+    def _decide(self, listed: SourceFile) -> None:
+        known, before = self._known.get(listed.uri), self._by_uri.get(listed.uri)
+        old: list[OldOffsets] = []
+        if before is not None and before is not known and before not in self._claimed:
+            old = self._replace(before)
+        if known is not None:
+            self._plan.retired += old
+            self._continue(listed, known, self._verdicts.get(listed.uri))
+        elif listed.uri not in self._unlisted:
+            self._plan.unread.append(Unread(listed, 0, tuple(old)))
+
+    def _replace(self, known: KnownFile) -> list[OldOffsets]:
+        """End a known file whose place another one has. Return the offsets of rows that the other one replaces."""
+        uri, old = known.uri, known.offsets_from(0) if known.is_table else []
+        self._end(known)
+        if known.segments:
+            (self._plan.rewritten if known.is_table else self._plan.lost).append(uri)
+        if known.segments and not known.is_table:
+            self._state(known, [structs.replace(segment, etag=LOST) for segment in known.segments])
+            self._lost.append(known)
+        return old
+
+    def _continue(self, listed: SourceFile, known: KnownFile, verdict: Verdict | None) -> None:
+        """Note what is to be read of a file that is a known one."""
+        if verdict is None:
+            if known.uri != listed.uri:
+                self._state(known, [structs.replace(segment, uri=listed.uri) for segment in known.segments])
+            self._resume(listed, known)
+            self._plan.known += not known.unfinished
+            return
+        old, position = list[OldOffsets](), known.end
+        if isinstance(verdict, Cut):
+            position = min(verdict.position, known.durable_end)
+            old = known.offsets_from(position)
+            self._plan.rewritten += [listed.uri] if old else []
+        old += self._end(known, Content(listed), position, with_closed=isinstance(verdict, Cut))
+        if known.segments:
+            self._renew(listed, known, is_whole=isinstance(verdict, Same))
+            self._resume(listed, known)
+        if isinstance(verdict, Same):
+            self._plan.known += not known.unfinished
+        else:
+            self._plan.unread.append(Unread(listed, position, tuple(old)))
+
+    def _resume(self, listed: SourceFile, known: KnownFile) -> None:
+        """Note the segments whose rows are not all put. Their text is known, or the file has not been written to."""
+        self._plan.resumed += [(listed, segment) for segment in known.unfinished]
+
+    def _renew(self, listed: SourceFile, known: KnownFile, *, is_whole: bool) -> None:
+        """Put the name and the hints of a file into the segments of a known one, whose rows it has.
+
+        Unless it `is_whole`, the hints are none that the file can have: it has rows that no run has read.
+        """
+        content = Content(listed)
+        last, stamp = known.last, listed.stamp if is_whole else unread_stamp(listed.uri, listed.place)
+        formats = [content.packed_format(segment.format) for segment in known.segments]
+        if last.uri != listed.uri or content.compression is not None or formats[-1] != last.format:
+            now = {"uri": listed.uri, "size_bytes": listed.size_bytes, "etag": stamp}
+            pairs = zip(known.segments, formats, strict=True)
+            self._state(known, [structs.replace(segment, format=form, **now) for segment, form in pairs])
+        elif is_whole:
+            renewed = structs.replace(last, size_bytes=listed.size_bytes, etag=stamp)
+            self._state(known, [*known.segments[:-1], renewed])
+
+    def _end(
+        self, known: KnownFile, content: Content | None = None, position: int = 0, *, with_closed: bool = True
+    ) -> list[OldOffsets]:
+        """End the unfinished segments of a file before their first row that is not durable.
+
+        `content` has the known rows before `position`. Return the offsets that wait for the ends of the segments: a
+        further reading has the rest of their rows.
+        """
+        segments, waiting = list[LinkedSegment](), list[OldOffsets]()
+        for segment in known.segments:
+            if segment not in known.unfinished or not (segment.is_open or with_closed):
+                segments.append(segment)
+                continue
+            waiting += self._waiting.get(segment.start, [])
+            length = min(segment.length, known.durable - segment.start)
+            if length <= 0:
+                self._plan.gone.append(segment.place)
+                continue
+            of_text: dict[str, Any] = {"rows": None, "times": None, "lines": None}
+            if not known.is_table and content is not None and segment.position < position:
+                length = min(length, position - segment.position)
+                of_text |= content.facts_of(segment.position, length)
+            elif not known.is_table and (segment.blocks is None or segment.blocks[0] != length):
+                of_text["blocks"] = None
+            stamp = unread_stamp(segment.uri, known.inode or "")
+            segments.append(structs.replace(segment, length=length, is_open=False, etag=stamp, **of_text))
+        self._state(known, segments)
+        return waiting
+
+    def _state(self, known: KnownFile, segments: Sequence[LinkedSegment]) -> None:
+        """Give a known file other segments, which the log must state."""
+        before = {segment.start: segment for segment in known.segments}
+        changed = [segment for segment in segments if before[segment.start] != segment]
+        places = {segment.place for segment in changed}
+        self._plan.changed = [other for other in self._plan.changed if other.place not in places] + changed
+        known.set_segments(segments)
+
+
+def _begins_with(longer: SourceFile, shorter: SourceFile) -> bool:
+    with contextlib.suppress(InvalidArgument, ObjectNotFound):
+        return begins_with(longer, shorter)
+    return False
+
+
+def _folder(uri: str) -> str:
+    return uri[: uri.rfind("/") + 1]
+
+
+def _first_name(uri: str) -> str:
+    """Return the name that a file had before all rotations."""
+    name = uri[uri.rfind("/") + 1 :]
+    return [name, *names_before(name)][-1]
+
+
+def unread_stamp(uri: str, place: str) -> str:
+    """Return the stamp in a segment of a file that has rows behind it, which no run has read. No file has it."""
+    return f"{place}-0" if uri.startswith("file:") else "-"
+
+
+def offsets_end(segments: Segments, store: str) -> int:
+    """Return the end of all offsets of a log that a record has named. Those of a lost catalog are never used again."""
+    given_up = [lost.end for lost in segments.state.given_up.get(store, ())]
+    listed = [log.end for _, log in segments.state.listed_logs.get(store, ())]
+    archived = (segments.end(rows_store(store)), segments.end(points_store(store)))
+    return max([*archived, *given_up, *listed, segments.state.positions.get(store, 0)])
+
+
+def _is_torn(listed: SourceFile, first: bytes, position: int) -> bool:
+    """Return whether a text behind a position is a line that may still be written. `first` are its first bytes."""
+    part = first
+    while position < listed.size_bytes and part:
+        if b"\n" in part:
+            return False
+        if position + len(part) == listed.size_bytes and part.rstrip().endswith(b"}"):
+            # perhaps a whole object
+            return False
+        position += len(part)
+        part = listed.part(position, BLOCK_BYTES)
+    return True
+
+
+def may_grow(segment_format: str) -> bool:
+    """Return whether lines may be appended to the file of a segment."""
+    return segment_format.partition(":")[0] in ("ndjson", "csv") and "+" not in segment_format
