@@ -101,3 +101,19 @@ def test_rows_of_files_are_listed_and_opened(opened, tmp_path):
         log.write_text(log.read_text().replace('"n": 28', '"n": 29'))
         page.reload()
         expect(message).to_contain_text("has changed since it was indexed")
+
+
+def test_a_miss_offers_named_keys_and_other_forms(opened, tmp_path):
+    """Of order 136 and user 136, neither of which is the key 136, and of a UUID."""
+    uuid, log = "6f1d2c3b-4a59-4687-9788-112233445566", tmp_path / "app.ndjson"
+    log.write_text(json.dumps({"order": 136, "user": 136, "id": uuid, "at": 1_700_000_000}) + "\n")
+    storage = f"file://{tmp_path}/objects"
+    keys = ("--key", "order=order", "--key", "user=user", "--key", "id", "--time", "at", "--wait")
+    done = run_here("ingest", log, "--topic", "t", *keys, "--root", tmp_path / "root", "--storage", storage)
+    assert done.code == 0, done.err
+    with IndexReader.open(storage) as reader, on_a_port(reader) as client:
+        for asked, offered in (("136", ["order=136", "user=136"]), (uuid.replace("-", "").upper(), [uuid])):
+            page = opened(str(client.base_url), f"#search?topic=t&key={asked}")
+            for key in offered:
+                expect(page.get_by_role("link", name=f"key {key} of topic t")).to_be_visible()
+            expect(page.locator("#said li")).to_have_count(len(offered))

@@ -3,16 +3,41 @@ import { json } from "./api.js";
 
 const MOST = 200;
 
-function keysLike(key, templates) {
+const UUID = /^(?:urn:uuid:)?\{?([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{12})\}?$/i;
+const NAME = /^[A-Za-z_][A-Za-z0-9_.-]*=(?!=)/;
+
+// Returns the names of keys, such as "order=", by the names of an index's positions: --key order=order_id gives one.
+export function namesOf(positions) {
+  const rules = positions.filter((one) => one.startsWith("kafka-key:")).map((one) => one.slice("kafka-key:".length));
+  rules.push(...positions.filter((one) => one.startsWith("topic-key:"))
+    .map((one) => decodeURIComponent(one.slice(one.lastIndexOf("/") + 1))));
+  return [...new Set(rules.map((rule) => NAME.exec(rule)?.[0]).filter(Boolean))];
+}
+
+const cases = (texts) => texts.flatMap((one) => [one, one.toLowerCase(), one.toUpperCase()]);
+
+// Returns other spellings of a value: a UUID without hyphens or with them, and bytes as digits after 0x.
+function spellings(value) {
+  const uuid = UUID.exec(value)?.slice(1);
+  const hex = /^(?:0x)?((?:[0-9a-f]{2})+)$/i.exec(value)?.[1];
+  const forms = [value, value.replace(/\s+/g, ""), value.replace(/^0+(?=.)/, "")];
+  if (uuid) forms.push(uuid.join("-"), uuid.join(""));
+  if (hex) forms.push(hex, `0x${hex.toLowerCase()}`);
+  return cases(forms);
+}
+
+function keysLike(key, templates, names) {
   const bare = key.trim().replace(/^["'#]+|["']+$/g, "");
+  const value = bare.replace(NAME, "");
   const stripped = templates.map((template) => template.split("{}")).filter(([head, tail]) => tail !== undefined
     && bare.startsWith(head) && bare.endsWith(tail) && bare.length > head.length + tail.length)
     .map(([head, tail]) => bare.slice(head.length, bare.length - tail.length));
-  const written = [bare, bare.replace(/\s+/g, ""), bare.replace(/^0+(?=.)/, ""), ...stripped];
+  const written = [...spellings(bare), ...spellings(value), ...stripped.flatMap(spellings)];
   const filled = written.flatMap((one) => templates.filter((template) => template.includes("{}"))
     .map((template) => template.replaceAll("{}", one)));
-  const all = [...written, ...filled].flatMap((one) => [one, one.toLowerCase(), one.toUpperCase()]);
-  return [...new Set([key, ...all])].filter(Boolean);
+  const prefixes = [bare.slice(0, bare.length - value.length), ...names];
+  const named = spellings(value).flatMap((one) => prefixes.map((prefix) => prefix + one));
+  return [...new Set([key, ...named, ...written, ...cases(filled)])].filter(Boolean);
 }
 
 function topicsLike(topic, known) {
@@ -21,9 +46,9 @@ function topicsLike(topic, known) {
 }
 
 // Returns the [{topic, key}] that have entries in the time range.
-export async function found({ key, topic }, templates, known, times) {
+export async function found({ key, topic }, templates, names, known, times) {
   const lookups = topicsLike(topic, known).flatMap((one) =>
-    keysLike(key, templates).map((like) => ({ topic: one, key: like, max_count: 1, ...times })))
+    keysLike(key, templates, names).map((like) => ({ topic: one, key: like, max_count: 1, ...times })))
     .filter((one) => one.key !== key || one.topic !== topic).slice(0, MOST);
   if (!lookups.length) return [];
   const { results } = await json("v1/query:batch", {}, { body: { lookups, allow_partial: true, allow_spent: true } });
