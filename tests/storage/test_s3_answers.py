@@ -361,10 +361,12 @@ def test_a_listing_out_of_order_or_without_end_is_refused(s3, scripted):
     with pytest.raises(StorageMisconfigured):
         list(s3.list())
     if s3.options.client is not None:
-        # obstore takes a short page without a token for the last one
+        # obstore takes a short page without a token for the last one (`list_whole` does not)
         endless = listing("pre/fix/a", token="t").body.replace(b"<NextContinuationToken>t</NextContinuationToken>", b"")
         scripted.answers(Answer(200, endless), listing("pre/fix/b"))
-        with pytest.raises(StorageUnavailable, match="NextContinuationToken"):
+        assert [info.name for info in s3.list()] == ["a", "b"]
+        scripted.answers(Answer(200, endless))
+        with pytest.raises(StorageMisconfigured, match="order"):
             list(s3.list())
     scripted.answers(Answer(200, b"<ListBucketResult><Contents>"))
     with pytest.raises(StorageUnavailable):

@@ -429,16 +429,16 @@ def test_a_full_page_of_a_listing_without_the_next_pages_token_is_followed(
     assert len(list(s3.list("log/"))) == 2001
     assert len(scripted.requests) == 3
     # a server that ignores start-after as well would be asked for the same page without end
-    scripted.answers(listing(*keys[:1000]))
-    with pytest.raises(StorageMisconfigured, match=r"ignores start-after.*client=boto3"):
+    body = listing(*keys[:1000]).body.replace(
+        b"</ListBucketResult>", b"<IsTruncated>true</IsTruncated></ListBucketResult>"
+    )
+    scripted.answers(Answer(200, body))
+    with pytest.raises(StorageMisconfigured, match="order of name"):
         list(s3.list("log/"))
 
 
 def test_the_mark_of_a_folder_is_no_object(s3: S3Storage, scripted: ScriptedServer) -> None:
-    """obstore strips the slash from its key, and can't list a key with an empty name."""
-    scripted.answers(listing(f"{PREFIX}/log/a//b"))
-    with pytest.raises(StorageMisconfigured, match=r"log/a//b.*add client=boto3"):
-        list(s3.list("log/"))
+    """obstore strips the slash from its key."""
     marked = [f"{PREFIX}/", f"{PREFIX}/log-a", f"{PREFIX}/log/", f"{PREFIX}/log/1"]
     body = listing(*marked).body.replace(b"/</Key><Size>1", b"/</Key><Size>0")
     scripted.answers(Answer(200, body))

@@ -18,6 +18,10 @@ NAMES = [
     "x%3Ay.ndjson",
     "täg,~.ndjson",
     "ts=22%3A00/p.ndjson",
+    "/begins with a slash.ndjson",
+    "a//b.ndjson",
+    "tab\t.ndjson",
+    "a?b=c#d.ndjson",
 ]
 
 
@@ -28,7 +32,7 @@ def test_an_object_of_any_name_is_one_source(s3_environment: Any, name: str) -> 
     with config.open_storage(f"s3://{bucket}{parameters}", any_names=True) as storage:
         storage.put(name, name.encode())
     known = set()
-    for spelled in {name, quote(name)}:
+    for spelled in {name, quote(name)} if "?" not in name else {quote(name)}:
         with opened_place(f"s3://{bucket}/{spelled}{parameters}", config) as place, place.open() as file:
             assert isinstance(place, StoredFile) and file.read() == name.encode()
             known.add(str(place))

@@ -19,18 +19,14 @@ from urllib.parse import quote, unquote
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.globs import Glob, is_hidden, wildcard_at
-from tiered_index.sources.places import LocalFile, StoredFile, local_path, opened_place, readings
+from tiered_index.sources.places import LocalFile, StoredFile, local_path, opened_place, readings, split_object
 from tiered_index.sources.table_folders import check_no_tables, table_error, table_folder
-from tiered_index.storage.base import ObjectInfo, Storage
+from tiered_index.storage.base import ObjectInfo, Storage, list_whole
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import beside, split_parameters
 
 HEAD_BYTES = 64 << 10
 """The first bytes of a file, which show its form."""
-# a URI's parts between slashes that name the bucket: the scheme, an empty one, the bucket
-_BUCKET_DEPTH = 3
-# schemes whose storages are buckets: one storage reads all objects of a bucket
-_BUCKETS = ("s3", "gs", "az")
 
 
 @dataclass(frozen=True)
@@ -137,11 +133,8 @@ class LinkedFiles:
         if (path := local_path(uri)) is not None:
             return LocalFile(path)
         place, mark, parameters = beside(uri, self._config.storage).partition("?")
-        scheme, separator, rest = place.partition("://")
-        folder, _, name = rest.partition("/") if scheme in _BUCKETS else rest.rpartition("/")
-        return StoredFile(
-            uri, self._storage(f"{scheme}{separator}{folder}{mark}{parameters}"), unquote(name), size_bytes
-        )
+        folder, name = split_object(place)
+        return StoredFile(uri, self._storage(folder + mark + parameters), unquote(name), size_bytes)
 
     def _storage(self, uri: str) -> Storage:
         with self._lock:
@@ -236,15 +229,14 @@ def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> li
             opened = stack.enter_context(opened_place(source, config))
             assert isinstance(opened, StoredFile)
             return [stored_file(opened, opened.storage.head(opened.name))]
-    # the folders before the first wildcard; at least the bucket
-    depth = max(place[:wild].count("/"), _BUCKET_DEPTH)
     for reading in readings(place):
-        names = reading.split("/")
-        folder, pattern = "/".join(names[:depth]), "/".join(names[depth:])
+        named = reading[: wildcard_at(reading)]
+        folder = split_object(named)[0] if named.count("/") > len("//") else named
+        pattern = reading[len(folder) + 1 :]
         glob = None if wild is None else Glob.of(pattern, is_escaped=True)
         storage = config.open_storage(folder + parameters, any_names=True)
         stack.enter_context(contextlib.closing(storage))
-        infos = list(storage.list(unquote(pattern[: wildcard_at(pattern)])))
+        infos = list(list_whole(storage, unquote(pattern[: wildcard_at(pattern)])))
         if (metadata := table_folder(info.name for info in infos)) is not None:
             raise table_error(place, metadata)
         files = [

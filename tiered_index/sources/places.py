@@ -31,6 +31,8 @@ from tiered_index.storage.pools import DaemonPool
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
 NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 STDIN = "-"
+# Schemes whose storages are buckets
+_BUCKETS = ("s3", "gs", "az")
 # Least bytes of one request
 _BUFFER_BYTES = 1 << 20
 # Bytes of a request that reads ahead, and most requests of a file at the same time
@@ -248,11 +250,11 @@ def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
         yield Stdin()
         return
     place, parameters = split_parameters(source)
-    folder, _, name = place.rpartition("/")
-    if not name or folder.endswith(("/", ":")):
+    folder, name = split_object(place)
+    if not name or name.endswith("/") or folder.endswith(("/", ":")):
         raise InvalidArgument(f"{place} is not a file: give the URI of a file, such as s3://bucket/day.ndjson")
     for uri in readings(place):
-        folder, _, name = uri.rpartition("/")
+        folder, name = split_object(uri)
         with contextlib.closing(config.open_storage(folder + parameters, any_names=True)) as storage:
             try:
                 size_bytes = storage.head(unquote(name)).size_bytes
@@ -262,6 +264,13 @@ def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
             yield StoredFile(quote(unquote(uri), safe=":/=+@"), storage, unquote(name), size_bytes)
             return
     raise InvalidArgument(f"{place}: no such object")
+
+
+def split_object(uri: str) -> tuple[str, str]:
+    """Return the URI of an object's storage, and the object's name there. One storage reads all objects of a bucket."""
+    scheme, separator, rest = uri.partition("://")
+    folder, _, name = rest.partition("/") if scheme in _BUCKETS else rest.rpartition("/")
+    return f"{scheme}{separator}{folder}", name
 
 
 def readings(uri: str) -> list[str]:

@@ -13,7 +13,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageMisconfigured
 from tiered_index.sources.globs import wildcard_at
 from tiered_index.sources.places import local_path
-from tiered_index.storage.base import PAGE, Storage
+from tiered_index.storage.base import PAGE, Storage, list_whole
 from tiered_index.storage.buckets import BucketStorage
 from tiered_index.storage.opening import beside, split_parameters
 from tiered_index.storage.pools import each
@@ -78,7 +78,7 @@ def check_outside_tables(source: str, config: IndexConfig) -> None:
         def check(folders: Sequence[str]) -> None:
             folder, prefix = "".join(f"{unquote(name)}/" for name in folders[:-1]), folders[-1]
             with suppress(StorageMisconfigured):
-                listed = islice(storage.list(f"{folder}{prefix}/"), PAGE)
+                listed = islice(list_whole(storage, f"{folder}{prefix}/"), PAGE)
                 if metadata_folder := table_folder(info.name.removeprefix(folder) for info in listed):
                     raise table_error(f"{bucket}/{folder}".rstrip("/"), metadata_folder)
 

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from tiered_index.errors import ConfigError, IndexClosed, InvalidArgument
+from tiered_index.errors import ConfigError, IndexClosed, InvalidArgument, StorageMisconfigured
 
 MAX_NAME_BYTES = 512
 # Regular expressions of a segment and of an object's name
@@ -274,6 +274,14 @@ class Storage(ABC):
         finally:
             self.delete_many([name])
 
+    @property
+    def may_end_lists_early(self) -> bool:
+        """Whether `list` may end before the last name, because its client can't see that a page has a successor.
+
+        `list_whole` lists on then.
+        """
+        return False
+
     def shortfalls(self) -> Mapping[str, str]:
         """Return what the service was seen to lack, and the backend's way round, by ability (such as `RANGES`)."""
         return {}
@@ -310,6 +318,27 @@ def check_prefix(*prefixes: str) -> None:
     for prefix in prefixes:
         if len(prefix) > MAX_NAME_BYTES or not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
             raise InvalidArgument(f"not a valid prefix: {prefix[:80]!r}")
+
+
+def list_whole(storage: Storage, prefix: str = "", *, start_after: str = "", known: str = "") -> Iterator[ObjectInfo]:
+    """Yield the objects of `Storage.list`, all of them, also if a service ends a page early without a token.
+
+    Where the client can't see that, objects are listed again after the greatest name until there are none: one more
+    request. A listing that ends at a name that is `known`, or before it, has no news, and is believed. Raises
+    `StorageMisconfigured` if the names don't grow.
+    """
+    last = start_after
+    while True:
+        before = last
+        for info in storage.list(prefix, start_after=last):
+            if info.name <= last:
+                raise StorageMisconfigured(
+                    f"{storage.uri}: a listing has {info.name!r} after {last!r}; the engine needs order of name"
+                )
+            last = info.name
+            yield info
+        if last == before or last <= known or not storage.may_end_lists_early:
+            return
 
 
 def check_range(*numbers: int) -> None:
@@ -481,6 +510,10 @@ class WrapperStorage(Storage):
 
     def now_ms(self) -> int:
         return self._around(Call("now_ms", ""), self.inner.now_ms)
+
+    @property
+    def may_end_lists_early(self) -> bool:
+        return self.inner.may_end_lists_early
 
     def shortfalls(self) -> Mapping[str, str]:
         return self.inner.shortfalls()

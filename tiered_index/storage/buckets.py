@@ -46,9 +46,17 @@ Extent: TypeAlias = tuple[int, int] | None
 Headers: TypeAlias = tuple[int, int | None, str | None]
 
 
-class Reads(ABC):
-    """Sends the reads of one bucket. Each call is one attempt, which raises one of `errors`; `loop` repeats it."""
+class NotListable(StorageMisconfigured):
+    """A listing that the client can't read. Another client may."""
 
+
+class Reads(ABC):
+    """Sends the reads of one bucket. Each call is one attempt, which raises one of `errors`; `loop` repeats it.
+
+    `sees_ends`: the client sees whether a page of a listing is the last one.
+    """
+
+    sees_ends: bool
     errors: tuple[type[Exception], ...]
     loop: RetryLoop
     service: Service
@@ -126,9 +134,23 @@ class BucketStorage(Storage):
     def _reads(self) -> Reads:
         """The client that reads."""
 
-    def _read(self, doing: str, name: str, act: Callable[[Any], _T]) -> _T:
-        """Return `act(client)`, repeated as `RetryLoop` says."""
-        return (reads := self._reads).loop.run(doing, name, partial(act, reads))
+    def _client_of(self, name: str) -> Reads:
+        """Return the client that reads an object; without a name, the usual one."""
+        return self._reads
+
+    @property
+    def _lister(self) -> Reads:
+        """The client that lists."""
+        return self._reads
+
+    @property
+    def may_end_lists_early(self) -> bool:
+        return not self._lister.sees_ends
+
+    def _read(self, doing: str, name: str, act: Callable[[Any], _T], client: Callable[[], Reads] | None = None) -> _T:
+        """Return `act(client)`, repeated as `RetryLoop` says. `client` is that of the object by default."""
+        reads = self._client_of(name) if client is None else client()
+        return reads.loop.run(doing, name, partial(act, reads))
 
     def _prove(self, doing: str) -> None:
         """Raise `StorageMisconfigured` if an empty listing, or a 404, does not come from the bucket."""
@@ -231,7 +253,7 @@ class BucketStorage(Storage):
             pages = turned
             return objects
 
-        while (objects := self._read(doing, "", page)) is not None:
+        while (objects := self._read(doing, "", page, lambda: self._lister)) is not None:
             if not objects:
                 self._prove(doing)
             for listed in objects:
@@ -252,9 +274,8 @@ class BucketStorage(Storage):
                     elif key > prefix:
                         return
                 elif listed.size_bytes:
-                    raise StorageMisconfigured(
-                        f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
-                    )
+                    problem = f"the service lists {key!r} after {last!r}; the engine needs order of name"
+                    raise NotListable(f"{self.uri}: {problem}")
             self._has_answered = True
 
     def shortfalls(self) -> Mapping[str, str]:

@@ -103,6 +103,8 @@ class CloudStorage(BucketStorage):
     # Requests with which obstore begins an upload in parts
     _starts: ClassVar[int]
     _service: ClassVar[Service]
+    # Whether the marker that obstore follows is the service's only sign of a further page
+    _sees_ends: ClassVar[bool]
 
     def __init__(self, bucket: str, prefix: str = "", options: Any = None) -> None:
         """Open the storage without a request. Raises `ConfigError`, for example if obstore is not installed."""
@@ -127,7 +129,7 @@ class CloudStorage(BucketStorage):
             raise StorageMisconfigured(
                 f"opening {self.uri}: obstore refuses the credentials of the environment: {SETTINGS}"
             ) from error
-        self.client = _CloudReads(self._store, self.uri, self._service)
+        self.client = _CloudReads(self._store, self.uri, self._service, sees_ends=self._sees_ends)
 
     @abstractmethod
     def _settings(self, environment: Mapping[str, str]) -> CloudSettings:
@@ -206,8 +208,9 @@ class _CloudReads(StoreReads):
     # errors of services for tokens are JSON
     _bodies = StoreReads._bodies + r"|\s*\{"
 
-    def __init__(self, store: Any, uri: str, service: Service) -> None:
+    def __init__(self, store: Any, uri: str, service: Service, *, sees_ends: bool) -> None:
         super().__init__(uri, partial(RetryLoop, uri))
+        self.sees_ends = sees_ends
         self._store, self.service = store, service
 
     def get(self, key: str, extent: Extent, what: str) -> tuple[bytes, int]:
@@ -297,7 +300,7 @@ class GoogleStorage(CloudStorage):
     """A bucket of Google Cloud Storage."""
 
     scheme, _service = "gs", _lacking("Google's XML API, as fake-gcs-server does")
-    _starts = 1
+    _starts, _sees_ends = 1, False
     options_type = GoogleOptions
 
     def _settings(self, environment: Mapping[str, str]) -> CloudSettings:
@@ -317,7 +320,7 @@ class AzureStorage(CloudStorage):
     """A container of an account of Azure Blob Storage."""
 
     scheme, _service = "az", _lacking("Azure's REST API of blobs")
-    _starts = 0
+    _starts, _sees_ends = 0, True
     _kind = "container"
     options_type = AzureOptions
 

@@ -16,11 +16,13 @@ from typing import Any, ClassVar
 
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import PAGE, START_AFTER, ObjectInfo
-from tiered_index.storage.buckets import WAYS_ROUND, Extent, Headers, Reads, plain_etag
+from tiered_index.storage.buckets import WAYS_ROUND, Extent, Headers, NotListable, Reads, plain_etag
 from tiered_index.storage.context import sending
 from tiered_index.storage.faults import CERTIFICATE, NO_TLS, Refusal, of_refusal
 from tiered_index.storage.retry import PassingFault, RetryLoop
 
+# Objects of a listing that are checked at once: obstore goes on with a page that a service repeats
+_CHUNK = 20
 # `RetryLoop` repeats requests and counts them
 NO_RETRIES = {"max_retries": 0}
 # A proxy that can't exist: nothing listens on port 0. obstore follows redirects, and would send signatures and tokens
@@ -34,11 +36,8 @@ _CAUSE = r'(?:message|error): "([^"]+)"'
 # Parts of obstore's messages, the class of the typed error, and the remedy, with those of the service
 _TOLD: tuple[tuple[str, Callable[[str], TieredIndexError], str], ...] = (
     (f"redirect without LOCATION|{NOWHERE},", StorageMisconfigured, "{0.redirected}"),
-    (
-        "non-partial|missing from response|(?i:content.range)|invalid path|parse path",
-        StorageMisconfigured.lacking,
-        "{0.odd}",
-    ),
+    ("invalid path|parse path", NotListable.lacking, "{0.odd}"),
+    ("non-partial|missing from response|(?i:content.range)", StorageMisconfigured.lacking, "{0.odd}"),
     ("missing field", StorageMisconfigured.lacking, "the service leaves out what a listing needs"),
     ("Requested |body error|ill-formed", PassingFault, "the answer is not the one that was asked for"),
     ("invalid list response", StorageMisconfigured, "the response is not a listing: {0.wrong}"),
@@ -135,15 +134,16 @@ class StoreReads(Reads):
         folder = prefix.rpartition("/")[0] or None
         start = "" if prefix.endswith("/") else prefix[:-1]
         listing: Any = None
-        is_later = False
+        taken = 0
         while True:
-            is_sent = listing is None or self._lists_anew
+            is_page = taken % PAGE == 0
+            is_sent = listing is None or (is_page and self._lists_anew)
             if is_sent:
                 # obstore strips slashes from the end
                 offset = max(after, start).partition("//")[0].rstrip("/") or None
-                listing = self.send("list", self._store, folder, offset=offset, chunk_size=PAGE)
+                listing = self.send("list", self._store, folder, offset=offset, chunk_size=min(_CHUNK, PAGE))
             objects = next(listing, ())
-            if objects and not is_sent:
+            if objects and is_page and not is_sent:
                 sending()
             page = [
                 ObjectInfo(
@@ -154,13 +154,12 @@ class StoreReads(Reads):
                 )
                 for listed in objects
             ]
-            if is_later and self._lists_anew and page and page[0].name <= after:
-                problem = f"{self._uri}: the service {WAYS_ROUND[START_AFTER]}"
-                raise StorageMisconfigured.lacking(f"{problem}: {self.service.odd}")
+            if taken and is_sent and page and page[0].name <= after:
+                raise NotListable.lacking(f"{self._uri}: the service {WAYS_ROUND[START_AFTER]}: {self.service.odd}")
             yield page
-            if len(page) < PAGE:
+            if len(page) < min(_CHUNK, PAGE):
                 return
-            after, is_later = page[-1].name, True
+            after, taken = page[-1].name, taken + len(page)
 
     def _refusal_of(self, text: str) -> Refusal | None:
         """Return the answer that obstore's error tells; None: there was no answer."""

@@ -36,6 +36,7 @@ from tiered_index.storage.base import (
     WrapperStorage,
     check_name,
     check_prefix,
+    list_whole,
 )
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.local.storage import LocalStorage
@@ -219,7 +220,7 @@ def child_storages(storage: Storage, listed: Storage | None = None) -> Iterator[
 
 def _first_parts(storage: Storage) -> Iterator[str]:
     part: str | None = None
-    listing: Iterator[ObjectInfo] | None = storage.list()
+    listing: Iterator[ObjectInfo] | None = list_whole(storage)
     while listing is not None:
         page, listing = enumerate(listing, 1), None
         for number, info in page:
@@ -229,7 +230,7 @@ def _first_parts(storage: Storage) -> Iterator[str]:
                 yield part
             if slash and number % PAGE == 0:
                 # The next page may have more of the same child: list after it. "0" is the character after "/".
-                listing = storage.list("", start_after=f"{part}0")
+                listing = list_whole(storage, start_after=f"{part}0")
                 break
 
 

@@ -54,7 +54,7 @@ from tiered_index.service.log.identity import Identity
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
 from tiered_index.service.log.state import LogReplay, LogState
 from tiered_index.service.root.seen import SeenFile
-from tiered_index.storage.base import ObjectInfo, Storage
+from tiered_index.storage.base import ObjectInfo, Storage, list_whole
 from tiered_index.storage.context import active_context
 from tiered_index.storage.pools import side_by_side
 
@@ -67,6 +67,8 @@ _KEPT = 2
 _SWEPT_AT_ONCE = 8
 # most checkpoints to check that are older than the digests in the newest one
 _CHECKED = 2
+LAST = "\x7f"
+"""Sorts after every name: with it as `known`, a listing that ends early is one that does no harm."""
 # who deleted a listed checkpoint has written a newer one: listing again costs less than reading the whole log
 _LISTINGS = 3
 T = TypeVar("T")
@@ -74,10 +76,15 @@ _log = logging.getLogger(__name__)
 
 
 def own_objects(
-    storage: Storage, prefix: str, *, start_after: str = "", foreign: Callable[[ObjectInfo], object] | None = None
+    storage: Storage,
+    prefix: str,
+    *,
+    start_after: str = "",
+    known: str = "",
+    foreign: Callable[[ObjectInfo], object] | None = None,
 ) -> Iterator[ObjectInfo]:
-    """Yield the objects of `storage.list` without foreign objects. `foreign` gets these; None: warn once about each."""
-    for info in storage.list(prefix, start_after=start_after):
+    """Yield the objects of `list_whole` without foreign objects. `foreign` gets these; None: warn once about each."""
+    for info in list_whole(storage, prefix, start_after=start_after, known=known):
         if not is_foreign(info.name):
             yield info
         elif foreign is not None:
@@ -136,8 +143,8 @@ class Checkpoints:
     _swept: int = 0
 
     def look(self) -> None:
-        """List the checkpoints: a request."""
-        infos = list(own_objects(self.storage, CHECKPOINT_PREFIX))
+        """List the checkpoints: a request. One that is left out costs time, and no more."""
+        infos = list(own_objects(self.storage, CHECKPOINT_PREFIX, known=LAST))
         self.listed = sorted(
             _ListedCheckpoint(*checkpoint_of(info.name), info.name, info.size_bytes, info.modified_ms)
             for info in infos
@@ -343,7 +350,8 @@ class StorageLog:
 
     def _list_from(self, last: int) -> list[ObjectInfo]:
         """List record `last` and the records after it."""
-        return [*own_objects(self.storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")]
+        start_after = log_name(last - 1) if last > 1 else ""
+        return [*own_objects(self.storage, LOG_PREFIX, start_after=start_after, known=log_name(last))]
 
     def refresh(self) -> LogState:
         """Read the records after the last known one: one request, and one for each record.
@@ -628,7 +636,8 @@ class StorageLog:
         """
         while last > 0:
             after = max(0, last - _LISTED)
-            listed = own_objects(self.storage, LOG_PREFIX, start_after=log_name(after) if after else "")
+            start_after = log_name(after) if after else ""
+            listed = own_objects(self.storage, LOG_PREFIX, start_after=start_after, known=LAST)
             ages = ((number_of(info.name), info.modified_ms) for info in listed)
             put_ms = dict(itertools.takewhile(lambda age: age[0] <= last, ages))  # noqa: B023 - read within the round
             young = [number for number in range(after + 1, last + 1) if put_ms.get(number, since_ms) >= since_ms]

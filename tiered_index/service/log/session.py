@@ -40,7 +40,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.names import LEASE_PREFIX, lease_name
 from tiered_index.retention import NOTHING, Expired
-from tiered_index.service.log.log import StorageLog, fenced, own_objects
+from tiered_index.service.log.log import LAST, StorageLog, fenced, own_objects
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
@@ -190,7 +190,7 @@ def writer_of(storage: Storage, clock: Clock) -> WriterStatus | None:
 def _current(storage: Storage) -> _NewestLease | None:
     """Return the newest lease; None: there is none, or it can't be read."""
     for _ in range(10):  # a renewal may delete a lease that was just listed
-        listed = list(own_objects(storage, LEASE_PREFIX))
+        listed = list(own_objects(storage, LEASE_PREFIX, known=LAST))
         if not listed:
             return None
         name = listed[-1].name
@@ -255,7 +255,7 @@ class Lease:
         if self._number == 2:
             # not with the first write, for which an opening waits: earlier leases do no harm
             own = lease_name(self.epoch, self._number)
-            names = [info.name for info in own_objects(self.storage, LEASE_PREFIX)]
+            names = [info.name for info in own_objects(self.storage, LEASE_PREFIX, known=own)]
             self.storage.delete_many(name for name in names if name < own)
         elif self._number > 2:
             self.storage.delete_many([lease_name(self.epoch, self._number - 1)])

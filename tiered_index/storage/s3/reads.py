@@ -53,7 +53,7 @@ _NO_KEYS = r"Missing (Access|Secret)|None from session"
 class S3Reads(StoreReads):
     """Reads one bucket."""
 
-    _lists_anew, service = True, S3
+    _lists_anew, sees_ends, service = True, False, S3
 
     def __init__(self, place: Place, bucket: str, uri: str, loop: Callable[..., RetryLoop]) -> None:
         """Open the bucket without a request. Raises `StorageMisconfigured`."""

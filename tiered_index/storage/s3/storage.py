@@ -16,15 +16,24 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured
-from tiered_index.storage.base import BULK_DELETES, PROBE_PREFIX, RANGES, Bytes, Writer, check_name
-from tiered_index.storage.buckets import BucketStorage
+from tiered_index.storage.base import (
+    BULK_DELETES,
+    PROBE_PREFIX,
+    RANGES,
+    START_AFTER,
+    Bytes,
+    ObjectInfo,
+    Writer,
+    check_name,
+)
+from tiered_index.storage.buckets import BucketStorage, NotListable
 from tiered_index.storage.faults import NO_S3, PROXIED
 from tiered_index.storage.obstores import epoch_ms, obstore
 from tiered_index.storage.retry import RetryLoop
@@ -39,6 +48,8 @@ if TYPE_CHECKING:
     from tiered_index.storage.s3.writes import Writes
 
 _T = TypeVar("_T")
+# Keys that obstore refuses, or whose slashes it strips
+_NOT_OBSTORES = re.compile(r"[\0-\x1f\x7f]|\A/|//|/\Z|(\A|/)\.{1,2}(/|\Z)")
 
 
 class S3Storage(BucketStorage):
@@ -61,6 +72,7 @@ class S3Storage(BucketStorage):
         super().__init__(bucket, prefix, options)
         self._loop = partial(RetryLoop, self.uri, options.max_attempts, options.backoff_s, sleep, uniform)
         self._place = find_place(bucket, self.uri, options)
+        self._lists_by_boto3 = False
         self._forget()
 
     def _forget(self) -> None:
@@ -97,6 +109,44 @@ class S3Storage(BucketStorage):
         """The requests through boto3."""
         return self._opened(self._boto3)
 
+    def _client_of(self, name: str) -> S3Reads | Boto3Reads:
+        return self._opened(self._twin) if name and _NOT_OBSTORES.search(self._base + name) else self._reads
+
+    @property
+    def _lister(self) -> S3Reads | Boto3Reads:
+        return self._opened(self._twin) if self._lists_by_boto3 else self._reads
+
+    def _listed(self, doing: str, prefix: str, start: str) -> Iterator[ObjectInfo]:
+        """As `BucketStorage._listed`, by boto3 if obstore can't list all names, or if the service ignores start-after.
+
+        obstore refuses some keys, strips slashes at the ends of others, and sees no end of a listing (`list_whole`).
+        """
+        self._lists_by_boto3 |= _NOT_OBSTORES.search(f"{prefix}_") is not None
+        last = start
+        if self._lister.sees_ends:
+            yield from super()._listed(doing, prefix, start)
+            return
+        with contextlib.suppress(NotListable):
+            for listed in super()._listed(doing, prefix, start):
+                if self.any_names and not prefix and last == start:
+                    self._check_stripped(listed.name)
+                last = listed.name
+                yield listed
+            if START_AFTER not in self._shortfalls:
+                return
+        self._lists_by_boto3 = True
+        # from the start: a listing out of order would pass for one that ends early
+        yield from (listed for listed in super()._listed(doing, prefix, start) if listed.name > last)
+
+    def _check_stripped(self, key: str) -> None:
+        """Raise `NotListable` if the first key of a bucket may be one whose slash at the start obstore has stripped."""
+        if key <= "0":
+            raise NotListable(f"{self.uri}: {key!r} may begin with a slash")
+        try:
+            self._head(key)
+        except (ObjectNotFound, StorageMisconfigured) as error:
+            raise NotListable(f"{self.uri}: {key!r} begins with a slash, or is gone") from error
+
     def _obstore(self) -> S3Reads:
         if self._place.is_proxied:
             raise StorageMisconfigured(f"{self.uri}: {PROXIED}")
@@ -116,10 +166,10 @@ class S3Storage(BucketStorage):
         """The boto3 client."""
         return self._writes.client
 
-    def _read(self, doing: str, name: str, act: Callable[[Any], _T]) -> _T:
-        """Return `act(client)`, repeated as `RetryLoop` says, and in the bucket's region if it is another one."""
-
-        reads = self._reads
+    def _read(self, doing: str, name: str, act: Callable[[Any], _T], client: Callable[[], Any] | None = None) -> _T:
+        """As `BucketStorage._read`, and in the bucket's region if it is another one."""
+        client = client or partial(self._client_of, name)
+        reads = client()
 
         def attempt() -> _T:
             nonlocal reads
@@ -133,7 +183,7 @@ class S3Storage(BucketStorage):
                 moved = replace(self.options, region=region)
                 self._place = find_place(self.bucket, self.uri, moved)
                 self.close()
-            reads = self._reads
+            reads = client()
             return act(reads)
 
         return reads.loop.run(doing, name, attempt)

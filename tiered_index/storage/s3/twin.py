@@ -28,7 +28,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 class Boto3Reads(Reads):
     """Reads one bucket."""
 
-    errors, service, translate = REQUEST_ERRORS, S3, staticmethod(translate)
+    errors, sees_ends, service, translate = REQUEST_ERRORS, True, S3, staticmethod(translate)
 
     def __init__(self, client: Any, bucket: str, uri: str, loop: Callable[..., RetryLoop], lacks_ranges: Any) -> None:
         """Read through `client`, and call `lacks_ranges` for each whole object in answer to a range."""
@@ -87,16 +87,14 @@ class Boto3Reads(Reads):
         return answer["ResponseMetadata"]["HTTPHeaders"]
 
     def pages(self, prefix: str, after: str) -> Iterator[list[ObjectInfo]]:
-        parameters = {"Prefix": prefix} | ({"StartAfter": after} if after else {})
+        start = {"Prefix": prefix} | ({"StartAfter": after} if after else {})
+        parameters = start
         while True:
             answer = self._client.list_objects_v2(Bucket=self._bucket, **parameters)
             if not answer.keys() & {"IsTruncated", "Name", "Contents"}:
                 raise StorageMisconfigured(f"listing {prefix!r} in {self._uri}: the response is not a listing: {NO_S3}")
-            parameters["ContinuationToken"] = answer.get("NextContinuationToken", "")
-            if answer.get("IsTruncated") and not parameters["ContinuationToken"]:
-                raise StorageUnavailable(f"{self._uri}: a listing continues without a NextContinuationToken")
             try:
-                yield [
+                page = [
                     ObjectInfo(
                         listed["Key"], listed["Size"], epoch_ms(listed["LastModified"]), plain_etag(listed.get("ETag"))
                     )
@@ -104,5 +102,15 @@ class Boto3Reads(Reads):
                 ]
             except KeyError as error:
                 raise StorageMisconfigured.lacking(f"{self._uri}: a listing lacks {error} of an object") from error
+            yield page
             if not answer.get("IsTruncated"):
                 return
+            token = answer.get("NextContinuationToken", "")
+            if token not in {"", parameters.get("ContinuationToken")}:
+                parameters = {**start, "ContinuationToken": token}
+            elif page and page[-1].name > after:
+                parameters = {**start, "StartAfter": page[-1].name}
+            else:
+                problem = f"a listing goes on after {after!r} without a name or a new NextContinuationToken"
+                raise StorageMisconfigured(f"{self._uri}: {problem}: {NO_S3}")
+            after = max([after, *(listed.name for listed in page[-1:])])
