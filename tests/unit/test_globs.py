@@ -70,6 +70,8 @@ PATTERNS = {
     "_*/*.x": ["_day=1/a.x", "_out/a.x"],
     "_out": ["_out/a.x"],
     "out": ["out/a.x"],
+    "out/": ["out/a.x"],
+    "_out/": ["_out/a.x"],
     "[d]": ["[d]/a.x"],
     "[[]d]/**": ["[d]/a.x"],
 }

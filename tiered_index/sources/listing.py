@@ -260,6 +260,7 @@ def _named(infos: Sequence[ObjectInfo], name: str, glob: Glob | None) -> Sequenc
     below = [info for info in infos if name and info.name.startswith(f"{name}/")]
     if glob and not below:
         return [info for info in infos if glob.matches(info.name)]
-    # the source names the first part itself
-    parts = ((info, info.name[len(name) :].partition("/")[2] if name else info.name) for info in below or infos)
-    return [info for info, part in parts if not is_hidden(part)]
+    # the source names the part that it ends in itself
+    is_folder = not name or name.endswith("/")
+    parts = ((info, info.name[len(name) :]) for info in below or infos)
+    return [info for info, part in parts if not is_hidden(part if is_folder else part.partition("/")[2])]
