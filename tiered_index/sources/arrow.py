@@ -18,7 +18,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.kernels import crc32
 from tiered_index.sources.columns import is_list, text_bytes
 from tiered_index.sources.parquet import BATCH_ROWS, bounded
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.places import File
 
 _NO_STREAM = "the body is not an Arrow stream"
 # Fields of the flat buffers `Message`, `RecordBatch` and `DictionaryBatch`, by their order in Arrow's format.
@@ -86,7 +86,7 @@ class ArrowTable:
     `InvalidArgument` for a batch that needs too much memory.
     """
 
-    def __init__(self, place: LocalFile | StoredFile) -> None:
+    def __init__(self, place: File) -> None:
         self._place = place
         # position and size of each message before the first batch, and of each later one with its first row
         self._batches: list[tuple[int, int, int]] = []

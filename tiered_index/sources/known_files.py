@@ -44,7 +44,7 @@ from tiered_index.sources.identity import (
     what_is,
 )
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, as_it_is
-from tiered_index.sources.places import StoredFile
+from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.forms import is_growing_text, open_rows
 from tiered_index.sources.rows.mapping import Dialect
@@ -184,7 +184,9 @@ class KnownFiles:
             first = listed.part(position, HEAD_BYTES) if position else head
             if _is_torn(listed, first, position):
                 return TORN
-        rows = open_rows(listed.file, listed.size_bytes, head, dialect)
+        # a small file is read once, by its head
+        file = HeldFile(listed.file, head) if len(head) == listed.size_bytes else listed.file
+        rows = open_rows(file, listed.size_bytes, head, dialect)
         if (length := rows.length_bound(position)) <= 0:
             return None
         # what a later run compares if this one is killed

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
 
@@ -36,17 +36,20 @@ from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
 from tiered_index.sources.identity import Cut, OldOffsets, Other, what_is
 from tiered_index.sources.known_files import TORN, KnownFiles, Plan, Unread, may_grow, unread_stamp
-from tiered_index.sources.listing import FileMoved, LinkedFiles, SourceFile, as_it_is
+from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
+from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
+from tiered_index.sources.rows.small import SmallText, gathered, read_together
 from tiered_index.sources.rows.zone import TimeZone
 from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
-# files whose offsets one record reserves, and about the bytes that are read before a record finishes them
-_AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
+# files whose offsets one record reserves, about the bytes that are read before a record finishes them, and the bytes of
+# small files, which are in memory meanwhile
+_AT_ONCE, _AT_ONCE_BYTES, _HELD_BYTES = 4096, 4 << 30, 32 << 20
 MOST_POINTS = 1000
 """Restart points of a file that are kept in memory, some 14 KiB each."""
 _ONE_PIECE_BYTES = 16 << 20
@@ -282,8 +285,8 @@ class FileLinker:
 
     def _reserved(self, waiting: deque[Unread]) -> list[_Reading]:
         """Reserve offsets for the next files by one record, and return them with their open segments."""
-        readings, replaced, size_bytes = list[_Reading](), list[Replacement](), 0
-        while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES:
+        readings, replaced, size_bytes, held_bytes = list[_Reading](), list[Replacement](), 0, 0
+        while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES and held_bytes < _HELD_BYTES:
             unread = waiting.popleft()
             listed = unread.listed
             try:
@@ -296,6 +299,7 @@ class FileLinker:
                 continue
             readings.append((listed, *reserved))
             size_bytes += listed.size_bytes
+            held_bytes += min(listed.size_bytes, HEAD_BYTES)
             segment = reserved[1]
             replaced += self._replacements(unread.old, (segment.start, segment.end))
             if unread.old:
@@ -307,7 +311,48 @@ class FileLinker:
     def _index(self, readings: Sequence[_Reading], offset: int = 0) -> None:
         """Read segments to their ends, from an offset on."""
         while readings:
-            readings = self._record(readings, self._all(self._read(*reading, offset) for reading in readings))
+            readings = self._record(readings, self._all(self._outcomes(readings, offset)))
+
+    def _outcomes(self, readings: Sequence[_Reading], offset: int) -> Iterator[_Outcome]:
+        """Put the rows of segments from an offset on, those of small texts together, and yield the outcome of each."""
+
+        def most_bytes(segment: LinkedSegment) -> int:
+            # an archive has the rows of one file after the other
+            is_new = segment.is_open and not segment.position and offset <= segment.start
+            return segment.length if is_new and not self.archive else 0
+
+        for group, texts in gathered((reading, reading[1], most_bytes(reading[2])) for reading in readings):
+            yield from self._read_together(group, texts, offset)
+
+    def _read_together(self, group: Sequence[_Reading], texts: Sequence[SmallText], offset: int) -> Iterator[_Outcome]:
+        """As `_outcomes`, of files whose `texts` are small and of one form."""
+        if len(group) == 1:
+            yield self._read(*group[0], offset)
+            return
+        starts = np.array([segment.start for _, _, segment in group], np.int64)
+        found = read_together(texts, starts, self.mapping)
+        if found is None:
+            # some file has a row that must be read by itself
+            half = len(group) // 2
+            yield from self._read_together(group[:half], texts[:half], offset)
+            yield from self._read_together(group[half:], texts[half:], offset)
+            return
+        batch, small_readings = found
+        self._put(group[0][0], replace(batch, end=group[-1][2].end), 0, 0)
+        for (listed, _, segment), reading in zip(group, small_readings, strict=True):
+            self.counts.read_files += 1
+            self.counts.read_bytes += listed.size_bytes
+            finished = structs.replace(
+                segment,
+                length=reading.end,
+                rows=reading.rows,
+                times=reading.times,
+                blocks=reading.blocks,
+                is_open=False,
+                lines=reading.lines,
+            )
+            yield finished, None
+        self.progress(self.counts.read_bytes)
 
     def _all(self, outcomes: Iterator[_Outcome]) -> list[_Outcome]:
         """Return all outcomes, once their rows are put. The rows before one that raises an error are put, too."""
@@ -348,7 +393,7 @@ class FileLinker:
                 replaced += self._replacements(old, (more.start, more.end))
                 if old:
                     self._replaced[more.start] = old
-            elif self._has_changed(listed, segment):
+            elif not _is_at_once(rows) and self._has_changed(listed, segment):
                 # checksums prevent that other bytes pass for its rows, and the next run reads it again
                 self.counts.changed_while_read.append(listed.uri)
         if self._points_sent:
@@ -462,6 +507,11 @@ class FileLinker:
         counts.keyless, counts.skipped = counts.keyless + batch.keyless, counts.skipped + len(batch.bad)
         for bad in batch.bad[: max(0, FIRST - len(counts.skipped_first))]:
             counts.skipped_first.append({"where": f"{listed.uri}, {bad.where}", "problem": bad.problem})
+
+
+def _is_at_once(rows: RowFile) -> bool:
+    """Return whether one request has read all of an object."""
+    return isinstance(rows.file, HeldFile) and isinstance(rows.file.file, StoredFile)
 
 
 def check_queue(topic: str, batches: Iterable[pa.RecordBatch]) -> None:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.service.write.validation import in_known_layout, known_layout
 from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, plain_text, text_bytes
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.places import File, LocalFile
 
 # Most rows that are read at once, and about how many bytes: of all columns, and of text
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 64 << 20, 32 << 20
@@ -47,7 +47,7 @@ class ParquetTable:
     The constructor reads the footer. Raises `CorruptFile` and the storage's errors.
     """
 
-    def __init__(self, place: LocalFile | StoredFile, times: str = "ms") -> None:
+    def __init__(self, place: File, times: str = "ms") -> None:
         self._place, self._times = place, times
         with self._place.ranges() as handle, self._opened(handle) as file:
             self.metadata: pq.FileMetaData = file.metadata

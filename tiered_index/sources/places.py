@@ -165,6 +165,23 @@ class StoredFile:
         return cast(IO[bytes], ObjectReader(self.storage, self.name, self.size_bytes))
 
 
+@dataclass(frozen=True)
+class HeldFile:
+    """A small file or object that was read as a whole: `data` are its bytes."""
+
+    file: LocalFile | StoredFile
+    data: bytes
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable."""
+        return io.BytesIO(self.data)
+
+    ranges = ahead = open
+
+
 class Stdin:
     """Standard input, gzipped or not. It is read once and can't be continued."""
 
@@ -220,7 +237,8 @@ class Stdin:
             raise CorruptFile(str(self), f"damaged gzip file: {error}") from error
 
 
-Place = LocalFile | StoredFile | Stdin
+File = LocalFile | StoredFile | HeldFile
+Place = File | Stdin
 
 
 def local_path(source: str) -> Path | None:

@@ -28,7 +28,7 @@ from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.sources import linked, restart
 from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import listed_files
+from tiered_index.sources.listing import PinnedFile, listed_files
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.storage.opening import open_storage
@@ -171,6 +171,77 @@ def test_the_number_of_a_line_comes_back(tmp_path, monkeypatch, where, ingest, a
     assert ["line", str(first[13])] in [
         line.split() for line in run_here("query", "orders", "13", "--messages", *where).out.splitlines()
     ]
+
+
+SMALL = {"log": bytes, "log.gz": gzip.compress, "log.bz2": bz2.compress}
+
+
+def write_small(folder, seed):
+    """Write some hundred small files, most of which have a row or two; others have none, or something unusual."""
+    rng = random.Random(seed)
+    for number in range(300):
+        documents = [row(rng.randrange(1000)) for _ in range(rng.choice([1, 1, 1, 2, 5]))]
+        documents += [{"at": BEGIN_S, "order_id": None}] * (rng.random() < 0.1)
+        is_csv, is_bad = number // 30 % 3 == 0, rng.random() < 0.05
+        if is_csv:
+            texts = [f"{each['order_id'] or ''};{each['at']};c{number % 7}" for each in documents]
+            texts = ["order_id;at;customer", *texts, *(["1;never;c1"] * is_bad)]
+            texts += ['"4";1700000000;"c\n1"'] * (rng.random() < 0.05)
+        else:
+            texts = [*map(json.dumps, documents), *(["{"] * is_bad)]
+        texts += [""] * (rng.random() < 0.2) + [" \t"] * (rng.random() < 0.1)
+        mark = "\ufeff" * (rng.random() < 0.05)
+        text = mark + ("\r\n" if number % 5 == 0 else "\n").join(texts) + "\n" * (rng.random() < 0.9)
+        ending = rng.choice([*SMALL])
+        path = folder / f"kind={number // 100}" / f"{number:03}.{ending}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(SMALL[ending](text.encode()))
+
+
+def test_many_small_files_are_read_together_with_the_same_rows_and_segments(tmp_path, monkeypatch, where, new):
+    """A parse, a put and several reads of each file took 1.4 ms of processor time."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    write_small(logs, 7)
+    opened, puts = [], []
+    open_file, put = PinnedFile.open, PatientPut.__call__
+
+    def opening(self):
+        opened.append(self.path.name)
+        return open_file(self)
+
+    def putting(self, *arguments):
+        puts.append(None)
+        return put(self, *arguments)
+
+    monkeypatch.setattr(PinnedFile, "open", opening)
+    monkeypatch.setattr(PinnedFile, "ranges", opening)
+    monkeypatch.setattr(PinnedFile, "ahead", opening)
+    monkeypatch.setattr(PatientPut, "__call__", putting)
+    found, opened_by_run, puts_by_run = [], [], []
+    for index in (where, new):
+        if index is new:
+            monkeypatch.setattr(linked, "gathered", lambda files: (([each], []) for each, *_ in files))
+        keys = ("--topic", "orders", "--key", "order_id", "--time", "at", "--skip-bad")
+        document = ingested(logs, "--wait", index=index, fields=keys)
+        with IndexReader.open(index[3]) as reader, reader.export() as batches:
+            store = linked_store("orders", 0)
+            segments = [structs.replace(each, published_ms=0) for each in reader.segments().of_log(store)]
+            table = pa.Table.from_batches(batches)
+        entries = sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True), key=str)
+        names = ("read_files", "read_bytes", "rows", "entries", "keyless", "skipped", "skipped_first", "held_back")
+        found.append(({name: document[name] for name in names}, segments, entries))
+        opened_by_run.append(len(opened))
+        puts_by_run.append(len(puts))
+        opened.clear()
+        puts.clear()
+    together, alone = found
+    assert together == alone
+    assert together[0]["skipped"] > 5 < together[0]["keyless"]
+    # the first one is opened for its fields, too
+    assert opened_by_run[0] <= together[0]["read_files"] + 5
+    # files with a bad row, and their neighbours, are put one by one
+    assert puts_by_run[0] < puts_by_run[1] / 2
 
 
 def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, rows_of):
@@ -589,6 +660,12 @@ def test_a_row_has_no_key_twice_and_one_without_a_key_leaves_the_topics_of_other
     assert (done["rows"], done["entries"], done["keyless"]) == (4, 4, 1)
     numbers = [rows_of(key, topic) for topic in ("t0", "t1") for key in "xy"]
     assert numbers == [([0, 3], []), ([3], []), ([], []), ([2], [])]
+
+
+def test_a_topic_may_be_the_number_0(tmp_path, ingest, rows_of):
+    (tmp_path / "a.log").write_bytes(as_lines({"n": 0, "of": {"kind": 0}, **row(each)} for each in range(3)))
+    assert ingest(tmp_path / "a.log", fields=BY_FIELD)["rows"] == 3
+    assert rows_of("1", "0") == ([1], [])
 
 
 def test_a_row_without_a_topic_is_bad_and_a_field_of_many_values_is_no_topic(tmp_path, where, ingest):

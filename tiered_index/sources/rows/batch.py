@@ -20,11 +20,10 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.segment import Times, times_of
 from tiered_index.service.write.validation import keys_of_rows
 from tiered_index.sources.blocks import RestartPoint
-from tiered_index.sources.places import LocalFile, Place, StoredFile
+from tiered_index.sources.places import Place
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, key_column
 from tiered_index.sources.values import rows_as_json, run_ends_decoded
 
-File = LocalFile | StoredFile
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ShownLine = Callable[[bytes, int], bytes]
 """Shows the row of a line at a position, as `TextFile.shown_line`."""

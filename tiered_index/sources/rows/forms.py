@@ -8,8 +8,8 @@ import re
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
 from tiered_index.sources.columns import MAX_ROW_BYTES
-from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile, Place, Stdin
-from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, File, RowFile
+from tiered_index.sources.places import CSV, NDJSON, PARQUET, File, LocalFile, Place, Stdin
+from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowFile
 from tiered_index.sources.rows.mapping import Dialect
 from tiered_index.sources.rows.table import TABLES, ColumnsFile
 from tiered_index.sources.rows.text import HEAD_BYTES, CsvFile, NdjsonFile, compression_of, decompressed, read_text

@@ -276,7 +276,8 @@ class RowMapping:
 
     def topics_of(self, values: Sequence[Any] | pa.Array) -> pa.DictionaryArray | None:
         """Return the topics of rows; None: one of them must be read by itself."""
-        if (column := key_column(values, bool)) is None or column.null_count:
+        # a topic 0 may be -0
+        if (column := key_column(values, lambda rows: True)) is None or column.null_count:
             return None
         topics = column.dictionary_encode()
         try:

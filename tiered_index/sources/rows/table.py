@@ -17,7 +17,8 @@ from tiered_index.json_paths import fields_of, searched
 from tiered_index.sources.arrow import ArrowTable
 from tiered_index.sources.columns import has_items
 from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.rows.batch import BadRow, File, RowBatch, RowFile, RowReading, SingleRows, batch_of_columns
+from tiered_index.sources.places import File
+from tiered_index.sources.rows.batch import BadRow, RowBatch, RowFile, RowReading, SingleRows, batch_of_columns
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, no_key, path_of
 from tiered_index.sources.values import python_rows, python_values
 

@@ -238,6 +238,29 @@ class TextFile(RowFile):
         """Return whether lines, which begin at `starts` of `units`, may be read together."""
         return True
 
+    def batch(
+        self, block: TextBlock, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], mapping: RowMapping
+    ) -> RowBatch | None:
+        """Return the rows of a block, whose lines are at `starts` (i64, n); None: they must be read by themselves."""
+        data = block.data
+        if not self.are_plain(np.frombuffer(data, np.uint8), starts, sizes):
+            return None
+        try:
+            columns = self.members(data, mapping)
+        except (Unclear, pa.ArrowException):
+            return None
+        if len(columns[0]) != len(starts):
+            return None
+
+        def may_be_minus_zero(rows: npt.NDArray[np.int64]) -> bool:
+            return any(
+                _MINUS_ZERO.search(data, at, at + size)
+                for at, size in zip(starts[rows].tolist(), sizes[rows].tolist(), strict=True)
+            )
+
+        end = block.begin + len(data)
+        return batch_of_columns(columns, mapping, block.begin + starts, sizes, end, may_be_minus_zero)
+
     @abstractmethod
     def is_complete(self, line: bytes) -> bool:
         """Return whether a last line without newline is a whole row."""
@@ -710,25 +733,7 @@ class TextReading(TextBlocks, RowReading):
         text, mapping, data = self._text, self._mapping, block.data
         if not data.strip():
             return SingleRows().batch(block.begin + len(data), mapping)
-        starts, sizes = block.places()
-        if not text.are_plain(np.frombuffer(data, np.uint8), starts, sizes):
-            return self._slowly(block, lines_before)
-        try:
-            columns = text.members(data, mapping)
-        except (Unclear, pa.ArrowException):
-            return self._slowly(block, lines_before)
-        if len(columns[0]) != len(starts):
-            return self._slowly(block, lines_before)
-
-        def may_be_minus_zero(rows: npt.NDArray[np.int64]) -> bool:
-            return any(
-                _MINUS_ZERO.search(data, at, at + size)
-                for at, size in zip(starts[rows].tolist(), sizes[rows].tolist(), strict=True)
-            )
-
-        end = block.begin + len(data)
-        batch = batch_of_columns(columns, mapping, block.begin + starts, sizes, end, may_be_minus_zero)
-        return batch or self._slowly(block, lines_before)
+        return text.batch(block, *block.places(), mapping) or self._slowly(block, lines_before)
 
     def _slowly(self, block: TextBlock, lines_before: int | None) -> RowBatch:
         rows = SingleRows()
