@@ -3,7 +3,11 @@
 A store (`linked_store`) is a log of offsets. A `Replacement` announces a new reading: the old offsets, and those that
 the new rows get. Until the position of the store has reached the end of the new offsets, their entries are hidden, and
 the old ones are answers. The log record that moves the position there makes the old offsets *retired*. So a lookup
-finds each row once at each position of the log. Retired offsets stay hidden until no object has an entry of them.
+finds each row once at each position of the log.
+
+Rewrites leave retired entries out. `generation` counts the records that retired offsets. Each retired range has that of
+its record, and an object that a rewrite made has that of the state from which the rewrite worked. So an object has no
+entry of ranges up to its generation. A range is dropped when no file can have an entry of it any more.
 
 A newer reading of a file that is still being read takes over: the old offsets wait for it instead. Offsets that are
 hidden as new and are replaced themselves are retired at once.
@@ -14,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,13 +26,15 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from tiered_index.format.names import queue_of_store
+from tiered_index.format.ranges import COLUMNS
 from tiered_index.format.segment import Stored, Times
 from tiered_index.stored import Count, Place, Seconds
 
 ALWAYS_S = (-(2**42), 2**42)
 """The seconds of rows whose times are not known."""
-_COLUMNS = 5
-_START, _END, _NUMBER, _FIRST, _LAST = range(_COLUMNS)
+_START, _END, _GENERATION, _FIRST, _LAST = range(COLUMNS)
+# ranges that are compared with all files at a time
+_AT_ONCE = 256
 # the rest of a row of new offsets
 _NEW = (0, *ALWAYS_S)
 Range = tuple[int, int]
@@ -68,8 +75,8 @@ class Replacement(Stored, frozen=True):
 class RangeTable:
     """Sorted ranges of offsets of one store, which neither overlap nor touch each other.
 
-    `rows` (i64, n x 5): start, end, the number of the log record that retired the range, and the first and the last
-    epoch second of its entries, inclusive. Ranges that are joined get the greater number and the seconds of both.
+    `rows` (i64, n x 5): start, end, the generation in which the range was retired, and the first and the last epoch
+    second of its entries, inclusive. Ranges that are joined get the greater generation and the seconds of both.
     """
 
     rows: npt.NDArray[np.int64]
@@ -77,7 +84,7 @@ class RangeTable:
     @classmethod
     def of(cls, rows: Any) -> RangeTable:
         """Make it of rows in any order, joined where they touch or overlap, without empty ones."""
-        table = np.asarray(rows, np.int64).reshape(-1, _COLUMNS)
+        table = np.asarray(rows, np.int64).reshape(-1, COLUMNS)
         table = table[table[:, _START] < table[:, _END]]
         if not len(table):
             return NO_RANGES
@@ -86,8 +93,17 @@ class RangeTable:
         reached = np.maximum.accumulate(table[:, _END])
         begins = np.flatnonzero(np.concatenate(([True], table[1:, _START] > reached[:-1])))
         lows = np.minimum.reduceat(table[:, [_START, _FIRST]], begins)
-        highs = np.maximum.reduceat(table[:, [_END, _NUMBER, _LAST]], begins)
+        highs = np.maximum.reduceat(table[:, [_END, _GENERATION, _LAST]], begins)
         return cls(np.column_stack((lows[:, 0], highs[:, 0], highs[:, 1], lows[:, 1], highs[:, 2])))
+
+    @classmethod
+    def checked(cls, rows: npt.NDArray[np.int64]) -> RangeTable:
+        """Make it of stored rows. Raises `ValueError` unless they are such a table."""
+        starts, ends, generations, firsts, lasts = rows.T
+        bad = (starts < 0) | (starts >= ends) | (generations < 0) | (firsts > lasts)
+        if bad.any() or (ends[:-1] >= starts[1:]).any():
+            raise ValueError("A table of ranges is not sorted and joined")
+        return cls(rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,7 +112,7 @@ class RangeTable:
         return isinstance(other, RangeTable) and np.array_equal(self.rows, other.rows)
 
     def __iter__(self) -> Iterator[Range]:
-        return map(tuple, self.rows[:, :_NUMBER].tolist())
+        return map(tuple, self.rows[:, :_GENERATION].tolist())
 
     @property
     def end(self) -> int:
@@ -104,16 +120,37 @@ class RangeTable:
         return int(self.rows[-1, _END]) if len(self) else 0
 
     def joined(self, other: RangeTable) -> RangeTable:
-        """Return the ranges of both."""
-        if not (len(self) and len(other)):
-            return self if len(self) else other
+        """Return the ranges of both; this table itself if the other one is empty."""
+        if not len(other):
+            return self
         return RangeTable.of(np.concatenate((self.rows, other.rows)))
 
-    def numbered(self, number: int) -> RangeTable:
-        """Return the ranges as retired by record `number`."""
+    def of_generation(self, generation: int) -> RangeTable:
+        """Return the ranges as retired in a generation."""
         rows = self.rows.copy()
-        rows[:, _NUMBER] = number
+        rows[:, _GENERATION] = generation
         return RangeTable(rows)
+
+    def rows_beyond(self, other: RangeTable) -> RangeTable:
+        """Return the ranges that `other` does not have in exactly the same way."""
+        if not (len(self) and len(other)):
+            return self
+        at = np.minimum(np.searchsorted(other._starts, self._starts), len(other) - 1)
+        return RangeTable(self.rows[(other.rows[at] != self.rows).any(axis=1)])
+
+    def are_held(self, files: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which ranges (bool, n) may have entries in files.
+
+        `files` (i64, m x 3): the generation, and the first and the last second, inclusive, of each.
+        """
+        held = np.zeros(len(self), np.bool_)
+        generations, firsts, lasts = files.T
+        # each range against each file; memory: `_AT_ONCE` bytes a file
+        for at in range(0, len(self), _AT_ONCE):
+            rows = self.rows[at : at + _AT_ONCE, :, None]
+            may = (generations < rows[:, _GENERATION]) & (firsts <= rows[:, _LAST]) & (lasts >= rows[:, _FIRST])
+            held[at : at + _AT_ONCE] = may.any(axis=1)
+        return held
 
     def holds(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which of n offsets are in a range (bool, n)."""
@@ -154,7 +191,7 @@ class RangeTable:
         return self.rows.T.tolist()  # type: ignore[no-any-return]
 
 
-NO_RANGES = RangeTable(np.zeros((0, _COLUMNS), np.int64))
+NO_RANGES = RangeTable(np.zeros((0, COLUMNS), np.int64))
 
 
 class Reading(Struct, frozen=True):
@@ -192,8 +229,8 @@ class ReplacedRanges(Struct, frozen=True, dict=True):
         """The offset after the last replaced or new one; 0: there is none. No offset before it may be used again."""
         return max(self.retired.end, *(max(reading.old.end, reading.end) for reading in self.readings), 0)
 
-    def announced(self, replacements: Iterable[Replacement], number: int) -> ReplacedRanges:
-        """Return the ranges after the replacements of record `number`, before `published`."""
+    def announced(self, replacements: Iterable[Replacement], generation: int) -> ReplacedRanges:
+        """Return the ranges after the replacements of a record, before `published`, which retires in `generation`."""
         by_new: dict[int, list[Replacement]] = {}
         for replacement in replacements:
             by_new.setdefault(replacement.new_start, []).append(replacement)
@@ -211,7 +248,7 @@ class ReplacedRanges(Struct, frozen=True, dict=True):
             before = [(start, table) for reading in (*known, *fresh) for start, table in reading.new]
             # rows of an unfinished reading were never shown, and the newer reading has them, too
             hidden = old.within(_all_of(table for _, table in before))
-            retired = retired.joined(hidden.numbered(number))
+            retired = retired.joined(hidden.of_generation(generation))
             waiting = _all_of([old.without(hidden), *(reading.old for reading in known)])
             stated = {start: ends[start] for reading in fresh for start, _ in reading.new}
             new = {start: table.without(old) for start, table in before if start not in stated}
@@ -219,28 +256,31 @@ class ReplacedRanges(Struct, frozen=True, dict=True):
             readings.append(Reading(waiting, tuple((start, new[start]) for start in sorted(new) if len(new[start]))))
         return ReplacedRanges(retired, tuple(readings))
 
-    def published(self, position: int, number: int) -> ReplacedRanges:
-        """Return the ranges after record `number`, which states the `position` of the store."""
+    def published(self, position: int, generation: int) -> ReplacedRanges:
+        """Return the ranges after a record with the `position` of the store, which retires in `generation`."""
         done = [reading for reading in self.readings if reading.end <= position]
         if not done:
             return self
         retired = self.retired
         for reading in done:
-            retired = retired.joined(reading.old.numbered(number))
+            retired = retired.joined(reading.old.of_generation(generation))
         return ReplacedRanges(retired, tuple(reading for reading in self.readings if reading.end > position))
 
-    def joined(self, other: ReplacedRanges) -> ReplacedRanges:
-        """Return the ranges of both."""
-        more = tuple(reading for reading in other.readings if reading not in self.readings)
-        return ReplacedRanges(self.retired.joined(other.retired), self.readings + more)
+    def dropped(self, ranges: Sequence[Range]) -> ReplacedRanges:
+        """Return this without retired ranges. Raises `ValueError` if one of them is not one."""
+        gone = np.isin(self.retired.rows[:, _START], [start for start, _ in ranges])
+        if sorted(ranges) != [*RangeTable(self.retired.rows[gone])]:
+            raise ValueError("Dropped ranges are not those of the table")
+        return ReplacedRanges(RangeTable(self.retired.rows[~gone]), self.readings)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a checkpoint."""
+    def to_json(self, stored: RangeTable = NO_RANGES) -> dict[str, Any]:
+        """Return the fields as stored in a record or checkpoint. `stored` ranges are in an object."""
         readings = [
             {"old": reading.old.to_json(), "new": [[start, table.to_json()] for start, table in reading.new]}
             for reading in self.readings
         ]
-        return {"retired": self.retired.to_json(), **({"readings": readings} if readings else {})}
+        retired = self.retired.rows_beyond(stored).to_json()
+        return {"retired": retired, **({"readings": readings} if readings else {})}
 
 
 def _ranges(*rows: tuple[int, ...]) -> RangeTable:
@@ -259,7 +299,7 @@ def _connected(known: Sequence[Reading], fresh: Sequence[Reading]) -> Iterator[t
         [reading.old, *(_ranges((start, start + 1, *_NEW)).joined(table) for start, table in reading.new)]
         for reading in readings
     ]
-    spans = np.concatenate([NO_RANGES.rows, *(table.rows for of in tables for table in of)])[:, :_NUMBER]
+    spans = np.concatenate([NO_RANGES.rows, *(table.rows for of in tables for table in of)])[:, :_GENERATION]
     owners = np.repeat(np.arange(len(readings)), [sum(map(len, of)) for of in tables])
     order = np.argsort(spans[:, _START], kind="stable")
     spans, owners = spans[order], owners[order]
@@ -282,35 +322,73 @@ def _connected(known: Sequence[Reading], fresh: Sequence[Reading]) -> Iterator[t
     yield from groups.values()
 
 
-def replay(
-    known: Mapping[str, ReplacedRanges], replacements: Sequence[Replacement], positions: Mapping[str, int], number: int
-) -> Mapping[str, ReplacedRanges]:
-    """Return the replaced ranges by store after record `number`. `positions` are those after the record."""
-    changed: dict[str, ReplacedRanges] = {}
-    by_store: dict[str, list[Replacement]] = {}
-    for replacement in replacements:
-        by_store.setdefault(replacement.store, []).append(replacement)
-    for store in {**by_store, **{store: None for store, ranges in known.items() if ranges.readings}}:
-        ranges = (
-            known.get(store, _NONE).announced(by_store.get(store, ()), number) if store in by_store else known[store]
-        )
-        after = ranges.published(positions.get(store, 0), number)
-        if after is not known.get(store):
-            changed[store] = after
-    return {**known, **changed} if changed else known
+class Replaced(Struct, frozen=True, dict=True):
+    """The replaced offsets of an index at a log position, by store. Only stores with some are there."""
 
+    stores: Mapping[str, ReplacedRanges] = MappingProxyType({})
+    generation: Count = 0
 
-_NONE = ReplacedRanges()
+    def __bool__(self) -> bool:
+        return bool(self.stores)
 
+    def end(self, store: str) -> int:
+        """Return the offset after the last replaced or new one of a store: no offset before it may be used again."""
+        return self.stores[store].end if store in self.stores else 0
 
-class ReplacedOffsets:
-    """The replaced offsets of an index, by topic and queue of their entries."""
+    def retired(self, store: str) -> RangeTable:
+        """Return the retired ranges of a store."""
+        return self.stores[store].retired if store in self.stores else NO_RANGES
 
-    def __init__(self, stores: Mapping[str, ReplacedRanges]) -> None:
-        self._queues: dict[int, dict[str | None, ReplacedRanges]] = {}
-        for store, ranges in stores.items():
+    def completed(self, tables: Mapping[str, RangeTable]) -> Replaced:
+        """Return this with the ranges of `tables`, by store, which were left out of its document."""
+        whole = {
+            store: ReplacedRanges(ranges.retired.joined(tables[store]), ranges.readings) if store in tables else ranges
+            for store, ranges in self.stores.items()
+        }
+        return Replaced(whole, self.generation)
+
+    @cached_property
+    def for_good(self) -> Replaced:
+        """The retired offsets alone: a later record shows those of readings that are not published."""
+        if not any(ranges.readings for ranges in self.stores.values()):
+            return self
+        retired = {store: ReplacedRanges(ranges.retired) for store, ranges in self.stores.items()}
+        return Replaced(_filled(retired), self.generation)
+
+    def replayed(self, replacements: Sequence[Replacement], positions: Mapping[str, int]) -> Replaced:
+        """Return the replaced offsets after a record with `replacements`. `positions` are those after it."""
+        by_store: dict[str, list[Replacement]] = {}
+        for replacement in replacements:
+            by_store.setdefault(replacement.store, []).append(replacement)
+        stores, generation = dict(self.stores), self.generation
+        for store in [*by_store, *(s for s, ranges in self.stores.items() if ranges.readings and s not in by_store)]:
+            before = stores.get(store, ReplacedRanges())
+            after = before.announced(by_store[store], self.generation + 1) if store in by_store else before
+            after = after.published(positions.get(store, 0), self.generation + 1)
+            if after.retired is not before.retired:
+                generation = self.generation + 1
+            if after is not before:
+                stores[store] = after
+        changed = by_store or any(stores[store] is not ranges for store, ranges in self.stores.items())
+        return Replaced(_filled(stores), generation) if changed else self
+
+    def dropped(self, dropped: Mapping[str, Sequence[Range]]) -> Replaced:
+        """Return this without retired ranges, by store. Raises `ValueError` if one of them is not one."""
+        gone = {store: self.stores.get(store, ReplacedRanges()).dropped(ranges) for store, ranges in dropped.items()}
+        return Replaced(_filled({**self.stores, **gone}), self.generation)
+
+    def joined(self, other: Replaced) -> Replaced:
+        """Return this with the stores of `other`, of which this has none."""
+        return Replaced({**other.stores, **self.stores}, max(self.generation, other.generation))
+
+    @cached_property
+    def _queues(self) -> dict[int, dict[str | None, ReplacedRanges]]:
+        """The replaced offsets by queue, and by topic in it (None: of all topics)."""
+        queues: dict[int, dict[str | None, ReplacedRanges]] = {}
+        for store, ranges in self.stores.items():
             topic, queue_id = queue_of_store(store)
-            self._queues.setdefault(queue_id, {})[topic] = ranges
+            queues.setdefault(queue_id, {})[topic] = ranges
+        return queues
 
     def of_topics(self, topics: Sequence[str]) -> dict[tuple[int | None, int], ReplacedRanges]:
         """Return the replaced offsets of topics, by the topic's number (None: any topic) and the queue."""
@@ -346,39 +424,44 @@ class ReplacedOffsets:
                     hidden[places[mine]] |= ranges.hidden.holds(offsets[mine])
         return hidden
 
+    def to_json(self, stored: Mapping[str, RangeTable] = MappingProxyType({})) -> dict[str, Any]:
+        """Return the fields as stored in a record or checkpoint. `stored` ranges, by store, are in objects."""
+        stores = {store: ranges.to_json(stored.get(store, NO_RANGES)) for store, ranges in self.stores.items()}
+        return {"stores": stores, "generation": self.generation}
 
-class StoredRanges(Struct, array_like=True):
+
+def _filled(stores: Mapping[str, ReplacedRanges]) -> dict[str, ReplacedRanges]:
+    return {store: ranges for store, ranges in stores.items() if ranges}
+
+
+class RangeColumns(Struct, array_like=True):
     """The columns of a table of ranges as stored."""
 
     start: tuple[Place, ...]
     end: tuple[Place, ...]
-    number: tuple[Count, ...]
+    generation: tuple[Count, ...]
     first_s: tuple[Seconds, ...]
     last_s: tuple[Seconds, ...]
 
     def read(self) -> RangeTable:
         """Return the table. Raises `ValueError` if it can't be one."""
-        columns = [getattr(self, name) for name in StoredRanges.__struct_fields__]
+        columns = [getattr(self, name) for name in RangeColumns.__struct_fields__]
         if len({len(column) for column in columns}) > 1:
             raise ValueError("A table of ranges has columns of different lengths")
-        rows = np.array(columns, np.int64).T.reshape(-1, _COLUMNS)
-        starts, ends = rows[:, _START], rows[:, _END]
-        if (starts >= ends).any() or (ends[:-1] >= starts[1:]).any() or (rows[:, _FIRST] > rows[:, _LAST]).any():
-            raise ValueError("A table of ranges is not sorted and joined")
-        return RangeTable(rows)
+        return RangeTable.checked(np.array(columns, np.int64).T.reshape(-1, COLUMNS))
 
 
 class StoredReading(Struct):
     """A reading as stored in a checkpoint."""
 
-    old: StoredRanges
-    new: tuple[tuple[Place, StoredRanges], ...]
+    old: RangeColumns
+    new: tuple[tuple[Place, RangeColumns], ...]
 
 
-class StoredReplaced(Struct):
-    """The replaced ranges of a store as stored in a checkpoint."""
+class StoredReplacedRanges(Struct):
+    """The replaced ranges of a store as stored."""
 
-    retired: StoredRanges
+    retired: RangeColumns
     readings: tuple[StoredReading, ...] = ()
 
     def read(self) -> ReplacedRanges:
@@ -388,3 +471,20 @@ class StoredReplaced(Struct):
             for reading in self.readings
         )
         return ReplacedRanges(self.retired.read(), readings)
+
+
+class StoredReplaced(Struct):
+    """The replaced ranges of an index as stored."""
+
+    stores: dict[str, StoredReplacedRanges]
+    generation: Count
+
+    def read(self) -> Replaced:
+        """Return the ranges. Raises `ValueError` if they can't be some."""
+        for store in self.stores:
+            queue_of_store(store)
+        # also stores without a range of their own: all may be in an object
+        return Replaced({store: ranges.read() for store, ranges in self.stores.items()}, self.generation)
+
+
+NOT_REPLACED = Replaced()

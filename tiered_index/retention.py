@@ -12,15 +12,16 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from tiered_index.errors import ConfigError
-from tiered_index.replaced import ReplacedOffsets, ReplacedRanges, StoredReplaced
+from tiered_index.replaced import NOT_REPLACED, RangeTable, Replaced, StoredReplaced
 from tiered_index.stored import Milliseconds, Place
 from tiered_index.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
 from tiered_index.units import LONGEST_S
@@ -160,31 +161,25 @@ class Expired(Struct, frozen=True, dict=True):
     - `horizons`: an entry has expired if any of them says so.
     - `segments`: for each store, the offset up to which its archived segments have expired.
     - `tombstones`: the erased entries.
-    - `replaced`: for each store of rows of files, the offsets that newer readings replaced.
+    - `replaced`: the offsets of rows of files that newer readings replaced.
     """
 
     horizons: tuple[Horizon, ...] = ()
     segments: Mapping[str, Place] = msgspec.field(default_factory=dict)
     tombstones: tuple[Tombstone, ...] = ()
-    replaced: Mapping[str, ReplacedRanges] = msgspec.field(default_factory=dict)
+    replaced: Replaced = NOT_REPLACED
 
     @cached_property
     def erased(self) -> Tombstones:
         """The tombstones, prepared for queries."""
         return Tombstones(self.tombstones)
 
-    @cached_property
-    def replaced_offsets(self) -> ReplacedOffsets:
-        """The replaced offsets, prepared for queries."""
-        return ReplacedOffsets(self.replaced)
-
-    @cached_property
+    @property
     def for_good(self) -> Expired:
         """This without the entries that a later record shows: those of readings that are not published."""
-        if not any(ranges.readings for ranges in self.replaced.values()):
-            return self
-        retired = {store: ReplacedRanges(ranges.retired) for store, ranges in self.replaced.items() if ranges.retired}
-        return structs.replace(self, replaced=retired)
+        return (
+            self if self.replaced.for_good is self.replaced else structs.replace(self, replaced=self.replaced.for_good)
+        )
 
     def erased_of(self, topic: str) -> TopicTombstones | None:
         """Return the tombstones of a topic; None: it has none."""
@@ -208,7 +203,7 @@ class Expired(Struct, frozen=True, dict=True):
     @property
     def log_version(self) -> int:
         """The version of log records and checkpoints that have it: older programs must refuse them, not ignore it."""
-        if self.replaced:
+        if self.replaced != NOT_REPLACED:
             return REPLACED_VERSION
         if self.tombstones:
             return 3
@@ -243,7 +238,7 @@ class Expired(Struct, frozen=True, dict=True):
         if self.tombstones and len(seconds):
             kept &= ~self.erased.hides(items, seconds, topics)
         if self.replaced and len(seconds):
-            kept &= ~self.replaced_offsets.hides(items, topics)
+            kept &= ~self.replaced.hides(items, topics)
         return kept
 
     def _unexpired(
@@ -277,22 +272,18 @@ class Expired(Struct, frozen=True, dict=True):
                     if met.before_ms(stone.topic) < stone.before_ms
                 ]
             )
-        replaced = dict(self.replaced)
-        for store, ranges in other.replaced.items():
-            replaced[store] = replaced[store].joined(ranges) if store in replaced else ranges
-        joined = Expired(horizons, segments, stones, replaced)
+        joined = Expired(horizons, segments, stones, self.replaced.joined(other.replaced))
         return self if joined == self else joined
 
     def __bool__(self) -> bool:
         return bool(self.horizons or self.segments or self.tombstones or self.replaced)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
+    def to_json(self, stored: Mapping[str, RangeTable] = MappingProxyType({})) -> dict[str, Any]:
+        """Return the fields as stored in a record. `stored` ranges, by store, are in objects."""
         horizons = [horizon.to_json() for horizon in self.horizons]
         stones = {"tombstones": [stone.to_json() for stone in self.tombstones]} if self.tombstones else {}
-        ranges = {store: ranges.to_json() for store, ranges in self.replaced.items()}
         members = {"horizons": horizons, "segments": dict(self.segments), **stones}
-        return {**members, "replaced": ranges} if ranges else members
+        return members if self.replaced == NOT_REPLACED else {**members, "replaced": self.replaced.to_json(stored)}
 
 
 def _begin_s(before_ms: int) -> int:
@@ -314,10 +305,10 @@ class StoredExpired(Struct):
     horizons: tuple[_Horizon, ...]
     segments: dict[str, Place]
     tombstones: tuple[Tombstone, ...] = ()
-    replaced: dict[str, StoredReplaced] = msgspec.field(default_factory=dict)
+    replaced: StoredReplaced | UnsetType = UNSET
 
     def read(self) -> Expired:
         """Return the expired entries. Raises `ValueError` for tables of ranges that can't be some."""
         horizons = [Horizon(stored.before_ms, tuple(sorted(stored.topics.items()))) for stored in self.horizons]
-        replaced = {store: ranges.read() for store, ranges in self.replaced.items()}
+        replaced = self.replaced.read() if self.replaced else NOT_REPLACED
         return Expired(tuple(horizons), self.segments, self.tombstones, replaced)

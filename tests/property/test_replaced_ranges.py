@@ -145,7 +145,7 @@ class Life:
         entries = sorted(self.published_rows())
         shown = shown_of(self.state.expired, self.store, entries)
         assert shown == sorted(self.expected())
-        for store, ranges in self.state.expired.replaced.items():
+        for store, ranges in self.state.expired.replaced.stores.items():
             assert store == self.store
             rows = ranges.hidden.rows
             assert (rows[:, 0] < rows[:, 1]).all() and (rows[1:, 0] > rows[:-1, 1]).all()
@@ -209,7 +209,7 @@ def test_each_row_is_shown_once_at_every_record(store, steps):
         life.check()
         now = {
             offset
-            for ranges in life.state.expired.replaced.values()
+            for ranges in life.state.expired.replaced.stores.values()
             for span in ranges.retired
             for offset in range(*span)
         }
@@ -220,6 +220,6 @@ def test_each_row_is_shown_once_at_every_record(store, steps):
         life.read(10)
     life.publish(4)
     life.check()
-    assert not any(ranges.readings for ranges in life.state.expired.replaced.values())
+    assert not any(ranges.readings for ranges in life.state.expired.replaced.stores.values())
     newest = {offset for file in life.files for offset in file.versions[-1][0]}
     assert life.expected() == newest & life.published_rows()

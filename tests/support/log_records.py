@@ -72,6 +72,8 @@ def earlier_checkpoint(state: LogState, base: LogState | None = None, *, rows: b
         document["archive"] = segments
     else:
         document.pop("archive", None)
+    # no earlier version wrote it
+    assert not any(document["objects"].pop("generation"))
     if rows:
         document["objects"] = list(zip(*document["objects"].values(), strict=True))
     else:

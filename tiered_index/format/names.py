@@ -19,7 +19,7 @@ JOURNAL_SUFFIX = ".journal"
 LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX = "log/", "checkpoint/", "epoch/"
 LEASE_PREFIX, DATA_PREFIX = "lease/", "data/"
 SEGMENTS_PREFIX, SEGMENT_SUFFIX, COLUMNS_SUFFIX = "segments/", ".log", ".parquet"
-CATALOG_PREFIX = "catalog/"
+CATALOG_PREFIX, RANGES_PREFIX = "catalog/", "ranges/"
 LINKED = "files:"
 """Begin of the stores of linked segments."""
 ROWS = "rows:"
@@ -43,7 +43,7 @@ _SUMMARY = re.compile(rf"checkpoint/{_WHOLE}\.summary")
 _OBJECT = re.compile(
     rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|{_SUMMARY.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
     rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.(log|parquet)"
-    rf"|catalog/[^/]+\.segments|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
+    rf"|catalog/[^/]+\.segments|ranges/[^/]+\.ranges|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
 )
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
 _MAX_STORE = 128
@@ -183,6 +183,11 @@ def segment_name(store: str, start: int, epoch: int, suffix: str = SEGMENT_SUFFI
 def catalog_name() -> str:
     """Return a new object name for a catalog of segments."""
     return f"{CATALOG_PREFIX}{secrets.token_hex(12)}.segments"
+
+
+def ranges_name() -> str:
+    """Return a new object name for a table of ranges."""
+    return f"{RANGES_PREFIX}{secrets.token_hex(12)}.ranges"
 
 
 def number_of(name: str) -> int:

@@ -3,16 +3,30 @@
 import pytest
 from msgspec import structs
 
+from tests.support.damage import checked, flip_object
+from tests.support.later import sweep
 from tests.support.log_records import GENESIS
 from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile
-from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.names import RANGES_PREFIX, TOPICS_QUEUE, linked_store
+from tiered_index.format.ranges import encode_ranges
 from tiered_index.format.segment import LinkedSegment
-from tiered_index.replaced import Replacement
-from tiered_index.service.jobs.merge_run import merge_index
+from tiered_index.replaced import RangeTable, Replacement
+from tiered_index.service.jobs import job
+from tiered_index.service.jobs.copying import copy_index
+from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
+from tiered_index.service.jobs.merge_run import merge_index, rewrite_objects
+from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.log.kept import KeptLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.range_objects import read_ranges
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read import replaced_rows
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import open_storage
 
 STORE = linked_store("t", 0)
 TIME_MS = 1_700_000_000_000
@@ -148,6 +162,78 @@ def test_rows_of_all_topics_have_one_store(index, tmp_path):
     assert everyone(index, tmp_path, "a") == ([0, 2, 3, 4],) * 3
 
 
+def merged(index, tmp_path):
+    """Merge all files, and let the writer see it. Its local copies go with that."""
+    report = merge_index(f"file://{tmp_path}/objects")
+    index._lifecycle.refresh()
+    index.run_lifecycle()
+    return report
+
+
+def test_a_merge_drops_the_entries_and_then_the_ranges(index, tmp_path):
+    index.link([segment(0, 20, is_open=True)])
+    put_rows(index, ALL, position=20)
+    index.link([], [segment(0, ROWS, times=(TIME_MS, TIME_MS + 20_000))])
+    publish(index)
+    index.link([segment(20, 20, is_open=True)], gone=[(STORE, 0)], replaced=[Replacement(STORE, 0, ROWS, 20, 40)])
+    put_rows(index, NEW, position=40)
+    publish(index)
+    assert everyone(index, tmp_path) == (NEW,) * 3 and index.log_state.expired
+    assert merged(index, tmp_path).expired == ROWS
+    assert not index.log_state.expired
+    assert everyone(index, tmp_path) == (NEW,) * 3
+    assert replaced_of(index, tmp_path) == 0
+    # the counter goes on, so that objects of before are not taken for later ones
+    assert LogState.decode(index.log_state.encode(), "checkpoint").expired.replaced.generation == 1
+    record = index._session.log.record(index.log_state.number)
+    assert (record.kind, record.dropped) == ("drop", {STORE: ((0, ROWS),)})
+    assert checked(index.storage).status == "ok"
+
+
+def test_ranges_stay_while_a_file_may_have_their_entries(index, tmp_path):
+    """A merge that was planned before, a position that is behind, another file of these times."""
+    whole = (TIME_MS, TIME_MS + 20_000)
+    index.link([segment(0, ROWS, times=whole)])
+    put_rows(index, ALL, position=ROWS)
+    publish(index)
+    log = StorageLog(index.storage, SystemClock())
+    log.open()
+    (early,) = plan_merge(log.state, MergeOptions(), now_s=SystemClock().now_ms() // 1000).rewrites
+    index.link(replaced=[Replacement(STORE, 0, ROWS, 20, 20)])
+    results = [task.run(index.storage, SystemClock().now_ms()) for task in early.tasks]
+    job.publish(early, results, log)
+    index._lifecycle.refresh()
+    index.run_lifecycle()
+    assert everyone(index, tmp_path) == ([],) * 3 and index.log_state.expired
+    # another file of this time, which a rewrite has not read
+    put_rows(index, [30], position=31)
+    assert rewritten(index, tmp_path) == ROWS
+    assert everyone(index, tmp_path) == ([30], [30], []) and index.log_state.expired
+    publish(index)
+    rewritten(index, tmp_path)
+    assert everyone(index, tmp_path) == ([30],) * 3 and not index.log_state.expired
+    # neither are those dropped before which the position is not
+    index.link([segment(50, 20, times=whole)])
+    index.link(gone=[(STORE, 50)], replaced=[Replacement(STORE, 50, 60, 70, 70)])
+    rewritten(index, tmp_path)
+    assert index.log_state.expired
+    put_rows(index, [80], position=81)
+    publish(index)
+    rewritten(index, tmp_path)
+    assert everyone(index, tmp_path) == ([30, 80],) * 3 and not index.log_state.expired
+
+
+def rewritten(index, tmp_path):
+    """Write all objects again, and let the writer see it. Return the number of entries that were left out."""
+    log = StorageLog(index.storage, SystemClock())
+    log.open()
+    names = [*log.state.objects]
+    report = rewrite_objects(index.storage, log, SystemClock(), lambda state: names)
+    index._lifecycle.refresh()
+    index.run_lifecycle()
+    return report.expired
+
+
 def test_replaced_rows_behind_the_pages_are_dropped_while_they_are_gathered(index, tmp_path, monkeypatch):
     """So that they take no more memory than answers."""
     monkeypatch.setattr(replaced_rows, "_HELD_ROWS", 4)
@@ -257,10 +343,102 @@ def test_a_checkpoint_with_an_unsorted_table_is_refused():
     state = LogState().apply(LogRecord(1, "create", 0, "", 0, genesis=GENESIS), "log")
     replaced = (Replacement(STORE, 0, 5, 20, 20), Replacement(STORE, 7, 9, 20, 20))
     state = state.apply(LogRecord(2, "link", 0, "", 0, replaced=replaced), "log")
-    ranges = state.expired.replaced[STORE]
+    ranges = state.expired.replaced.stores[STORE]
     assert [*ranges.retired] == [(0, 5), (7, 9)]
     broken = ranges.retired.rows[::-1]
     ranges.retired.rows.flags.writeable = True
     ranges.retired.rows[:] = broken.copy()
     with pytest.raises(CorruptFile, match="not sorted and joined"):
         LogState.decode(state.encode(), "checkpoint")
+
+
+# Tables of many ranges
+
+
+@pytest.fixture
+def many(index):
+    """Replace every other offset of a file of 20,000: 10,000 ranges that do not touch. Then one more."""
+    index.link(replaced=[Replacement(STORE, at, at + 1, 30_000, 30_000) for at in range(0, 20_000, 2)])
+    index.link(replaced=[Replacement(STORE, 25_000, 25_002, 30_000, 30_000)])
+    return index
+
+
+def opened_state(storage):
+    log = StorageLog(storage, SystemClock())
+    return log.open()
+
+
+def test_ten_thousand_ranges_are_in_an_object_of_their_own(many, tmp_path):
+    state = many.log_state
+    [named] = state.range_objects.values()
+    assert (named.store, named.count, len(state.expired.replaced.retired(STORE))) == (STORE, 10_000, 10_001)
+    # so a checkpoint has only the later range, whatever reads it
+    assert len(state.encode()) < 10_000
+    assert opened_state(many.storage) == state
+    assert KeptLog(Root(tmp_path / "root", Disk())).read() in (None, state)
+    assert LogState.decode(state.encode(whole=True), "root/log") == state
+    put_rows(many, [0, 1, 2, 19_999, 25_000, 25_002], position=26_000)
+    publish(many)
+    assert everyone(many, tmp_path) == ([1, 19_999, 25_002],) * 3
+    assert checked(many.storage).status == "ok"
+
+
+def test_orphans_are_tables_that_the_log_no_longer_names(many):
+    first = [*many.log_state.range_objects]
+    many.link(replaced=[Replacement(STORE, at, at + 1, 60_000, 60_000) for at in range(30_000, 40_000, 2)])
+    assert [*many.log_state.range_objects] != first
+    log = StorageLog(many.storage, SystemClock())
+    log.open()
+    sweep(many.storage, log, later_s=0)
+    assert {info.name for info in many.storage.list(RANGES_PREFIX)} == {*first, *many.log_state.range_objects}
+    sweep(many.storage, log)
+    assert [info.name for info in many.storage.list(RANGES_PREFIX)] == [*many.log_state.range_objects]
+    assert opened_state(many.storage) == many.log_state
+
+
+def test_a_copy_has_the_tables_and_follows_their_changes(many, tmp_path):
+    source, target = f"file://{tmp_path}/objects", f"file://{tmp_path}/copy"
+    copy_index(source, target)
+    with open_storage(target) as copied:
+        assert opened_state(copied).expired == many.log_state.expired
+        assert opened_state(copied).range_objects == many.log_state.range_objects
+        many.link(replaced=[Replacement(STORE, at, at + 1, 60_000, 60_000) for at in range(30_000, 40_000, 2)])
+        put_rows(many, [99_000], position=99_999)
+        publish(many)
+        assert not many.log_state.expired
+        copy_index(source, target)
+        after = opened_state(copied)
+        assert (after.expired, after.range_objects) == (many.log_state.expired, {})
+        assert checked(copied).status == "ok"
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged", "other"])
+def test_a_table_that_is_missing_damaged_or_another_one_costs_a_replay_until_it_is_repaired(many, how, tmp_path):
+    state = many.log_state
+    [named] = state.range_objects.values()
+    storage = many.storage
+    if how == "missing":
+        storage.delete_many([named.name])
+    elif how == "damaged":
+        flip_object(storage, named.name, 40)
+    else:
+        storage.put(named.name, encode_ranges(RangeTable.of([(0, 9, 1, 0, 1)]).rows))
+    with pytest.raises(CorruptFile, match=named.name):
+        read_ranges(storage, named)
+    assert opened_state(storage) == state
+    report = checked(storage)
+    assert [defect.file for defect in report.findings if defect.part != "checkpoint"] == [named.name]
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    assert named.name in [repair.object for repair in Repairs(storage, log).run(report, yes=True)]
+    assert checked(storage).status == "ok"
+    assert opened_state(storage).expired == state.expired
+
+
+def test_a_copy_without_its_table_can_not_be_read(many, tmp_path):
+    copy_index(f"file://{tmp_path}/objects", f"file://{tmp_path}/copy")
+    with open_storage(f"file://{tmp_path}/copy") as copied:
+        [named] = opened_state(copied).range_objects
+        copied.delete_many([named])
+        with pytest.raises(CorruptFile, match="verify --deep --repair"):
+            opened_state(copied)

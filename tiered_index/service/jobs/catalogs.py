@@ -111,9 +111,7 @@ def check_behind(state: LogState, added: Sequence[Segment]) -> None:
     """Raise `JobOvertaken` unless segments begin behind all segments and replaced offsets of their stores."""
     for segment in added:
         ends = [log.end for _, log in state.listed_logs.get(segment.store, ())]
-        if (replaced := state.expired.replaced.get(segment.store)) is not None:
-            ends.append(replaced.end)
-        if segment.start < max(ends, default=0):
+        if segment.start < max([*ends, state.expired.replaced.end(segment.store)]):
             raise JobOvertaken(f"another job has added files of the log {segment.store} meanwhile: try again")
 
 

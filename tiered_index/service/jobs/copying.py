@@ -52,7 +52,10 @@ COPY_OF = "copy:"
 # rounds of a copy in which objects of the source were merged or expired before they were copied
 _TRIES = 10
 # fields of a state that a copy's record does not take over unchanged
-_OWN = ("number", "epoch", "genesis", "objects", "archive", "pending", "catalogs", "hidden", "roots", "digest")
+_OWN = frozenset(
+    {"number", "epoch", "genesis", "roots", "digest"}
+    | {"objects", "archive", "pending", "catalogs", "hidden", "range_objects"}
+)
 
 # records of a copy that are looked at for the last removal, before their times are asked for
 _LOOKED_AT = 100
@@ -383,7 +386,7 @@ def _key(state: LogState) -> str:
 
 
 def _parts(state: LogState) -> dict[str, Named]:
-    return {**state.inputs, **state.archive, **state.catalogs}
+    return {**state.inputs, **state.archive, **state.catalogs, **state.range_objects}
 
 
 def _listed_beyond(ours: Segments, theirs: Segments) -> Iterator[ArchivedSegment]:
@@ -433,6 +436,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
         archive=tuple(named for named in added if isinstance(named, ArchivedSegment)),
         catalogs=tuple(named for named in added if isinstance(named, StoredCatalog)),
         hide=tuple(hidden for name, hidden in after.hidden.items() if before.hidden.get(name) != hidden),
+        ranges=tuple(after.range_objects.values()),
         remove=tuple(_beyond(before, after)),
         **taken,
     )

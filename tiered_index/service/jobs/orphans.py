@@ -22,6 +22,7 @@ from tiered_index.format.names import (
     EPOCH_PREFIX,
     LEASE_PREFIX,
     LOG_PREFIX,
+    RANGES_PREFIX,
     SEGMENTS_PREFIX,
     STAGING_PREFIX,
 )
@@ -35,7 +36,7 @@ from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage
 Item = TypeVar("Item")
 _AT_ONCE = 1000
 _log = logging.getLogger(__name__)
-_LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX, STAGING_PREFIX, PROBE_PREFIX)
+_LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX, RANGES_PREFIX, STAGING_PREFIX, PROBE_PREFIX)
 _KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
 MIN_AGE_S = 3600.0
 """The least `older_than_s`: an upload takes less time."""

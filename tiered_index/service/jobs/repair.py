@@ -33,8 +33,9 @@ from tiered_index.format.verify import WindowedRead
 from tiered_index.service.jobs.catalogs import CatalogRewrite, CatalogTask
 from tiered_index.service.jobs.erase_segments import Patch, RestoreTask, SegmentRewrite, patched
 from tiered_index.service.jobs.job import Rewrite, TaskResult, replace_input
+from tiered_index.service.jobs.ranges import store_ranges
 from tiered_index.service.jobs.verify_report import Progress, Report
-from tiered_index.service.jobs.whole import Named, defects, is_bad, trailer_of
+from tiered_index.service.jobs.whole import defects, is_bad, trailer_of
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file
 from tiered_index.service.log.records import ArchivedSegment, PendingFile, StoredCatalog, StoredObject
@@ -177,6 +178,13 @@ class Repairs:
         reported = {defect.file for defect in report.findings if defect.part != "copy"}
         reported |= {missing.object for missing in report.missing}
         bad, done = set[str](), list[Repair]()
+        tables = [stored for name, stored in self.log.refresh().range_objects.items() if name in reported]
+        for table in [table for table in tables if is_bad(self.storage, table)]:
+            # the replay of the log has its ranges
+            if yes:
+                store_ranges(self.log, None, [table.name])
+            written = (name for name, stored in self.log.state.range_objects.items() if stored.store == table.store)
+            done.append(Repair(table.name, "restore", "the log", next(written, None) if yes else None))
         for named in self._named(reported):
             self.progress(len(done), named.name)
             if is_bad(self.storage, named):
@@ -193,13 +201,15 @@ class Repairs:
                 done.append(Repair(defect.file, "drop"))
         return done + self._repair_root(reported, bad, yes=yes)
 
-    def _named(self, reported: set[str]) -> Iterator[Named]:
+    def _named(self, reported: set[str]) -> Iterator[StoredObject | ArchivedSegment | StoredCatalog]:
         """Yield the reported objects: catalogs before the segments that they name."""
         yield from [stored for name, stored in self.log.refresh().catalogs.items() if name in reported]
         yield from Segments(self.log.refresh(), self.storage).named(reported)
         yield from [stored for name, stored in self.log.state.inputs.items() if name in reported]
 
-    def _replacements(self, named: Named, report: Report) -> Iterator[tuple[str, Rewrite]]:
+    def _replacements(
+        self, named: StoredObject | ArchivedSegment | StoredCatalog, report: Report
+    ) -> Iterator[tuple[str, Rewrite]]:
         """Yield rewrites that replace an object by a good copy, each with the name of the copy."""
         if isinstance(named, ArchivedSegment):
             yield from self._of_segment(named, report)
@@ -315,4 +325,5 @@ def _described(old: StoredObject, name: str, read: Read, size: int, now_ms: int)
     """Return the log's description of an object that replaces `old`."""
     if isinstance(old, PendingFile):
         return structs.replace(old, name=name, published_ms=now_ms)
-    return stored_file(name, trailer_of(read, name, size), size, now_ms, old.origin)
+    described = stored_file(name, trailer_of(read, name, size), size, now_ms, old.origin)
+    return structs.replace(described, generation=old.generation)

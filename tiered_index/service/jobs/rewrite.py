@@ -1,9 +1,9 @@
 """Rewrites entries: a task reads its slots and windows of every input in bounded pieces, and sends them as shards.
 
-It leaves out expired and erased entries. Merges and erasures do this (`service/jobs/job.py`). A piece is a run of base
-slots of all inputs; directories give its size before items are read. A base slot with too many entries (one hot key)
-is split by time into several pieces, newest first. Memory: the directories, and about 100 bytes per entry of one piece
-with its sort. Each window adds the stream of a shard (8 MiB) and 8 bytes per entry. Threads: one per task.
+It leaves out expired, erased and replaced entries. Merges and erasures do this (`service/jobs/job.py`). A piece is a
+run of base slots of all inputs; directories give its size before items are read. A base slot with too many entries (one
+hot key) is split by time into several pieces, newest first. Memory: the directories, and about 100 bytes per entry of
+one piece with its sort. Each window adds the stream of a shard (8 MiB) and 8 bytes per entry. Threads: one per task.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from tiered_index._version import __version__
 from tiered_index.errors import DiskFull, SchemaMismatch, StorageError
@@ -76,7 +77,7 @@ class Piece:
     part: int | None
 
     def without(self, expired: Expired, topics: Mapping[int, str]) -> Piece:
-        """Return the piece without expired and erased entries; `topics` has the names of topic ids."""
+        """Return the piece without expired, erased and replaced entries; `topics` has the names of topic ids."""
         shown = expired.keeps(self.items, self.seconds, topics)
         return self if shown.all() else replace(self, items=self.items[shown], seconds=self.seconds[shown])
 
@@ -260,6 +261,7 @@ class TableRun:
 
     Add pieces in order of base slots, the parts of a split slot newest first. `topics` has the names of topic ids,
     `most` bounds the entries to come. `topic_ids` has the ids of all items to come; empty: they are not known.
+    `generation`: that of the replaced ranges which the items lack.
     """
 
     descriptor: IndexDescriptor
@@ -271,6 +273,7 @@ class TableRun:
     storage: Storage
     now_ms: int
     topic_ids: Collection[int] = ()
+    generation: int = 0
     finished: list[FinishedObject] = field(default_factory=list)
     _open: _OpenShard | None = None
 
@@ -347,6 +350,7 @@ class TableRun:
             parsed = parse_trailer(trailer, stream.name, stream.size_bytes)
         sent = SentObject(stream.name, stream.size_bytes, self.now_ms)
         stored = stored_file(sent.name, parsed, sent.size_bytes, self.now_ms, window.origin)
+        stored = structs.replace(stored, generation=self.generation)
         self.finished.append(FinishedObject(stored, sent, writer.checksum))
 
 
@@ -393,7 +397,9 @@ class RewriteTask:
             of_index = self.inputs, layout.schema, layout.slots
             reader = InputReader(cold, *of_index, *slots, step, closing, self.seconds, self.readers)
             most = sum(stored.count for stored in self.inputs)
-            more = slots, reader.topics, self.sequence, most, storage, now_ms, reader.topic_ids
+            # an entry is only known as replaced by the name of its topic
+            generation = self.expired.replaced.generation if reader.topic_ids else 0
+            more = slots, reader.topics, self.sequence, most, storage, now_ms, reader.topic_ids, generation
             tables = [TableRun(self.descriptor, window, *more) for window in self.windows]
             checksum = expired = expired_checksum = 0
             with contextlib.ExitStack() as undo:

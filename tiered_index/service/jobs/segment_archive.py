@@ -36,6 +36,7 @@ from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, 
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.jobs.catalogs import LINES_OF_RECORD, MOST_CATALOGS, MOST_LINES, merge_catalogs, send_catalog
 from tiered_index.service.jobs.linking import link
+from tiered_index.service.jobs.ranges import store_ranges
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication, Unpublished
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, Replacement, StoredCatalog
@@ -322,6 +323,7 @@ class SegmentUploads:
         """Add, finish and remove linked segments by one record. As `IndexService.link`."""
         with self._writing():
             link(self.session.log, self.session.epoch, added, finished, gone, replaced)
+            store_ranges(self.session.log, self.session.epoch)
             self._merge_catalogs(self.session.log.state)
 
     @contextlib.contextmanager

@@ -38,6 +38,7 @@ from tiered_index.format.names import (
     INDEX_SUFFIX,
     JOURNAL_SUFFIX,
     LOG_PREFIX,
+    RANGES_PREFIX,
     SEGMENTS_PREFIX,
     STATES,
     UNSEALED,
@@ -52,12 +53,14 @@ from tiered_index.format.segment import Segment
 from tiered_index.format.verify import verify_compacted
 from tiered_index.service.jobs.copying import COPY_OF
 from tiered_index.service.jobs.orphans import unnamed
+from tiered_index.service.jobs.ranges import droppable
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.jobs.verify_report import Missing, Progress, Report
 from tiered_index.service.jobs.whole import LENGTHS, Named, defects_of, kind_of, object_bytes
 from tiered_index.service.log.identity import RootBeside
 from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
 from tiered_index.service.log.publication import stored_file, unlike
+from tiered_index.service.log.range_objects import whole_record
 from tiered_index.service.log.records import (
     ArchivedSegment,
     LogRecord,
@@ -65,6 +68,7 @@ from tiered_index.service.log.records import (
     PendingFile,
     StoredCatalog,
     StoredObject,
+    StoredRanges,
 )
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
@@ -131,6 +135,12 @@ class _RecordCheck:
             left = [stored.name for stored in before.tables[table] if stored.name not in gone]
             if left:
                 add("table", f"removes only a part of table {table}: {len(left)} of its shards remain, {left[0]} first")
+        if record.dropped:
+            # a record of this state may drop them: its writer has also asked the files of its root
+            may = droppable(before)
+            for store, ranges in record.dropped.items():
+                if not set(ranges) <= set(may.get(store, ())):
+                    add("drop", f"it drops replaced ranges of {store}, of which objects may still have entries")
         if record.kind in ("merge", "migrate"):
             lost, gained = sum(stored.count for stored in removed), sum(stored.count for stored in record.add)
             if lost != gained + record.left_out:
@@ -273,6 +283,8 @@ def check_storage(
 
     for catalog in state.catalogs.values():
         check(catalog)
+    for table in state.range_objects.values():
+        check(table)
     if check_objects is not None:
         check_objects(state)
     else:
@@ -288,7 +300,7 @@ def check_storage(
         report.note(_DELETED)
     report.lost += [Missing.of(lost) for lost in state.lost.values() if lost.lacks_entries]
     try:
-        for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX):
+        for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX, RANGES_PREFIX):
             _note_strays(storage, state, report, prefix)
     except CorruptFile as error:
         report.add_error(error.file, "log", error)
@@ -331,11 +343,11 @@ def _name_topics(storage: Storage, state: LogState, report: Report) -> None:
 def check_object(storage: Storage, named: Named, local: CompactedFile | None, report: Report, *, deep: bool) -> None:
     """Check one object that the log names, and its local copy if there is one. Raises `StorageError`.
 
-    Without `deep` only the sizes and the end of it are read; of a catalog always all.
+    Without `deep` only the sizes and the end of it are read; of a catalog or a table of ranges always all.
     """
     name, kind = named.name, kind_of(named)
     try:
-        if deep or isinstance(named, StoredCatalog):
+        if deep or isinstance(named, StoredCatalog | StoredRanges):
             _check_bytes(storage, named, local, report)
         elif (size := storage.head(name).size_bytes) != object_bytes(named):
             report.add(name, kind, f"it has {size:,} bytes, the log says {object_bytes(named):,}")
@@ -391,7 +403,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
                 info.name, f"record {expected} is missing before it", expected, number_of(info.name)
             )
             try:
-                record, before = LogRecord.decode(storage.get(info.name), info.name), state
+                record, before = whole_record(storage, LogRecord.decode(storage.get(info.name), info.name)), state
             except ObjectArchived as error:
                 report.unchecked.append((info.name, error))
                 state = _checkpoint_behind(storage, checkpoints, number_of(info.name))

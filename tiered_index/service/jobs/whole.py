@@ -1,4 +1,4 @@
-"""Checks every byte of an object that the log names: a file, a shard, a pending file, a segment or a catalog.
+"""Checks every byte of an object that the log names: a file, shard, pending file, segment, catalog or table of ranges.
 
 `verify`, copies, repairs and giving up all decide by this one check. It reads 8 MiB at a time. One thread.
 """
@@ -20,10 +20,11 @@ from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.jobs.pending import check_pending
 from tiered_index.service.log.publication import stored_file, unlike
-from tiered_index.service.log.records import ArchivedSegment, PendingFile, StoredCatalog, StoredObject
+from tiered_index.service.log.range_objects import checked_ranges
+from tiered_index.service.log.records import ArchivedSegment, PendingFile, StoredCatalog, StoredObject, StoredRanges
 from tiered_index.storage.base import Storage
 
-Named = StoredObject | ArchivedSegment | StoredCatalog
+Named = StoredObject | ArchivedSegment | StoredCatalog | StoredRanges
 """An object that a state of the log names, or a segment that one of its catalogs names."""
 N = TypeVar("N", bound=Named)
 LENGTHS = ("trailer_position", "filter_length", "directory_length", "metadata_length")
@@ -38,7 +39,7 @@ def object_bytes(named: Named) -> int:
 
 def kind_of(named: Named) -> str:
     """Return the word for an object in reports."""
-    kinds = {ArchivedSegment: "segment", StoredCatalog: "catalog"}
+    kinds = {ArchivedSegment: "segment", StoredCatalog: "catalog", StoredRanges: "range_table"}
     return kinds.get(type(named), "object")
 
 
@@ -66,6 +67,9 @@ def defects(named: Named, read: Read, size: int, *equal: str) -> list[Finding]:
     try:
         if isinstance(named, ArchivedSegment):
             return _of_segment(named, read, size)
+        if isinstance(named, StoredRanges):
+            checked_ranges(named, bytes(read(0, size)))
+            return []
         _check_catalog(named, read, size) if isinstance(named, StoredCatalog) else check_pending(named, read)
     except UnsupportedVersion:
         raise

@@ -33,6 +33,7 @@ from tiered_index.heap import give_back
 from tiered_index.retention import NOTHING
 from tiered_index.service.jobs.expiry import KnownStats, record_expiry
 from tiered_index.service.jobs.orphans import sweep
+from tiered_index.service.jobs.ranges import drop_ranges, file_of, store_ranges
 from tiered_index.service.life.context import (
     DamagedCopies,
     LifecycleContext,
@@ -48,6 +49,7 @@ from tiered_index.service.log.log import fenced, publishing
 from tiered_index.service.log.publication import Publication, Unpublished, stored_file
 from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.catalog import Snapshot
 from tiered_index.service.read.compacted import (
     CompactedFile,
     DamagedFile,
@@ -58,6 +60,7 @@ from tiered_index.service.read.compacted import (
     verify_tables,
 )
 from tiered_index.service.read.unsealed import UnsealedFile
+from tiered_index.service.read.window_table import WindowTable
 from tiered_index.service.root import disk_error, disk_errors
 from tiered_index.service.write.appenders import QUARANTINE
 from tiered_index.storage.base import PART_BYTES, Bytes, Writer
@@ -94,6 +97,8 @@ class Lifecycle:
         self._sweep_s = now_s if context.config.retention.any else now_s + _SWEEP_AGAIN_S
         self._topic_stats = KnownStats(context.cold)
         self._time = TrustedTime(context.session.storage, context.clock)
+        # the snapshot and the state whose replaced ranges were tended
+        self._tended: tuple[Snapshot, LogState] | None = None
         self._expired = NOTHING  # as in the copy of the log in the root
 
     def run_once(self) -> Progress:
@@ -141,6 +146,7 @@ class Lifecycle:
                 self._step("pending files", self._pending.finish)
                 self._step("positions", self._publish_reads)
                 self._step("expiry", self._expire, "expire")
+                self._step("replaced ranges", self._tend_ranges)
                 self._step("the root's copy of the log", self._note_expired)
                 self._step("sweep", self._sweep)
                 retirable = self._retirable(lacks_room=lacks_room)
@@ -292,6 +298,12 @@ class Lifecycle:
         """
         context, session = self._context, self._context.session
         state, positions = session.log.state, context.flusher.positions
+        readings = [
+            (store, reading) for store, ranges in state.expired.replaced.stores.items() for reading in ranges.readings
+        ]
+        # a new reading of a file may end with rows that have no entry
+        if any(reading.end <= positions.get(store, 0) for store, reading in readings) and context.files.is_published:
+            state = session.log.append_positions(session.epoch, positions)
         as_of_ms, reads = state.as_of_ms or 0, state.reads
         if state.bounds is None or min(state.bounds.read_before_ms.values()) >= as_of_ms:
             return
@@ -299,6 +311,25 @@ class Lifecycle:
         # the files after the positions: they have every entry before these
         if any(name.startswith(READ_PREFIX) for name in further) and context.files.is_published:
             session.log.append_positions(session.epoch, positions)
+
+    def _tend_ranges(self) -> None:
+        """Drop the replaced ranges of which no file has an entry, and write many into an object."""
+        context, session = self._context, self._context.session
+        snapshot, state = context.catalog.snapshot, session.log.state
+        tended = self._tended
+        is_same = tended is not None and tended[0] is snapshot and tended[1] is state
+        if not state.expired.replaced or is_same:
+            return
+        local: list[tuple[int, int, int]] = []
+        # those of the storage, too: the catalog may show objects that the newest record has removed
+        for handle in context.catalog.all():
+            if isinstance(handle, WindowTable):
+                local += map(file_of, handle.shards)
+            elif handle.second_min <= handle.second_max:
+                local.append((0, handle.second_min, handle.second_max))
+        drop_ranges(session.log, session.epoch, local)
+        store_ranges(session.log, session.epoch)
+        self._tended = snapshot, state
 
     def _expire(self) -> None:
         """At intervals, record the expiry by the retention setting."""

@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from tiered_index.errors import CorruptFile
 from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.kernels import compressed
+from tiered_index.replaced import RangeColumns
 from tiered_index.service.log.columns import COLUMNS, Columns, Table, objects_of
 from tiered_index.service.log.records import (
     ArchivedSegment,
@@ -33,6 +34,7 @@ VERSION, _CATALOGS_VERSION, _NEWEST_VERSION = 7, 8, 9
 """The version of checkpoints, that of those with pending files or catalogs, also lost ones, and that of those with
 replaced ranges or lost ranges of one key. Earlier versions wrote 1 to 6.
 """
+_STORED_OTHERWISE = ("tables", "since", "hide", "ranges", "range_tables")
 # most bytes of a state's document
 _MOST_BYTES = 1 << 31
 
@@ -57,13 +59,16 @@ class _Checkpoint(Struct):
 class _State(_Members, kw_only=True):
     tables: tuple[Table, ...]
     objects: Columns
+    range_tables: dict[str, RangeColumns] = msgspec.field(default_factory=dict)
 
 
 if TYPE_CHECKING:
     Row = tuple[Any, ...]
 else:
     # a value of each column
-    Row = tuple[tuple(get_args(kind)[0] for kind in get_type_hints(Columns, include_extras=True).values())]
+    # of all but the last one, `generation`
+    _KINDS = list(get_type_hints(Columns, include_extras=True).values())[:-1]
+    Row = tuple[tuple(get_args(kind)[0] for kind in _KINDS)]
 
 
 class _Since(Struct):
@@ -109,7 +114,7 @@ def encode(state: dict[str, Any]) -> bytes:
     has_catalogs = state.get("pending") or state.get("catalogs") or _has_lost_catalog(state)
     version = _CATALOGS_VERSION if has_catalogs else VERSION
     has_key = any("key" in lost.get("range", ()) for lost in state.get("lost", ()))
-    if has_key or state.get("expired", {}).get("replaced"):
+    if has_key or state.get("ranges") or "replaced" in state.get("expired", {}):
         version = _NEWEST_VERSION
     return sealed_text(json_text({"version": version, "kind": "checkpoint", "state": packed}))
 
@@ -131,7 +136,8 @@ def decode(data: bytes, file: str, base: Base | None) -> dict[str, Any]:
     state = unpacked(decoded(text, _Checkpoint, file, "checkpoint").state, _MOST_BYTES, file, "the checkpoint's state")
     stored = decoded(state, _State, file, "checkpoint")
     with checks(file, "checkpoint"):
-        return _fields(stored, objects_of(stored.tables, stored.objects.lists()), {}, {})
+        fields = _fields(stored, objects_of(stored.tables, stored.objects.lists()), {}, {})
+        return fields | {"range_tables": {store: table.read() for store, table in stored.range_tables.items()}}
 
 
 def _earlier_fields(stored: _Earlier, file: str, base: Base | None) -> dict[str, Any]:
@@ -139,7 +145,8 @@ def _earlier_fields(stored: _Earlier, file: str, base: Base | None) -> dict[str,
         raise ValueError("`objects` are neither all documents nor all rows")
     objects: list[Any] = list(stored.objects)
     if stored.tables is not UNSET:
-        objects = objects_of(stored.tables, list(zip(*objects, strict=True)) or [[] for _ in COLUMNS])
+        columns = list(zip(*objects, strict=True)) or [()] * (len(COLUMNS) - 1)
+        objects = objects_of(stored.tables, [*columns, [0] * len(objects)])
     if stored.since is UNSET:
         return _fields(stored, objects, {}, {})
     since = stored.since
@@ -166,7 +173,7 @@ def _fields(
         raise ValueError("An object or segment occurs twice")
     for stored_object in added:
         check_slots(stored_object, stored.genesis, "checkpoint")
-    fields = {name: value for name, value in stored.members().items() if name not in ("tables", "since", "hide")}
+    fields = {name: value for name, value in stored.members().items() if name not in _STORED_OTHERWISE}
     lost = {gone.name: gone for gone in stored.lost}
     pending = {waiting.name: waiting for waiting in stored.pending}
     if len({waiting.file_id for waiting in pending.values()}) != len(stored.pending) or pending.keys() & objects.keys():
@@ -179,5 +186,10 @@ def _fields(
         raise ValueError("A catalog or hidden segment occurs twice")
     if any(segment.catalog not in catalogs for segment in hidden.values()):
         raise ValueError("A hidden segment is of a catalog that is not there")
-    named = {"objects": objects, "archive": archive, "lost": lost, "pending": pending}
+    ranges = {table.name: table for table in stored.ranges}
+    if len({table.store for table in stored.ranges}) != len(stored.ranges) or len(ranges) != len(stored.ranges):
+        raise ValueError("A table of ranges occurs twice")
+    if any(table.store not in fields["expired"].replaced.stores for table in stored.ranges):
+        raise ValueError("A table of ranges is of a store that has none")
+    named = {"range_objects": ranges, "objects": objects, "archive": archive, "lost": lost, "pending": pending}
     return {**fields, "chain": stored.chain or last, **named, "catalogs": catalogs, "hidden": hidden}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.names import DATA_PREFIX, data_prefix
@@ -32,7 +32,10 @@ Table = tuple[FileId, Seconds, Length, tuple[Count, Count, Count], Origin | None
 
 
 class Columns(Struct, kw_only=True):
-    """A list for each field of the objects. `table` numbers the tables; an object without one has 0 as both slots."""
+    """A list for each field of the objects. `table` numbers the tables; an object without one has 0 as both slots.
+
+    Earlier versions wrote no `generation`: it is 0.
+    """
 
     file_id: list[FileId]
     tail: list[Tail]
@@ -51,9 +54,12 @@ class Columns(Struct, kw_only=True):
     table: list[Count | None]
     slot_low: list[Count]
     slot_high: list[Count]
+    generation: list[Count] = field(default_factory=list)
 
     def lists(self) -> list[list[Any]]:
         """Return the columns in the order of the fields."""
+        if not self.generation:
+            self.generation = [0] * len(self.file_id)
         return [getattr(self, name) for name in COLUMNS]
 
 
@@ -89,17 +95,19 @@ def objects_of(tables: Sequence[Table], columns: Sequence[Sequence[Any]]) -> lis
     """
     maps = [typed(dict(zip(("base", "split", "join"), table[3], strict=True)), SlotMap) for table in tables]
     seen: Any = {}
-    ids, tails, lanes, sequences, lows_s, highs_s, *others, published, hashes, numbers, lows, highs = columns
-    lanes, lows_s, highs_s, published, hashes, lows, highs = [
+    ids, tails, lanes, sequences, lows_s, highs_s, *others, published, hashes, numbers, lows, highs, generations = (
+        columns
+    )
+    lanes, lows_s, highs_s, published, hashes, lows, highs, generations = [
         list(map(seen.setdefault, column, column))
-        for column in (lanes, lows_s, highs_s, published, hashes, lows, highs)
+        for column in (lanes, lows_s, highs_s, published, hashes, lows, highs, generations)
     ]
     names = [tail if "/" in tail else f"{data_prefix(file_id)}{tail}" for file_id, tail in zip(ids, tails, strict=True)]
     shards = [
         None if number is None else _shard(tables, maps, number, low, high)
         for number, low, high in zip(numbers, lows, highs, strict=True)
     ]
-    fields = (names, ids, lanes, sequences, lows_s, highs_s, *others, published, shards, hashes)
+    fields = (names, ids, lanes, sequences, lows_s, highs_s, *others, published, shards, hashes, generations)
     return [StoredObject(*values) for values in zip(*fields, strict=True)]
 
 

@@ -39,7 +39,7 @@ class KeptLog:
             if state.number <= self._number:
                 return
             try:
-                self._root.write_file(self.path, [state.encode()], f"writing {self.path}")
+                self._root.write_file(self.path, [state.encode(whole=True)], f"writing {self.path}")
             except TieredIndexError as error:
                 _log.warning("can't write the root's copy of the log; readers of this root need the storage: %s", error)
                 self._remove(self.path)

@@ -51,6 +51,7 @@ from tiered_index.format.names import (
     number_of,
 )
 from tiered_index.service.log.identity import Identity
+from tiered_index.service.log.range_objects import whole_record, whole_state
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
 from tiered_index.service.log.state import LogReplay, LogState
 from tiered_index.service.root.seen import SeenFile
@@ -187,12 +188,13 @@ class Checkpoints:
     def state_of(self, name: str) -> LogState:
         """Return the state in a checkpoint: one GET. Raises `CorruptFile` and storage errors.
 
-        A checkpoint of an earlier version may have only the changes since another one, and costs two GETs.
+        A checkpoint of an earlier version may have only the changes since another one, and costs two GETs. Tables of
+        replaced ranges that are objects of their own cost a GET each.
         """
         whole = base_of(name) or name
         data, *changes = side_by_side([partial(self.storage.get, needed) for needed in dict.fromkeys((whole, name))])
         state = LogState.decode(data, whole)
-        return LogState.decode(changes[0], name, state) if changes else state
+        return whole_state(self.storage, LogState.decode(changes[0], name, state) if changes else state)
 
     def newer(self, number: int) -> list[str]:
         """Return the names of the listed checkpoints that are newer than record `number`."""
@@ -610,7 +612,7 @@ class StorageLog:
 
     def record(self, number: int) -> LogRecord:
         """Return record `number`: a request. Raises `CorruptFile`, and the errors of the storage."""
-        return LogRecord.decode(self.storage.get(log_name(number)), log_name(number))
+        return whole_record(self.storage, LogRecord.decode(self.storage.get(log_name(number)), log_name(number)))
 
     def removed_files(self, state: LogState, after: int = 0) -> set[str]:
         """Return the ids of files whose objects records after number `after` removed. Raises storage errors.
@@ -769,7 +771,9 @@ def _as_read(record: LogRecord) -> tuple[LogRecord, bytes]:
     """
     try:
         data = record.encode()
-        return LogRecord.decode(data, log_name(record.number)), data
+        read = LogRecord.decode(data, log_name(record.number))
+        # a copy's record has a part of its ranges in objects
+        return replace(read, expired=record.expired, range_tables=record.range_tables), data
     except (CorruptFile, TypeError) as error:
         raise InvalidArgument(f"refusing to write an invalid record: {error}") from error
 

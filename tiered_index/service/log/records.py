@@ -25,7 +25,8 @@ from tiered_index.format.catalog import CatalogDirectory
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import MOST_ITEMS, Layout
 from tiered_index.format.metadata import MOST_ENTRIES, Positions
-from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX
+from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, RANGES_PREFIX
+from tiered_index.format.ranges import MOST_RANGES, ranges_crc32
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import DATA_PART as DATA_PART
 from tiered_index.format.segment import ArchivedSegment as ArchivedSegment
@@ -34,10 +35,11 @@ from tiered_index.format.segment import Text
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.kernels import crc32
+from tiered_index.replaced import NOT_REPLACED, Range, RangeTable
 from tiered_index.replaced import Replacement as Replacement
 from tiered_index.retention import NOTHING, REPLACED_VERSION, Expired, StoredExpired
 from tiered_index.spelling import split_name
-from tiered_index.stored import Count, Digest, FileId, Length, Milliseconds, Place, Seconds, Size, decoded
+from tiered_index.stored import Count, Crc32, Digest, FileId, Length, Milliseconds, Place, Seconds, Size, decoded
 from tiered_index.types import LostFile, inclusive
 
 LOG_VERSION = REPLACED_VERSION
@@ -53,6 +55,7 @@ _PART = f"/{DATA_PART}"
 DATA_NAME = re.compile(rf"\A{DATA_PREFIX[:-1]}({_PART}){{1,3}}\Z")
 DataName = Annotated[str, Meta(pattern=DATA_NAME.pattern)]
 CatalogName = Annotated[str, Meta(pattern=rf"\A{CATALOG_PREFIX[:-1]}{_PART}\Z")]
+RangesName = Annotated[str, Meta(pattern=rf"\A{RANGES_PREFIX[:-1]}{_PART}\Z")]
 Entries = Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
 FilterLength = Annotated[Size, Meta(multiple_of=FILTER_BLOCK_BYTES)]
 
@@ -69,7 +72,7 @@ def document_version(
 
     `newest` are its pending files, catalogs and hidden segments, and ranges of catalogs that were given up.
     """
-    if expired.replaced:
+    if expired.replaced != NOT_REPLACED:
         return LOG_VERSION
     if any(True for _ in newest):
         return _CATALOGS
@@ -137,6 +140,8 @@ class StoredObject(Stored, frozen=True):
     published_ms: Milliseconds
     shard: TableShard | None = None
     hash: HashRule = "abs"
+    generation: Count = 0
+    """That of the replaced ranges of which it can have no entry, because a rewrite has left them out."""
 
     def __post_init__(self) -> None:
         _check_seconds(self.second_min, self.second_max)
@@ -224,6 +229,24 @@ class HiddenSegment(Stored, frozen=True):
     store: str
     start: Place
     object_bytes: Size
+
+
+class StoredRanges(Stored, frozen=True):
+    """An object with the `count` retired ranges of `store` after a record. `crc32` is that of the table."""
+
+    name: RangesName
+    store: str
+    count: Annotated[int, Meta(ge=1, le=MOST_RANGES)]
+    crc32: Crc32
+    size_bytes: Size
+    published_ms: Milliseconds
+
+    def check(self, file: str, table: RangeTable) -> None:
+        """Raise `CorruptFile`, naming `file`, unless it has the ranges of `table`."""
+        said, found = (self.count, self.crc32), (len(table), ranges_crc32(table.rows))
+        CorruptFile.unless_equal(
+            file, f"{self.name} has other replaced ranges of {self.store} than the log", said, found
+        )
 
 
 class StreamBatch(Struct, frozen=True):
@@ -455,6 +478,12 @@ class LogRecord:
     """The new readings of files that this record announces."""
     expiry_ms: int = 0
     """Only of an expiry's record: its present time, epoch milliseconds."""
+    dropped: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
+    """The retired ranges, by store, of which no file can have an entry any more."""
+    ranges: tuple[StoredRanges, ...] = ()
+    """Objects with all retired ranges of stores after this record; in the record of a copy, all such objects."""
+    range_tables: Mapping[str, RangeTable] = field(default_factory=dict, compare=False)
+    """Of a copy's record, the tables of `ranges`, by store."""
     digest: str = field(default="", compare=False)
     """The digest of this record's bytes; empty before it is encoded."""
 
@@ -467,7 +496,7 @@ class LogRecord:
             version = LOG_VERSION
         return encode_document(
             {
-                "version": LOG_VERSION if self.replaced else version,
+                "version": LOG_VERSION if self.replaced or self.dropped or self.ranges else version,
                 "kind": self.kind,
                 "number": self.number,
                 "epoch": self.epoch,
@@ -478,9 +507,11 @@ class LogRecord:
                 "positions": self.positions,
                 "genesis": self.genesis.to_json() if self.genesis else None,
                 **optional_members(
-                    self.archive, self.batches, self.lost, self.expired, self.pending, self.catalogs, self.hide
+                    self.archive, self.batches, self.lost, self.pending, self.catalogs, self.hide, self.ranges
                 ),
+                **expired_member(self.expired, self.range_tables),
                 **({"replaced": [replaced.to_json() for replaced in self.replaced]} if self.replaced else {}),
+                **({"dropped": self.dropped} if self.dropped else {}),
                 **({"left_out": self.left_out} if self.left_out else {}),
                 **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
                 **({"expiry_ms": self.expiry_ms} if self.expiry_ms else {}),
@@ -499,20 +530,24 @@ def optional_members(
     archive: Iterable[ArchivedSegment],
     batches: dict[str, StreamBatch],
     lost: Iterable[LostObject],
-    expired: Expired,
     pending: Iterable[PendingFile],
     catalogs: Iterable[StoredCatalog],
     hidden: Iterable[HiddenSegment],
+    ranges: Iterable[StoredRanges],
 ) -> dict[str, Any]:
     """Return the fields that records and checkpoints have only if they are not empty."""
     archived = [segment.to_json() for segment in archive]
     streams = {stream: batch.to_json() for stream, batch in batches.items()}
     losses = [lost_object.to_json() for lost_object in lost]
     members: dict[str, Any] = {"archive": archived, "batches": streams, "lost": losses}
-    groups = {"pending": pending, "catalogs": catalogs, "hide": hidden}
+    groups: dict[str, Iterable[Stored]] = {"pending": pending, "catalogs": catalogs, "hide": hidden, "ranges": ranges}
     members |= {name: [part.to_json() for part in group] for name, group in groups.items()}
-    present = {name: member for name, member in members.items() if member}
-    return {**present, "expired": expired.to_json()} if expired else present
+    return {name: member for name, member in members.items() if member}
+
+
+def expired_member(expired: Expired, tables: Mapping[str, RangeTable]) -> dict[str, Any]:
+    """Return the field `expired` unless it is empty, without the ranges of `tables`, which are in objects."""
+    return {"expired": expired.to_json(tables)} if expired != NOTHING else {}
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
@@ -594,6 +629,7 @@ class Common(Struct, kw_only=True):
     lost: tuple[LostObject, ...] = ()
     expired: StoredExpired | UnsetType = UNSET
     pending: tuple[PendingFile, ...] = ()
+    ranges: tuple[StoredRanges, ...] = ()
 
     def members(self) -> dict[str, Any]:
         """Return all fields by name."""
@@ -616,6 +652,7 @@ class _StoredRecord(Common, kw_only=True):
     remove: tuple[str, ...]
     genesis: IndexDescriptor | None
     replaced: tuple[Replacement, ...] = ()
+    dropped: dict[str, tuple[tuple[Place, Place], ...]] = msgspec.field(default_factory=dict)
     left_out: Count = 0
     previous: Digest = ""
     root: str = ""

@@ -14,7 +14,7 @@ from msgspec import structs
 from tiered_index.errors import CorruptFile
 from tiered_index.format.catalog import LogRows
 from tiered_index.format.names import DIGEST_DIGITS
-from tiered_index.replaced import replay
+from tiered_index.replaced import NO_RANGES, RangeTable
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log import checkpoint
 from tiered_index.service.log.columns import columns_of
@@ -31,8 +31,10 @@ from tiered_index.service.log.records import (
     PendingFile,
     StoredCatalog,
     StoredObject,
+    StoredRanges,
     StreamBatch,
     check_slots,
+    expired_member,
     max_positions,
     optional_members,
 )
@@ -97,6 +99,10 @@ class LogState:
     catalogs: dict[str, StoredCatalog] = field(default_factory=dict)
     hidden: dict[str, HiddenSegment] = field(default_factory=dict)
     """The segments in catalogs that are replaced or given up, by name."""
+    range_objects: dict[str, StoredRanges] = field(default_factory=dict)
+    """The objects that have the retired ranges of a store, by name. They also are in `expired`."""
+    range_tables: dict[str, RangeTable] = field(default_factory=dict, compare=False, repr=False)
+    """The tables in them, by store. A state of a checkpoint lacks them until `range_objects.py` has read them."""
     digest: str = field(default="", compare=False)
     """The digest of record `number`; empty: read from a checkpoint of an older version."""
     chain: str = field(default="", compare=False)
@@ -138,7 +144,8 @@ class LogState:
 
         Catalogs name others: ask `read/segments.py`.
         """
-        return any(name in named for named in (self.objects, self.pending, self.archive, self.catalogs))
+        named = self.objects, self.pending, self.archive, self.catalogs, self.range_objects
+        return any(name in objects for objects in named)
 
     @property
     def inputs(self) -> dict[str, StoredObject]:
@@ -275,8 +282,9 @@ class LogState:
             stores.setdefault(segment.store, []).append(segment)
         return stores
 
-    def encode(self) -> bytes:
-        """Return the bytes of this state's checkpoint."""
+    def encode(self, *, whole: bool = False) -> bytes:
+        """Return the bytes of this state's checkpoint. `whole`: with the tables in `range_objects`, too."""
+        tables = {store: table.to_json() for store, table in self.range_tables.items()} if whole else {}
         return checkpoint.encode(
             {
                 "number": self.number,
@@ -288,11 +296,13 @@ class LogState:
                     self.archive.values(),
                     self.batches,
                     self.lost.values(),
-                    self.expired,
                     self.pending.values(),
                     self.catalogs.values(),
                     self.hidden.values(),
+                    self.range_objects.values(),
                 ),
+                **expired_member(self.expired, self.range_tables),
+                **({"range_tables": tables} if tables else {}),
                 **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
                 **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
                 **({"expiry_ms": self.expiry_ms} if self.expiry_ms else {}),
@@ -302,8 +312,18 @@ class LogState:
 
     @classmethod
     def decode(cls, data: bytes, file: str, base: LogState | None = None) -> LogState:
-        """Return the state in a checkpoint. `base`: see `checkpoint.decode`. Raises `CorruptFile`."""
-        return cls(**checkpoint.decode(data, file, base))
+        """Return the state in a checkpoint. `base`: see `checkpoint.decode`. Raises `CorruptFile`.
+
+        It may lack replaced ranges that are in objects (`range_objects.py`).
+        """
+        return cls(**checkpoint.decode(data, file, base)).completed()
+
+    def completed(self) -> LogState:
+        """Return this state with the ranges of `range_tables` among all others."""
+        if not self.range_tables:
+            return self
+        replaced = self.expired.replaced.completed(self.range_tables)
+        return replace(self, expired=structs.replace(self.expired, replaced=replaced))
 
 
 def _with_catalogs(
@@ -329,6 +349,39 @@ def _with_catalogs(
             raise CorruptFile(file, f"hides {segment.name!r}, which {segment.catalog!r} does not show")
         hidden = {**hidden, segment.name: segment}
     return catalogs, hidden
+
+
+def _with_ranges(
+    before: LogState, record: LogRecord, positions: dict[str, int], file: str
+) -> tuple[Expired, dict[str, StoredRanges], dict[str, RangeTable]]:
+    """Return hidden entries, objects of ranges and their tables after a record. Raises `CorruptFile`."""
+    expired, objects, tables = before.expired, before.range_objects, before.range_tables
+    if record.expired:
+        expired = expired.joined(record.expired)
+    replaced = expired.replaced
+    if record.copied:
+        # a copy has what its source has
+        replaced, objects, tables = record.expired.replaced, {}, dict(record.range_tables)
+    elif gone := {name: stored for name in record.remove if (stored := objects.get(name)) is not None}:
+        objects = {name: stored for name, stored in objects.items() if name not in gone}
+        tables = {stored.store: tables[stored.store] for stored in objects.values()}
+    replaced = replaced.replayed(record.replaced, positions)
+    if record.dropped:
+        try:
+            replaced = replaced.dropped(record.dropped)
+        except ValueError as error:
+            raise CorruptFile(file, f"drops replaced ranges that do not exist: {error}") from error
+    for stored in record.ranges:
+        table = record.range_tables.get(stored.store, NO_RANGES) if record.copied else replaced.retired(stored.store)
+        stored.check(file, table)
+        if before.names(stored.name) and not record.copied:
+            raise CorruptFile(file, f"adds {stored.name!r}, which exists already")
+        objects, tables = {**objects, stored.name: stored}, {**tables, stored.store: table}
+    if len(tables) != len(objects) or any(store in record.dropped for store in tables):
+        raise CorruptFile(file, "names two tables of the replaced ranges of a store, or one that is out of date")
+    if replaced is not expired.replaced:
+        expired = structs.replace(expired, replaced=replaced)
+    return expired, objects, tables
 
 
 def overlapped(catalogs: Iterable[StoredCatalog], added: StoredCatalog) -> str | None:
@@ -380,7 +433,7 @@ class LogReplay:
                 segment = archive.pop(name, None)
                 if segment is not None:
                     self._thinned.add(segment.store)
-                elif name not in now.catalogs:
+                elif name not in now.catalogs and name not in now.range_objects:
                     raise CorruptFile(file, f"removes {name!r}, which does not exist")
         for added in record.add:
             if added.name in objects:
@@ -403,9 +456,7 @@ class LogReplay:
         root = {record.root: (record.number, record.attempt)} if record.root else {}
         self._is_chained = bool(record.previous)
         positions = max_positions(now.positions, record.positions)
-        expired = now.expired.joined(record.expired) if record.expired else now.expired
-        if (replaced := replay(expired.replaced, record.replaced, positions, record.number)) is not expired.replaced:
-            expired = structs.replace(expired, replaced=replaced)
+        expired, range_objects, range_tables = _with_ranges(now, record, positions, file)
         self._now = replace(
             now,
             number=record.number,
@@ -417,6 +468,8 @@ class LogReplay:
             batches={**held, **later},
             lost=now.lost | {lost.name: lost for lost in record.lost},
             expired=expired,
+            range_objects=range_objects,
+            range_tables=range_tables,
             roots=now.roots | root,
             put_before_ms=max(now.put_before_ms, record.put_before_ms),
             expiry_ms=max(now.expiry_ms, record.expiry_ms),

@@ -339,7 +339,7 @@ class LookupBatch:
             (at, queue): begin for at, erased in erased_topics.items() for queue, begin in erased.queues.items()
         }
         if expired.replaced:
-            made.replaced, made.replaced_rows = expired.replaced_offsets.of_topics(self.topics), replaced_rows
+            made.replaced, made.replaced_rows = expired.replaced.of_topics(self.topics), replaced_rows
         return made
 
     def within_index(self, number: int) -> Self:

@@ -156,8 +156,7 @@ class Segments:
 
     def end(self, store: str) -> int:
         """Return the offset after the last segment of `store`, and after its replaced offsets; 0: it has none."""
-        replaced = self.state.expired.replaced.get(store)
-        return max(self._end(store), 0 if replaced is None else replaced.end)
+        return max(self._end(store), self.state.expired.replaced.end(store))
 
     def _end(self, store: str) -> int:
         lines, parts = self.state.segments_of(store), self._parts(store)
