@@ -316,7 +316,7 @@ def _take_back_removed(storage: Storage, state: LogState, report: Report) -> Non
     missing = {defect.file for defect in report.findings if defect.problem == _NOT_THERE}
     after = _log_at(storage, state).read_next() if missing else state
     segments = Segments(after, storage)
-    removed = {name for name in missing if after.input_of(name) is None and not segments.names_object(name)}
+    removed = {name for name in missing if not (after.names(name) or segments.names_object(name))}
     report.findings[:] = [defect for defect in report.findings if defect.file not in removed]
     report.missing[:] = [lacking for lacking in report.missing if lacking.object not in removed]
     for name in sorted(removed):
