@@ -194,7 +194,7 @@ class RangeTable:
 NO_RANGES = RangeTable(np.zeros((0, COLUMNS), np.int64))
 
 
-class Reading(Struct, frozen=True):
+class NewReading(Struct, frozen=True):
     """A new reading that is not published: offsets `old` wait for the offsets `new`, whose entries are hidden.
 
     `new` has for each `new_start` of a replacement those of its new offsets that are not replaced themselves.
@@ -213,7 +213,7 @@ class ReplacedRanges(Struct, frozen=True, dict=True):
     """The replaced offsets of one store: the `retired` ones, and the `readings` that are not published."""
 
     retired: RangeTable = NO_RANGES
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[NewReading, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(len(self.retired) or self.readings)
@@ -236,10 +236,13 @@ class ReplacedRanges(Struct, frozen=True, dict=True):
             by_new.setdefault(replacement.new_start, []).append(replacement)
         ends = {new_start: together[-1].new_end for new_start, together in by_new.items()}
         announced = [
-            Reading(_ranges(*(each.row for each in together)), ((start, _ranges((start, ends[start], *_NEW))),))
+            NewReading(
+                _ranges(*(replacement.row for replacement in together)),
+                ((start, _ranges((start, ends[start], *_NEW))),),
+            )
             for start, together in by_new.items()
         ]
-        retired, readings = self.retired, list[Reading]()
+        retired, readings = self.retired, list[NewReading]()
         for known, fresh in _connected(self.readings, announced):
             if not fresh:
                 readings += known
@@ -253,7 +256,7 @@ class ReplacedRanges(Struct, frozen=True, dict=True):
             stated = {start: ends[start] for reading in fresh for start, _ in reading.new}
             new = {start: table.without(old) for start, table in before if start not in stated}
             new |= {start: _ranges((start, end, *_NEW)).without(retired) for start, end in stated.items()}
-            readings.append(Reading(waiting, tuple((start, new[start]) for start in sorted(new) if len(new[start]))))
+            readings.append(NewReading(waiting, tuple((start, new[start]) for start in sorted(new) if len(new[start]))))
         return ReplacedRanges(retired, tuple(readings))
 
     def published(self, position: int, generation: int) -> ReplacedRanges:
@@ -291,7 +294,9 @@ def _all_of(tables: Iterable[RangeTable]) -> RangeTable:
     return RangeTable.of(np.concatenate([NO_RANGES.rows, *(table.rows for table in tables)]))
 
 
-def _connected(known: Sequence[Reading], fresh: Sequence[Reading]) -> Iterator[tuple[list[Reading], list[Reading]]]:
+def _connected(
+    known: Sequence[NewReading], fresh: Sequence[NewReading]
+) -> Iterator[tuple[list[NewReading], list[NewReading]]]:
     """Yield the readings in groups that have common offsets, old or new: those of `known`, and those of `fresh`."""
     readings = [*known, *fresh]
     # with the first new offset, although it may be replaced itself: it tells readings apart
@@ -316,7 +321,7 @@ def _connected(known: Sequence[Reading], fresh: Sequence[Reading]) -> Iterator[t
     first: dict[int, int] = {}
     for cluster, owner in sorted(set(zip(clusters.tolist(), owners.tolist(), strict=True))):
         roots[root(owner)] = root(first.setdefault(cluster, owner))
-    groups: dict[int, tuple[list[Reading], list[Reading]]] = {}
+    groups: dict[int, tuple[list[NewReading], list[NewReading]]] = {}
     for number, reading in enumerate(readings):
         groups.setdefault(root(number), ([], []))[number >= len(known)].append(reading)
     yield from groups.values()
@@ -467,7 +472,7 @@ class StoredReplacedRanges(Struct):
     def read(self) -> ReplacedRanges:
         """Return the ranges. Raises `ValueError` if they can't be some."""
         readings = tuple(
-            Reading(reading.old.read(), tuple((start, table.read()) for start, table in reading.new))
+            NewReading(reading.old.read(), tuple((start, table.read()) for start, table in reading.new))
             for reading in self.readings
         )
         return ReplacedRanges(self.retired.read(), readings)

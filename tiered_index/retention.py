@@ -234,12 +234,12 @@ class Expired(Struct, frozen=True, dict=True):
         `items` are stored items or their columns by name, `seconds` (n) their epoch seconds, `topics` the name of each
         topic id. An entry whose topic id has no name has expired if entries of every topic have expired at its second.
         """
-        kept = self._unexpired(seconds, items["topic_id"], topics)
+        is_shown = self._unexpired(seconds, items["topic_id"], topics)
         if self.tombstones and len(seconds):
-            kept &= ~self.erased.hides(items, seconds, topics)
+            is_shown &= ~self.erased.hides(items, seconds, topics)
         if self.replaced and len(seconds):
-            kept &= ~self.replaced.hides(items, topics)
-        return kept
+            is_shown &= ~self.replaced.hides(items, topics)
+        return is_shown
 
     def _unexpired(
         self, seconds: npt.NDArray[Any], topic_ids: npt.NDArray[Any], topics: Mapping[int, str]

@@ -95,12 +95,12 @@ def _store(log: StorageLog, epoch: int | None, store: str) -> bool:
     table = log.state.expired.replaced.retired(store)
     publication = Publication.send(log, ranges_name(), lambda stream: stream.write(encode_ranges(table.rows)), epoch)
     sent = publication.sent
-    made = StoredRanges(sent.name, store, len(table), ranges_crc32(table.rows), sent.size_bytes, sent.began_ms)
+    description = StoredRanges(sent.name, store, len(table), ranges_crc32(table.rows), sent.size_bytes, sent.began_ms)
 
     def make(state: LogState) -> LogRecord | None:
         if sent.name in state.range_objects or state.expired.replaced.retired(store) != table:
             return None
         outdated = tuple(name for name, stored in state.range_objects.items() if stored.store == store)
-        return LogRecord(0, "ranges", epoch or 0, "", 0, remove=outdated, ranges=(made,))
+        return LogRecord(0, "ranges", epoch or 0, "", 0, remove=outdated, ranges=(description,))
 
     return sent.name in publication.record("replaced ranges", make).range_objects

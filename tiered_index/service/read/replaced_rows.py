@@ -67,9 +67,9 @@ def on_pages(page: Page, page_ends: PageEnds, schema: Schema) -> Page:
     more, last = page_ends
     if not more.any():
         return page
-    kept = ~more[lookups]
+    on_page = ~more[lookups]
     behind = np.flatnonzero(more[lookups])
     ends = last[lookups[behind]]
     names = ("second", "offset", "queue_id", *schema.identity_extra)
-    kept[behind] = ~are_after(rows[behind], tuple(ends[name] for name in names), schema)
-    return lookups[kept], rows[kept]
+    on_page[behind] = ~are_after(rows[behind], tuple(ends[name] for name in names), schema)
+    return lookups[on_page], rows[on_page]

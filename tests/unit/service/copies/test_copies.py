@@ -17,6 +17,9 @@ from tests.support.storage_faults import FaultStorage, Watched
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
 from tiered_index.format import verify
+from tiered_index.format.names import linked_store
+from tiered_index.format.ranges import encode_ranges, ranges_crc32
+from tiered_index.replaced import RangeTable, Replaced, ReplacedRanges
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.jobs import copying
 from tiered_index.service.jobs.catalogs import send_catalog
@@ -26,7 +29,15 @@ from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, PendingFile, StreamBatch
+from tiered_index.service.log.range_objects import whole_record
+from tiered_index.service.log.records import (
+    ArchivedSegment,
+    LogRecord,
+    LostObject,
+    PendingFile,
+    StoredRanges,
+    StreamBatch,
+)
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import hidden_in
 from tiered_index.storage.base import WrapperStorage
@@ -83,9 +94,16 @@ def test_every_member_of_the_state_is_copied():
     listed, _ = send_catalog(StorageLog(MemoryStorage(), ManualClock(5)), [SEGMENT_OF_LOG])
     gone = hidden_in(listed, SEGMENT_OF_LOG)
     waiting = PendingFile("data/b/1.index", "b", "main", 1, 5, 6, 7, 300, 252, 0, 0, 48, 9, created_ms=8)
+    store, shelf = linked_store("t", 0), MemoryStorage()
+    in_object, retired = RangeTable.of([(0, 4, 1, 5, 6)]), RangeTable.of([(0, 4, 1, 5, 6), (7, 9, 2, 5, 6)])
+    shelf.put("ranges/a.ranges", data := encode_ranges(in_object.rows))
+    ranges = StoredRanges("ranges/a.ranges", store, 1, ranges_crc32(in_object.rows), len(data), 8)
+    replaced = Replaced({store: ReplacedRanges(retired)}, 2)
     full = replace(
         LogState(),
         number=9,
+        range_objects={ranges.name: ranges},
+        range_tables={store: in_object},
         catalogs={listed.name: listed},
         hidden={gone.name: gone},
         epoch=4,
@@ -96,10 +114,13 @@ def test_every_member_of_the_state_is_copied():
         put_before_ms=1_700_000_000_000,
         expiry_ms=1_700_000_000_001,
         lost={table.name: table},
-        expired=Expired((Horizon(1000, (("a*", 500),)),), {"broker": 10}),
+        expired=Expired((Horizon(1000, (("a*", 500),)),), {"broker": 10}, replaced=replaced),
+        digest="0" * 32,
     )
     record = difference(LogState(), full, "copy:x")
-    assert LogRecord.decode(record.encode(), "r") == record
+    read = LogRecord.decode(record.encode(), "r")
+    assert [*read.expired.replaced.retired(store)] == [(7, 9)]
+    assert whole_record(shelf, read) == record
     reached = LogState().apply(record, "r")
     assert same(reached, full)
     assert reached.positions == {"s": 5, "copy:x": 9}
