@@ -49,7 +49,7 @@ class _Find:
 
 def messages_to_erase(request: EraseRequest, state: LogState) -> MakeFind:
     """Return a function that finds the messages of a request in archived segments. `state` is that of the log."""
-    return partial(_Find, request, frozenset(keys_in(state.positions)))
+    return partial(_Find, request, frozenset(keys_in(state.positions, request.topic)))
 
 
 def erase_index(

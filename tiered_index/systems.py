@@ -59,10 +59,6 @@ UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
 """Words for an index without positions: its entries may be of any system, or there are none yet."""
 
 
-KEYS_PREFIX = "kafka-key:"
-"""Begin of the names of positions that have the keys of records of Kafka, as `--key` gave them."""
-
-
 _TIME_UNIT, _TIME_ZONE = "files-unit:", "files-zone:"
 
 
@@ -72,7 +68,6 @@ def key_names_of(positions: Iterable[str], topic: str) -> list[str]:
     scopes = {linked_store(topic, FILES_QUEUE), linked_store("", TOPICS_QUEUE)}
     scopes |= {name.rpartition("/")[0] for name in positions if name.startswith("kafka:") and f"/{topic}/" in name}
     rules = [rule for scope in scopes for rule in topic_keys.rules_in(positions, scope)]
-    rules += [name.removeprefix(KEYS_PREFIX) for name in positions if name.startswith(KEYS_PREFIX)]
     return sorted({name for name, _ in map(split_name, rules) if name})
 
 

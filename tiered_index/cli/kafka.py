@@ -58,6 +58,7 @@ def open_kafka_follower(
         kafka.restart_at,
         kafka.commit_group,
         cluster,
+        kafka.drop_key or (),
         note=session.out.note,
     )
     every_s = EVERY_S if kafka.archive_every is None else kafka.archive_every

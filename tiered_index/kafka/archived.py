@@ -19,8 +19,8 @@ from tiered_index.kafka.columns import SCHEMA, SIZE, entry_columns
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import BEGIN_PREFIX, Name
 from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log import topic_keys
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.systems import KEYS_PREFIX
 from tiered_index.types import inclusive
 
 
@@ -46,7 +46,10 @@ def source_of(store: str, positions: Mapping[str, int]) -> str:
 def rule_positions(stores: Sequence[str], positions: Mapping[str, int]) -> dict[str, int]:
     """Return the positions that say which keys were indexed and where logs began, for an index of the same records."""
     begins = {f"{BEGIN_PREFIX}{store}" for store in stores}
-    return {name: at for name, at in positions.items() if name.startswith(KEYS_PREFIX) or name in begins}
+    rules = [topic_keys.rule_positions(positions, topic_keys.scope_of(store)) for store in stores]
+    return {name: at for of_topic in rules for name, at in of_topic.items()} | {
+        name: at for name, at in positions.items() if name in begins
+    }
 
 
 def begin_of(store: str, positions: Mapping[str, int], expired: Mapping[str, int]) -> int:
@@ -85,7 +88,9 @@ def archived_records(
             file = archive.verified(segment, 0, segment.size_bytes)
             if FUNCTION in (rules := keys_of_file(file)):
                 raise InvalidArgument(f"{segment.name}: a function gave the keys: ingest its rows as Parquet, by --key")
-            keys, table = RecordKeys.by_rules(rules), decode_columns(file)
+            # a key that was added later, too
+            known = topic_keys.rules_of(archive.state().positions, topic_keys.scope_of(segment.store))
+            keys, table = RecordKeys.by_rules({*rules, *known}), decode_columns(file)
         except CorruptFile as error:
             if not skip_corrupt:
                 raise

@@ -134,6 +134,11 @@ class RecordKeys:
         return cls(tuple({*rules} - {FUNCTION}) or ("key",), are_new=False)
 
     @property
+    def has_found(self) -> bool:
+        """Whether a record had a key."""
+        return self._looked_at is None
+
+    @property
     def needs(self) -> tuple[bool, bool]:
         """Whether the keys need a record's headers, and its value."""
         return bool(self._headers), bool(self._paths)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
+from tiered_index.service.log.topic_keys import rules_in, scopes_in
 from tiered_index.service.read.segments import Segments
-from tiered_index.systems import KEYS_PREFIX
 
 BEGIN_PREFIX = "kafka-begin:"
 """Before a log's name in the archive: the position is the offset at which the log was read first, if it is not 0."""
@@ -66,6 +66,9 @@ def positions_by_store(positions: Mapping[str, int]) -> dict[str, int]:
     return greatest
 
 
-def keys_in(positions: Iterable[str]) -> set[str]:
-    """Return what `--key` gave by the names of an index's positions; "function": keys of a function."""
-    return {name.removeprefix(KEYS_PREFIX) for name in positions if name.startswith(KEYS_PREFIX)}
+def keys_in(positions: Iterable[str], topic: str | None = None) -> set[str]:
+    """Return what `--key` gave for a topic (None: any), by the names of positions; "function": keys of a function."""
+    names = list(positions)
+    scopes = [scope for scope in scopes_in(names) if scope.startswith("kafka:")]
+    chosen = [scope for scope in scopes if topic is None or scope.rpartition("/")[2] == topic]
+    return {rule for scope in chosen for rule in rules_in(names, scope)}

@@ -56,6 +56,7 @@ from tiered_index.errors import (
     did_you_mean,
 )
 from tiered_index.follow import Batch, Lag
+from tiered_index.kafka.added_keys import AddedRules
 from tiered_index.kafka.client import (
     MISSED,
     STEP_S,
@@ -81,13 +82,12 @@ from tiered_index.kafka.client import (
 )
 from tiered_index.kafka.group import GroupOffsets
 from tiered_index.kafka.intake import TakenRecords
-from tiered_index.kafka.keys import RecordKeys
+from tiered_index.kafka.keys import NAMED, RecordKeys
 from tiered_index.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, positions_by_store
 from tiered_index.kafka.partitions import NO_ENTRIES, OffsetOutOfRange, Partition, ReadBatch
 from tiered_index.kafka.positions import LogPositions, RestartAt
 from tiered_index.kafka.reads import TopicReads
 from tiered_index.service.index import IndexService
-from tiered_index.systems import KEYS_PREFIX
 
 _log = logging.getLogger(__name__)
 # Most records that are taken before they are put, and most messages of the client that are held at a time: garbage
@@ -172,6 +172,7 @@ class KafkaSource:
     restart_at: RestartAt | None = None
     commit_group: str | None = None
     cluster: str | None = None
+    dropped_keys: Sequence[str] = ()
     note: Callable[[str], None] = _log.warning
     clock: Clock = field(default_factory=SystemClock)
 
@@ -226,10 +227,6 @@ class KafkaSource:
             raise
         self._has_begun = True
         log.pass_on()
-        for key in self.keys.rules:
-            index_key = f"{KEYS_PREFIX}{key}"
-            if self.index.durable_position(index_key) is None:
-                self.index.put_source_batch(NO_ENTRIES, index_key, 1)
 
     @property
     def trouble(self) -> str | None:
@@ -306,6 +303,8 @@ class KafkaSource:
         self._positions = LogPositions(self.index, self.broker, *rules, self._pending.append)
         self._positions.check_one_cluster()
         self._reads = TopicReads(self.index, self.cluster)
+        of_cluster = self.index, self.broker, self.clock, self.cluster
+        self._added = AddedRules(*of_cluster, self.keys, self.dropped_keys, self.restart, self.note, self._is_live)
         _check_topics(self.address, self.place, metadata)
         self._note_patterns([name for name, topic in metadata.topics.items() if topic.error is None])
         self._look = self._looking(begun_ms, metadata)
@@ -470,11 +469,20 @@ class KafkaSource:
 
     def _take_up(self, place: Place, durable: tuple[Name, int] | None, topic_id: str, log: LogRange) -> None:
         """Read a partition on, where `LogPositions.taken_up` says."""
+        # before its position: which records have which keys
+        self._added.of(place[0])
         partition, at = self._positions.taken_up(self._partitions.get(place), place, durable, topic_id, log)
         self._consumer.incremental_assign([kafka.TopicPartition(*place, at)])
         self._assigned.add(place)
         self._partitions[place] = partition
         self._waiting.discard(place)
+
+    def _is_live(self, name: Name) -> bool | None:
+        """Return whether a partition's log is the one of a name; None: not known now."""
+        partition = self._partitions.get((name.topic, name.partition))
+        if partition is None or partition.key in self._waiting:
+            return None
+        return partition.name.store == name.store and partition.key not in self._gone
 
     def partition(self, name: Name) -> Partition:
         """Return the partition of a name. Any thread."""
@@ -510,11 +518,12 @@ class KafkaSource:
 
     def lacks(self, messages: int, hidden: int, left_out: int) -> list[str]:
         """Return why none of the records has a key."""
-        return self.keys.lacks(messages)
+        every = self._added.all_of_run
+        return [] if any(keys.has_found for keys in every) else max((keys.lacks(messages) for keys in every), key=len)
 
     def counts(self) -> dict[str, Any]:
         """Return the counts that only this source has, for JSON."""
-        keys = self.keys
+        every = self._added.all_of_run
         held = [
             {
                 "partition": partition.place,
@@ -526,9 +535,9 @@ class KafkaSource:
         ]
         stopped = [{"partition": f"{t}/{n}", "error": str(error)} for (t, n), error in sorted(self._failed.items())]
         return {
-            "no_json": keys.no_json,
-            "no_json_first": keys.no_json_first,
-            "too_long": keys.too_long,
+            "no_json": sum(keys.no_json for keys in every),
+            "no_json_first": [place for keys in every for place in keys.no_json_first][:NAMED],
+            "too_long": sum(keys.too_long for keys in every),
             "open_transactions": held,
             "stopped": stopped,
         }
@@ -561,6 +570,9 @@ class KafkaSource:
             raise InvalidArgument(f"{self.place}: an earlier round failed among records: open another source")
         until_s = time.monotonic() + _ROUND_S
         yield from self._hand_over()
+        for batch in self._added.batches(lambda: time.monotonic() > until_s):
+            yield batch
+            self._heard_s = time.monotonic()
         try:
             self._go_on_looking()
         except TieredIndexError:
@@ -575,7 +587,7 @@ class KafkaSource:
             if not has_any or time.monotonic() > until_s:
                 break
         going_on = [partition for partition in self._known() if partition.key not in self._failed]
-        caught_up = not self._waiting and all(partition.is_done() for partition in going_on)
+        caught_up = not self._waiting and all(partition.is_done() for partition in going_on) and self._added.is_done
         is_ending = caught_up and not self.follow
         positions = {partition.name: partition.position for partition in self._partitions.values()}
         yield from self._reads.told(positions, is_ending=is_ending)
@@ -691,7 +703,7 @@ class KafkaSource:
             taken.others.add(place)
             return
         if place not in taken.records:
-            taken.records[place] = TakenRecords(self.keys)
+            taken.records[place] = TakenRecords(self._added.of(place[0]))
         taken.records[place].add(records[first_new:])
 
     def _end_round(self, partition: Partition, taken: _Round) -> None:
