@@ -9,7 +9,7 @@ Rows that can't be read again are named, by the log of the storage for good. One
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -208,7 +208,11 @@ class AddedKeys:
     def _read_file(self, segment: LinkedSegment, row_end: int, rows: RowFile, sink: _Entries) -> None:
         reading, shift = sink.reading, segment.start - segment.position
         first, last = max(sink.end, segment.start) - shift, min(reading.end, row_end + shift) - shift
-        of_file = rows.reading(reading.mapping, first, last, whole=sink.copied is not None)
+        mapping = reading.mapping
+        if segment.topic_field != mapping.topic:
+            # another run has found the topics of these rows in another field
+            mapping = replace(mapping, topic=segment.topic_field)
+        of_file = rows.reading(mapping, first, last, whole=sink.copied is not None)
         if rows.is_text and first == segment.position and segment.lines is not None:
             of_file.lines_before = segment.lines[0]
         for batch in of_file.batches(first):

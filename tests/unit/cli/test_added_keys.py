@@ -298,3 +298,13 @@ def test_a_key_is_added_to_copied_rows_also_without_their_files(tmp_path, where,
     erased = run_here("erase", "--topic", "t", "--key", "e=e1", *where, "--yes", "--now", "--json").document
     assert erased["segments"]["messages_erased"] == len([n for n in range(30) if n % 4 == 1])
     assert found("e=e1") == [] and run_here("verify", "--deep", *where).code == 0
+
+
+def test_an_added_key_finds_rows_by_the_topic_that_their_own_run_found(tmp_path, ingest, numbers_of):
+    """Two runs found topics in two fields: a pass reads each file's topics where its run did."""
+    for name, field, number in (("1.log", "kind", 1), ("2.log", "sort", 2)):
+        text = json.dumps({"a": "x", "d": "y", "at": BEGIN_S, "n": number, "kind": "k", "sort": "s"})
+        (tmp_path / name).write_text(text + "\n")
+        ingest(tmp_path / name, "--key", "a", of=("--topic", f"field:{field}", "--time", "at"))
+    ingest(tmp_path / "2.log", "--key", "a", "--key", "d", of=("--topic", "field:sort", "--time", "at"))
+    assert [numbers_of(key, topic)[0] for key in "xy" for topic in "ks"] == [[1], [2], [1], [2]]
