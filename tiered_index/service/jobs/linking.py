@@ -82,9 +82,11 @@ def link(
 def _timed(state: LogState, storage: Storage, replaced: Sequence[Replacement]) -> tuple[Replacement, ...]:
     """Return replacements with the times of the old rows, if finished segments of a state say the times of all."""
     segments = Segments(state, storage)
-    return tuple(
-        [each if each.times is not None else structs.replace(each, times=_times(segments, each)) for each in replaced]
+    timed = (
+        reading if reading.times is not None else structs.replace(reading, times=_times(segments, reading))
+        for reading in replaced
     )
+    return tuple(timed)
 
 
 def _times(segments: Segments, replacement: Replacement) -> Times | None:

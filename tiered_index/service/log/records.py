@@ -243,10 +243,9 @@ class StoredRanges(Stored, frozen=True):
 
     def check(self, file: str, table: RangeTable) -> None:
         """Raise `CorruptFile`, naming `file`, unless it has the ranges of `table`."""
-        said, found = (self.count, self.crc32), (len(table), ranges_crc32(table.rows))
-        CorruptFile.unless_equal(
-            file, f"{self.name} has other replaced ranges of {self.store} than the log", said, found
-        )
+        stated, present = (self.count, self.crc32), (len(table), ranges_crc32(table.rows))
+        problem = f"{self.name} has other replaced ranges of {self.store} than the log"
+        CorruptFile.unless_equal(file, problem, stated, present)
 
 
 class StreamBatch(Struct, frozen=True):
