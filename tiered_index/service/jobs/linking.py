@@ -62,7 +62,7 @@ def link(
         yield CatalogRewrite("link", "linked files", tuple(listed), tasks, part_of(state, listed), added, announced)
 
     def announcing(state: LogState) -> LogRecord:
-        return LogRecord(0, "link", epoch, "", 0, replaced=_timed(state, log.storage, replaced))
+        return LogRecord(0, "link", epoch or 0, "", 0, replaced=_timed(state, log.storage, replaced))
 
     def run(rewrite: Rewrite) -> Iterator[TaskResult]:
         yield from in_turn(log)(rewrite)
