@@ -5,8 +5,9 @@ root/*  ─set aside─> root/aside/  ─entries that the storage lacks, under n
 ```
 The root gets a new id and the storage's positions, so that sources send again the entries that the storage lacks. A
 file whose entries the storage has, by count and checksum, is not sent. Entries that a merge has taken may be sent
-twice: that is harmless, because entries of one identity are one answer. Erasures that the storage lacks are recorded
-again before, if the root's copy of the log has them.
+twice: that is harmless, because entries of one identity are one answer. Rows of files whose offset no segment has are
+not sent: a newer reading has replaced them, or the next run reads them again at other offsets. Erasures that the
+storage lacks are recorded again before, if the root's copy of the log has them.
 
 If the run is interrupted, the next run continues it, and no writer opens the root before that. If a file can't be read,
 all files that were set aside are kept in `aside-NUMBER/`. One thread.
@@ -23,16 +24,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, TieredIndexError
-from tiered_index.format.names import COMPACTED, STATES, UPLOADED
+from tiered_index.format.names import COMPACTED, STATES, UPLOADED, linked_store
+from tiered_index.replaced import RangeTable
 from tiered_index.retention import Expired
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
+from tiered_index.service.jobs.row_places import FILES_QUEUES
 from tiered_index.service.life.same_file import check_same, is_in
 from tiered_index.service.log.kept import LOG, WHOLE, KeptLog
 from tiered_index.service.log.log import StorageLog
@@ -41,6 +45,7 @@ from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.read.export import Array, Export, ExportRange
 from tiered_index.service.read.root_view import RootView, UnsealedView
+from tiered_index.service.read.segments import Segments
 from tiered_index.service.root import ASIDE, SENT, Root, RootLock, disk_error
 from tiered_index.service.root.files import LIST, FileList
 from tiered_index.service.root.seen import SeenFile
@@ -102,7 +107,7 @@ def begin_anew(
             take_over(index.storage, Expired(tombstones=stones), clock, checks=False)
         horizons = Expired(known.expired.horizons) if known is not None and is_own else Expired()
         lacks_expiries = index.expired.joined(horizons) is not index.expired
-        done = _Sending(index, aside, clock).run()
+        done = _Sending(index, aside, clock, known if is_own else None).run()
         if known is None and (aside.path / LOG).exists():
             done.kept[LOG] = "it can't be read: repeat the erasures that the storage lacks"
         index.flush()
@@ -175,13 +180,18 @@ class _Entries(Export):
 class _Sending:
     """Puts the entries of files that were set aside into an index, if its storage lacks them."""
 
-    def __init__(self, index: IndexService, aside: Root, clock: Clock) -> None:
+    def __init__(self, index: IndexService, aside: Root, clock: Clock, known: LogState | None) -> None:
+        """`known`: the root's copy of the index's log; None: it has none."""
         self._index, self._aside = index, aside
         self._schema, self._rule = index.schema, index.hash_rule
         self._log = StorageLog(index.storage, clock)
         # the index may have started without its storage
         self._state = self._log.open(checks=False)
         self._was_published = self._has_seen()
+        self._segments = Segments(self._state, index.storage)
+        self._stores = {*self._state.listed_logs, *(known.listed_logs if known is not None else ())}
+        # the segments of stores of files, which are read once
+        self._spans: dict[str, RangeTable] = {}
 
     def run(self) -> BegunAnew:
         """Put the entries that the storage lacks. Return the outcome."""
@@ -260,11 +270,30 @@ class _Sending:
         entries = 0
         with self._export(self._nothing, [handle]) as batches:
             for batch in batches:
+                batch = self._with_segments(batch)
                 columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
                 del columns["topic_id"]
                 entries += self._index.put_source_batch(columns)
                 self._index.flush()
         return entries
+
+    def _with_segments(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return entries without the rows of files whose offset no segment has."""
+        queues, offsets = (batch.column(name).to_numpy() for name in ("queue_id", "offset"))
+        topics = np.asarray(batch.column("topic").to_pylist(), object)
+        is_sent = np.ones(len(batch), np.bool_)
+        for queue_id in FILES_QUEUES:
+            places = np.flatnonzero(queues == queue_id)
+            for topic in dict.fromkeys(topics[places].tolist()):
+                store = linked_store(topic, queue_id)
+                if store not in self._stores:
+                    continue
+                if store not in self._spans:
+                    spans = [(segment.start, segment.end, 0, 0, 0) for segment in self._segments.of_log(store)]
+                    self._spans[store] = RangeTable.of(spans)
+                rows = places[topics[places] == topic]
+                is_sent[rows] &= self._spans[store].holds(offsets[rows])
+        return batch if is_sent.all() else batch.filter(pa.array(is_sent))
 
     @property
     def _nothing(self) -> LogState:

@@ -1,5 +1,7 @@
 """New readings of files: the old rows are answers until the record that publishes the new ones, then the new rows."""
 
+import shutil
+
 import pytest
 from msgspec import structs
 
@@ -8,11 +10,13 @@ from tests.support.later import sweep
 from tests.support.log_records import GENESIS
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile
 from tiered_index.format.names import RANGES_PREFIX, TOPICS_QUEUE, linked_store
 from tiered_index.format.ranges import encode_ranges
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.replaced import RangeTable, Replacement
+from tiered_index.service.anew import begin_anew
 from tiered_index.service.jobs import job
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
@@ -232,6 +236,31 @@ def rewritten(index, tmp_path):
     index._lifecycle.refresh()
     index.run_lifecycle()
     return report.expired
+
+
+def test_a_restored_root_does_not_bring_dropped_rows_back(tmp_path):
+    """The root is an earlier copy, from before the new reading. Its range was dropped since."""
+    root, storage = tmp_path / "root", f"file://{tmp_path}/objects"
+    times = (TIME_MS, TIME_MS + 20_000)
+    with IndexService.open(root=root, storage=storage, background=False) as index:
+        index.link([segment(0, ROWS, times=times), segment(50, 5, times=times)])
+        put_rows(index, [*ALL, *range(50, 55)], position=55)
+    # it has the rows in a file that accepts entries
+    shutil.copytree(root, tmp_path / "earlier")
+    with IndexService.open(root=root, storage=storage, background=False) as index:
+        index.link([segment(60, ROWS, times=times)], gone=[(STORE, 0)], replaced=[Replacement(STORE, 0, ROWS, 60, 70)])
+        put_rows(index, [*range(60, 70)], position=70)
+        publish(index)
+        merged(index, tmp_path)
+        assert not index.log_state.expired
+        shown = everyone(index, tmp_path)
+    shutil.rmtree(root)
+    shutil.copytree(tmp_path / "earlier", root)
+    begin_anew(IndexConfig(root=root, storage=storage, background=False))
+    with IndexService.open(root=root, storage=storage, background=False) as index:
+        publish(index)
+        # an entry that a merge has taken may be there twice, which is one answer
+        assert sorted(item.offset for item in index.query("t", "k", max_count=1000)) == shown[0]
 
 
 def test_replaced_rows_behind_the_pages_are_dropped_while_they_are_gathered(index, tmp_path, monkeypatch):
