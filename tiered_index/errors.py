@@ -6,7 +6,7 @@
 | slow down      | `BackPressure`, `DiskFull` |
 | fix the call   | `InvalidArgument`, `InvalidCursor`, `OwnedBySource` |
 | fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
-| mend the place | `SetupUnavailable`, `FolderDenied` |
+| mend the place | `SetupUnavailable`, `FolderDenied`, `ObjectRefused` |
 | restore it     | `ObjectArchived` |
 | repair         | `CorruptFile`, `UnsupportedVersion`, `StorageBehind`, `RootBehind` |
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
@@ -143,6 +143,10 @@ class FolderDenied(StorageMisconfigured):
 
 class ObjectArchived(StorageMisconfigured):
     """The object is in an archive, such as Glacier: restore it there first, then repeat the call."""
+
+
+class ObjectRefused(StorageMisconfigured):
+    """The service refuses these credentials an object: grant access. In lookups of messages it is an entry's state."""
 
 
 class ObjectNotFound(StorageError):

@@ -14,7 +14,7 @@ from tests.kafka.followed import archive, ingest
 from tests.server.conftest import serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectRefused, StorageUnavailable
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages, parse_place
 from tiered_index.kafka.record import KafkaRecord
@@ -107,6 +107,20 @@ def test_keys_of_a_function_need_the_function(index, servers, producing, topic):
     assert fetched.message.key == b"abc"
     with pytest.raises(InvalidArgument, match="function"):
         index.messages(topic, "cba", source=messages_of(index))
+
+
+def test_an_archived_object_that_is_refused_is_the_state_of_its_records(index, servers, producing, topic):
+    producing.send(topic, sent(3, "old"))
+    archive(index, servers, topic)
+    refusing = FaultStorage(index.storage)
+    source = KafkaMessages({None: replace(index.segment_archive, storage=refusing)})
+    refusing.fail("get_range", times=None, error=ObjectRefused, name_prefix="segments/")
+    answer = index.messages(topic, "old1", source=source)
+    assert ([fetched.state for fetched in answer], answer.status) == (["refused"], "complete")
+    with pytest.raises(ObjectRefused):
+        source.at(topic, 0, 1)
+    refusing.clear()
+    assert [fetched.state for fetched in index.messages(topic, "old1", source=source)] == ["archived"]
 
 
 def test_one_record_is_two_requests_and_one_once_the_footer_is_known(index, servers, producing, topic):

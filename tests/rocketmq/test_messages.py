@@ -27,7 +27,7 @@ from tests.rocketmq.archived_store import (
 from tests.rocketmq.archived_store import stored_bytes as encoded
 from tests.rocketmq.messages import NOW_MS, V6, joined, log, message, write_log
 from tiered_index import Fetched, IndexReader
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured
+from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectRefused, StorageMisconfigured
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
@@ -37,6 +37,25 @@ from tiered_index.rocketmq.log.message import show_body
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.service.read.messages import MessagesResult
 from tiered_index.storage.context import remaining_s
+
+
+def test_an_archived_segment_that_is_refused_is_the_state_of_its_messages(index, store, storage):
+    messages = settled(index, store)
+    delete_segments(store, BEGIN_OF_LAST)
+    with IndexReader.open(storage_backend=storage) as reader:
+        source = RocketmqMessages(store, reader.segment_archive)
+        storage.fail("get_range", times=None, name_prefix="segments/", error=ObjectRefused)
+        seen = set()
+        for topic, key in lookups(messages):
+            answer = reader.messages(topic, key, max_count=1000, source=source)
+            wanted = scan(messages, topic, key)
+            states = ["refused" if m.physical_offset < BEGIN_OF_LAST else "local" for m in wanted]
+            assert ([fetched.state for fetched in answer], answer.status) == (states, "complete")
+            seen |= {*states}
+        assert seen == {"refused", "local"}
+        # a place alone is the whole question
+        with pytest.raises(ObjectRefused):
+            source.at(messages[0].physical_offset)
 
 
 def test_deleted_segments_answer_from_the_archive_with_one_request_a_message_and_one_a_table(index, store, storage):

@@ -173,9 +173,7 @@ class KafkaMessages:
                 segment = next(iter(archive.holding(offset, store, reads)), None)
             except (CorruptFile, StorageError, BudgetExceeded) as error:
                 # the catalog of the segment can't be read
-                search.problems.append(str(error))
-                search.damaged = search.damaged or isinstance(error, CorruptFile)
-                search.error = search.error if isinstance(error, CorruptFile) else error
+                search.note(error)
                 continue
             finally:
                 search.charge(reads)
@@ -194,9 +192,7 @@ class KafkaMessages:
                 archive.refresh()
                 return True  # a record has put another object in its place, or it has expired
             except (CorruptFile, StorageError, BudgetExceeded) as error:
-                search.problems.append(str(error))
-                search.damaged = search.damaged or isinstance(error, CorruptFile)
-                search.error = search.error if isinstance(error, CorruptFile) else error
+                search.note(error)
                 continue
             search.is_archived = True
             if row is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -114,13 +113,6 @@ class _NoRow(Exception):
     """No row of the entry's topic begins at its offset, or it has another size: the entry is not of this file."""
 
 
-def _note(search: Search, error: CorruptFile | StorageError | BudgetExceeded) -> None:
-    """Note why a row was not read; damage is no error of a search, which may find the row elsewhere."""
-    search.problems.append(str(error))
-    search.damaged = search.damaged or isinstance(error, CorruptFile)
-    search.error = None if isinstance(error, CorruptFile) else error
-
-
 def _hide(search: Search, topic: str) -> None:
     """Note that an entry has no row of its topic, without the name of a file, which may be another topic's."""
     assert search.item is not None
@@ -211,9 +203,10 @@ class FileRows:
         except _Changed:
             search.problems.append(f"{search.read_from} has changed since it was indexed")
         except (InvalidArgument, ObjectNotFound) as error:
+            search.is_refused = isinstance(error.__cause__, PermissionError)
             search.problems.append(f"{search.read_from} is gone, or can't be opened: {error}")
         except (CorruptFile, StorageError, BudgetExceeded) as error:
-            _note(search, error)
+            search.note(error)
 
     def _is_archived(self, search: Search, item: IndexItem, key: str) -> bool:
         """Look for the archived copy of a row. Return whether there is one; `search` has it then."""
@@ -232,7 +225,7 @@ class FileRows:
                 continue
             except (CorruptFile, StorageError, BudgetExceeded) as error:
                 # the file may still have it
-                _note(search, error)
+                search.note(error)
                 return False
             finally:
                 search.charge(reads)
@@ -273,7 +266,8 @@ class FileRows:
                 text = rows.shown_line(text, position)
             carries = self._carries(segment, topic, key, members_by)
         except InvalidArgument as error:
-            if isinstance(file, LocalFile) and not os.access(file.path, os.R_OK):
+            if isinstance(error.__cause__, OSError):
+                # the file can't be opened
                 raise
             raise _Changed from error
         if segment.is_open:

@@ -14,6 +14,7 @@ from tiered_index.errors import (
     ObjectArchived,
     ObjectExists,
     ObjectNotFound,
+    ObjectRefused,
     StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
@@ -77,7 +78,8 @@ _REDIRECTS |= {"IllegalLocationConstraintException"}
 _INSUFFICIENT_STORAGE = 507
 _NOT_IMPLEMENTED = 501
 _THROTTLED = {429, 503}
-_REFUSED = {401, 403}
+_FORBIDDEN = 403
+_REFUSED = {401, _FORBIDDEN}
 
 
 class Service(Struct, frozen=True):
@@ -162,11 +164,14 @@ def of_refusal(refusal: Refusal, service: Service, *, doing: str, uri: str, name
     if code in _ARCHIVED:
         return ObjectArchived(f"{text}: the object is archived: {_ARCHIVED[code]}")
     if code in _ADVICE:
-        return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
+        # other codes refuse all requests
+        kind = ObjectRefused if name and code == "AccessDenied" else StorageMisconfigured
+        return kind(f"{text}: {_ADVICE[code]}")
     if refusal.may_pass:
         said = f"{status} {code} {refusal.message}".strip()
         return PassingFault(f"{doing} in {uri}: {said}", is_throttled=status in _THROTTLED)
     advice = service.redirected if status < 400 else "the service refuses this request"
     if status in _REFUSED:
         advice = service.denied
-    return StorageMisconfigured(f"{text}: {advice}")
+    kind = ObjectRefused if name and status == _FORBIDDEN else StorageMisconfigured
+    return kind(f"{text}: {advice}")

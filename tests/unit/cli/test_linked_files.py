@@ -10,6 +10,7 @@ import os
 import random
 import re
 import shutil
+from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -18,7 +19,9 @@ import pytest
 from msgspec import structs
 
 from tests.integration.cli.command_lines import run_here
+from tests.storage.scripted_server import Answer
 from tests.support.batches import batch
+from tests.support.counting_proxy import Action, counting_proxy
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, config
 from tiered_index.config import IndexConfig
@@ -1108,6 +1111,47 @@ def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeyp
     assert ingest(f"{uri}/a/**/*.ndjson*")["rows"] == 60
     assert ingest(f"{uri}/a*/**")["rows"] == 2
     assert rows_of("c4") == (expected("c4", 62), [])
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "InvalidObjectState"])
+def test_an_object_that_is_refused_is_the_state_of_its_rows(
+    tmp_path, monkeypatch, s3_environment, where, ingest, rows_of, code
+):
+    refusal = Answer(403, b"<Error><Code>%s</Code></Error>" % code.encode(), {"Content-Type": "application/xml"})
+    with counting_proxy(s3_environment.endpoint_url) as proxy:
+        serve_s3(monkeypatch, proxy)
+        uri = f"s3://{s3_environment.new_bucket()}/logs"
+        with contextlib.closing(IndexConfig(storage="memory://").open_storage(uri, any_names=True)) as storage:
+            for number, suffix in enumerate(("ndjson", "parquet", "ndjson", "parquet")):
+                write_rows(path := tmp_path / f"{number}.{suffix}", [row(number * 40)])
+                storage.put(path.name, path.read_bytes())
+        assert ingest(f"{uri}/*")["rows"] == 4
+        for refused_files in (("0.", "3."), ("0.", "1.", "2.", "3.")):
+            proxy.fault = lambda request, names=refused_files: (
+                Action(answer=refusal) if request.path.rpartition("/")[2].startswith(names) else None
+            )
+            done = run_here("query", "--messages", *where, "--json", "orders", "0")
+            states = [message["state"] for message in done.document["messages"]]
+            assert (done.code, done.document["status"]) == (0, "complete")
+            assert states == ["refused" if f"{number}." in refused_files else "local" for number in (3, 2, 1, 0)]
+            problems = [message["problem"] for message in done.document["messages"] if message["state"] == "refused"]
+            assert all(f"in {uri.rpartition('/')[0]}: " in problem for problem in problems)
+
+
+def test_a_file_that_may_not_be_opened_is_refused(tmp_path, monkeypatch, where, ingest):
+    write_rows(tmp_path / "a.ndjson", [row(0)])
+    ingest(tmp_path / "a.ndjson")
+    opened = Path.open
+
+    def denied(path, *how, **named):
+        if path.name == "a.ndjson":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *how, **named)
+
+    monkeypatch.setattr(Path, "open", denied)
+    done = run_here("query", "--messages", *where, "--json", "orders", "0")
+    (message,) = done.document["messages"]
+    assert (done.code, message["state"]) == (0, "refused") and "Permission denied" in message["problem"]
 
 
 def test_folders_in_a_table_of_a_bucket_are_refused(tmp_path, monkeypatch, s3_environment, where, ingest):

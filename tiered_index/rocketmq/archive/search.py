@@ -75,16 +75,16 @@ class MessageSearch(Search):
             self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=problem)
 
     def fail(self, error: CorruptFile | StorageError | BudgetExceeded, *, no_message: bool = False) -> None:
-        """Note an error, without its traceback, which would keep the bytes in memory.
+        """Note an error.
 
         `no_message`: the bytes at the place are those that were archived, but they are no message.
         """
-        self.problems.append(str(error))
         if isinstance(error, CorruptFile):
+            self.problems.append(str(error))
             self.is_damage_sure = self.is_damage_sure or not no_message
             self.damaged = self.damaged or self.item is not None or error.problem == DAMAGED_PIECE
         else:
-            self.error = error.with_traceback(None)
+            self.note(error)
 
     def _contradiction(self, message: Message) -> str | None:
         """Return the difference between the message and the expected one, or None."""

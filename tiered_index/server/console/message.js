@@ -13,7 +13,7 @@ const STATES = {
   local: "read from the store’s own files", archived: "read from an archived segment",
   expired: "expired: the broker has deleted it, and no archive has it",
   no_topic: "no such topic: the cluster has none of this name, and no archive has it",
-  refused: "refused: the broker does not let the service read it, and no archive has it",
+  refused: "refused: the broker or the storage does not let the service read it",
   unavailable: "unavailable: the broker can't return it now, and no archive has it",
   erased: "erased from its archived segment",
   missing: "missing: no message could be read, for this reason:",

@@ -17,7 +17,15 @@ from operator import itemgetter
 from typing import Any, Literal, Protocol
 
 from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat
-from tiered_index.errors import BudgetExceeded, PartialAnswer, StorageError, TieredIndexError
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    ObjectArchived,
+    ObjectRefused,
+    PartialAnswer,
+    StorageError,
+    TieredIndexError,
+)
 from tiered_index.service.read.budget import LookupBudget, RequestStats, add_up
 from tiered_index.service.read.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.storage.context import check_deadline
@@ -42,7 +50,7 @@ MessageState = Literal["local", "archived", "expired", "erased", "no_topic", "re
 - ``expired``: the source has deleted it, and no archived segment has it.
 - ``erased``: an erasure overwrote it in its archived segment, or left it out.
 - ``no_topic``: the source has no such topic or partition, and no archived segment has it.
-- ``refused``: the source does not let the caller read it, and no archived segment has it.
+- ``refused``: the source or its object does not let the caller read it, and no archived segment has it.
 - ``unavailable``: the source can't be read now, and no archived segment has it. Trying again may help.
 - ``missing``: it should exist, but it does not, is damaged, or could not be read.
 """
@@ -136,9 +144,22 @@ class Search:
     error: StorageError | BudgetExceeded | None = None
     read_from: str | None = None
     damaged: bool = False
+    # An object that may have the message is refused to the caller, or is archived
+    is_refused: bool = False
     requests: int = 0
     bytes: int = 0
     file_place: FilePlace | None = None
+
+    def note(self, error: CorruptFile | StorageError | BudgetExceeded) -> None:
+        """Note why a place was not read. That an object is refused is the state of its entries, and ends no lookup."""
+        self.problems.append(str(error))
+        if isinstance(error, CorruptFile):
+            self.damaged = True
+        elif isinstance(error, ObjectRefused | ObjectArchived) and self.item is not None:
+            self.is_refused = True
+        else:
+            # without its traceback, which would keep the bytes in memory
+            self.error = self.error or error.with_traceback(None)
 
     def charge(self, reads: Sequence[int]) -> None:
         """Count reads of catalogs, of so many bytes each."""
@@ -153,6 +174,8 @@ class Search:
 
     def missing(self, state: MessageState, **more: Any) -> Fetched:
         """Return the result if no place has the message."""
+        if self.is_refused and self.error is None:
+            state = "refused"
         return self.fetched(state, error=self.error, instead=self.instead, **more)
 
     def settle(self, fetched: Fetched) -> None:
@@ -167,7 +190,7 @@ class Search:
 
         It is `missing` if no place has the message, also if a place has another message and one could not be read.
         """
-        is_open = self.error is not None or self.damaged
+        is_open = self.error is not None or self.damaged or self.is_refused
         known = self.found or (None if is_open else self.other or self.collision) or missing()
         return replace(known, requests=self.requests, bytes=self.bytes)
 
@@ -191,8 +214,8 @@ class MessagesResult(Answer[Fetched]):
 
     - `messages`: Entries (`item`), each with its message. `state` is `local`, `archived`, `expired`, `erased`,
       `no_topic`, `refused`, `unavailable` or `missing` (`problem` states the reason). `expired`: the broker deleted
-      the message before it was archived. `no_topic`: the broker has no such topic. `refused`: the broker does not
-      let the service read it. `unavailable`: the broker does not answer, or can't return it yet.
+      the message before it was archived. `no_topic`: the broker has no such topic. `refused`: the broker or the
+      storage does not let the service read it. `unavailable`: the broker does not answer, or can't return it yet.
     - `cursor`: Continues a truncated answer. Null: there is no more.
     - `collisions`: Entries left out because their messages have another key with the same hash, or lack the text
       `contains`.
