@@ -127,6 +127,12 @@ class KnownFiles:
         Raises as `Segments`.
         """
         self._by_uri, self._lost, self._position = {}, [], position
+        replaced = segments.state.expired.replaced.get(self.store)
+        self._waiting = {
+            start: [OldOffsets(*span, None) for span in reading.old]
+            for reading in (() if replaced is None else replaced.readings)
+            for start, _ in reading.new
+        }
         for segment in segments.of_log(self.store):
             if isinstance(segment, LinkedSegment):
                 self.add(segment)
@@ -160,6 +166,10 @@ class KnownFiles:
         known.set_segments([segment for other in known.segments if (segment := after if other == before else other)])
         if not known.segments:
             del self._by_uri[before.uri]
+
+    def waiting(self, segment: LinkedSegment) -> tuple[OldOffsets, ...]:
+        """Return the offsets that wait for the rows of a segment that an earlier run has begun."""
+        return tuple(self._waiting.get(segment.start, ()))
 
     def lines_before(self, segment: LinkedSegment) -> int | None:
         """Return the number of lines of a file before a segment; None: not known."""

@@ -204,6 +204,7 @@ class FileLinker:
     def _resume(self, plan: Plan) -> None:
         """Read the segments that an earlier run has not finished."""
         resumed = sorted(plan.resumed, key=lambda of: of[1].start)
+        self._replaced = {segment.start: self._known.waiting(segment) for _, segment in resumed}
         try:
             # with the keys of that time
             for keys, of_keys in groupby(resumed, lambda of: self._keys.at(of[1].start)):

@@ -261,7 +261,7 @@ class FileRows:
             else:
                 rows = self._rows(search, segment, file)
                 assert isinstance(rows, TextFile), "by its format"
-                text, line = self._text(search, segment, file, rows, position, item.size)
+                text, line = self._text_again(search, segment, file, rows, position, item.size)
                 members_by = partial(rows.members_of, text)
                 text = rows.shown_line(text, position)
             carries = self._carries(segment, topic, key, members_by)
@@ -338,6 +338,17 @@ class FileRows:
                 self._opened.popitem(last=False)
         return opened
 
+    def _text_again(
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, rows: TextFile, at: int, size: int
+    ) -> tuple[bytes, int | None]:
+        """As `_text`, once more from the begin of a packed file if it was packed again: then no restart point fits."""
+        try:
+            return self._text(search, segment, file, rows, at, size)
+        except _Changed:
+            if segment.format.rpartition("+")[2] not in RESTARTED:
+                raise
+            return self._text(search, segment, file, rows, at, size, is_restarted=False)
+
     def _text(
         self,
         search: Search,
@@ -346,6 +357,8 @@ class FileRows:
         rows: TextFile,
         position: int,
         size: int,
+        *,
+        is_restarted: bool = True,
     ) -> tuple[bytes, int | None]:
         """Return the bytes of a line, from the blocks that have it, and its number. Raises as `_take`.
 
@@ -368,12 +381,17 @@ class FileRows:
             first = end
             begin, behind = max(at - 1, 0), min(behind_at + 1, segment.length)
         # one ranged read of a text that is not packed
-        with self._opened_text(search, segment, file, begin) as (handle, left):
-            if compression:
-                while left and (piece := read_text(file, handle, compression, min(left, _SKIP_BYTES))):
-                    left -= len(piece)
-                    check_deadline(f"decompressing {segment.uri}")
-            data = read_text(file, handle, compression or None, behind - begin)
+        try:
+            with self._opened_text(search, segment, file, begin, is_restarted=is_restarted) as (handle, left):
+                if compression:
+                    while left and (piece := read_text(file, handle, compression, min(left, _SKIP_BYTES))):
+                        left -= len(piece)
+                        check_deadline(f"decompressing {segment.uri}")
+                data = read_text(file, handle, compression or None, behind - begin)
+        except CorruptFile as error:
+            if not is_restarted:
+                raise
+            raise _Changed from error
         if isinstance(file, StoredFile):
             search.requests += 1
             search.bytes += len(data)
@@ -394,12 +412,9 @@ class FileRows:
 
     @contextlib.contextmanager
     def _opened_text(
-        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, begin: int
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, begin: int, *, is_restarted: bool
     ) -> Iterator[tuple[IO[bytes], int]]:
-        """Yield the text of a file, and the number of its next bytes that are before byte `begin` of a segment.
-
-        Raises `_Changed` if it can't be decompressed from a restart point on.
-        """
+        """Yield the text of a file, and the number of its next bytes that are before byte `begin` of a segment."""
         _, _, compression = segment.format.partition("+")
         position = segment.position + begin
         if not compression:
@@ -408,7 +423,7 @@ class FileRows:
                 yield handle, 0
             return
         restart = None
-        if compression in RESTARTED:
+        if compression in RESTARTED and is_restarted:
             item = search.item
             assert item is not None
             # a row is read without them, too
@@ -422,10 +437,7 @@ class FileRows:
         first_bytes = _RESTARTED_BYTES if next_bit is None else (next_bit - point.bit) // 8 + SUM_BYTES
         with file.ranges() as handle:
             raw = handle if point.window else cast(IO[bytes], io.BufferedReader(cast(Any, handle), first_bytes))
-            try:
-                yield cast(IO[bytes], RestartedText(raw, point, first_bytes, compression)), position - point.position
-            except CorruptFile as error:
-                raise _Changed from error
+            yield cast(IO[bytes], RestartedText(raw, point, first_bytes, compression)), position - point.position
 
     def _mapping(self, segment: LinkedSegment, *, again: bool = False) -> RowMapping | None:
         """Return the paths of the keys and of the topic of a segment's rows; None: the keys are not known.

@@ -29,7 +29,7 @@ from tiered_index.sources.columns import (
 )
 
 
-def json_object(line: bytes, where: str = "") -> dict[str, Any]:
+def json_object(line: bytes | str, where: str = "") -> dict[str, Any]:
     """Return the object of an NDJSON line, as `json_numbers.loads`. Raises `InvalidArgument`; its text begins with
     `where`.
     """

@@ -74,6 +74,16 @@ _IS_BLANK[list(b" \t\n\r\v\f")] = True
 _FEW_LINES = 1000
 
 
+# a byte that is not UTF-8, as Python reads it
+_STRAY_BYTE = re.compile("[\udc80-\udcff]")
+
+
+def _has_stray_byte(member: Any) -> bool:
+    if isinstance(member, str):
+        return _STRAY_BYTE.search(member) is not None
+    return isinstance(member, list) and any(map(_has_stray_byte, member))
+
+
 class BlockSums:
     """The CRC32 of each `SUM_BYTES` of bytes that arrive in pieces, and the number of their line ends."""
 
@@ -343,11 +353,27 @@ class NdjsonFile(TextFile):
         return json_object(line)
 
     def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
-        document = json_object(line)
+        text = ""
+        try:
+            line.decode()
+            document = json_object(line)
+        except UnicodeDecodeError:
+            text = line.removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape")
+            document = json_object(text)
         for name, value in self.partition.items():
             if document.get(name) is None:
                 document[name] = value
-        return [searched(path, document) for path in mapping.paths]
+        members = [searched(path, document) for path in mapping.paths]
+        # other fields may have any bytes
+        if _STRAY_BYTE.search(text) and any(map(_has_stray_byte, members)):
+            raise InvalidArgument("not UTF-8")
+        return members
+
+    def shown_line(self, line: bytes, position: int) -> bytes:
+        """Return the line as `TextFile.shown_line`. Bytes that are not UTF-8 are escapes such as ``\\\\xff``."""
+        shown = super().shown_line(line, position)
+        text = shown.decode(errors="surrogateescape")
+        return _STRAY_BYTE.sub(lambda byte: rf"\\x{ord(byte[0]) - 0xDC00:02x}", text).encode()
 
     def are_plain(
         self, units: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
