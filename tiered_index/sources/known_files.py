@@ -28,6 +28,7 @@ from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, Objec
 from tiered_index.format.names import points_store, rows_store
 from tiered_index.format.segment import LOST, LinkedSegment
 from tiered_index.kernels import crc32
+from tiered_index.replaced import ReplacedRanges
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources.identity import (
     Content,
@@ -127,10 +128,10 @@ class KnownFiles:
         Raises as `Segments`.
         """
         self._by_uri, self._lost, self._position = {}, [], position
-        replaced = segments.state.expired.replaced.get(self.store)
+        replaced = segments.state.expired.replaced.stores.get(self.store, ReplacedRanges())
         self._waiting = {
-            start: [OldOffsets(*span, None) for span in reading.old]
-            for reading in (() if replaced is None else replaced.readings)
+            start: [OldOffsets(begin, end, None) for begin, end in reading.old]
+            for reading in replaced.readings
             for start, _ in reading.new
         }
         for segment in segments.of_log(self.store):
@@ -477,7 +478,9 @@ class _Decision:
         content = Content(listed)
         last, stamp = known.last, listed.stamp if is_whole else unread_stamp(listed.uri, listed.place)
         formats = [content.packed_format(segment.format) for segment in known.segments]
-        if last.uri != listed.uri or content.compression is not None or formats[-1] != last.format:
+        # no object may be read behind its end
+        is_shorter = any(segment.size_bytes > listed.size_bytes for segment in known.segments)
+        if last.uri != listed.uri or content.compression is not None or formats[-1] != last.format or is_shorter:
             now = {"uri": listed.uri, "size_bytes": listed.size_bytes, "etag": stamp}
             pairs = zip(known.segments, formats, strict=True)
             self._state(known, [structs.replace(segment, format=form, **now) for segment, form in pairs])

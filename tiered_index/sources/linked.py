@@ -39,7 +39,7 @@ from tiered_index.sources.known_files import TORN, KnownFiles, Plan, Unread, may
 from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.restart import encode_points, taken_points
-from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
+from tiered_index.sources.row_archive import SEGMENT_BYTES, CopiedTexts, RowArchiver, without_copies
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
@@ -122,6 +122,8 @@ class FileLinker:
         self._known = KnownFiles(self._store)
         # the offsets that wait for a new reading, by the first offset of its open segment
         self._replaced: dict[int, tuple[OldOffsets, ...]] = {}
+        # the rows with archived copies that a new reading leaves out, by the same
+        self._copied: dict[int, CopiedTexts] = {}
         self._is_begun = False
         self._given, self._keys = self.mapping, AddedKeys(self.index, self._store, self.patient, self._columns)
         self.counts.keys = self._keys.counts
@@ -196,7 +198,8 @@ class FileLinker:
         """Let the log state what a plan says of known files."""
         if plan.changed or plan.gone or plan.retired:
             nothing = self._known.end, self._known.end
-            self.index.link([], plan.changed, plan.gone, self._replacements(plan.retired, nothing))
+            retired = without_copies(self.index.segment_archive.segments(), self._store, plan.retired)
+            self.index.link([], plan.changed, plan.gone, self._replacements(retired, nothing))
 
     def _replacements(self, old: Iterable[OldOffsets], new: tuple[int, int]) -> list[Replacement]:
         return [Replacement(self._store, each.start, each.end, *new, each.times) for each in old]
@@ -295,17 +298,24 @@ class FileLinker:
             except FileMoved:
                 self.counts.changed_while_read.append(listed.uri)
                 continue
-            if reserved is None or reserved == TORN:
-                self.counts.held_back += [listed.uri] if reserved else []
+            old = without_copies(self.index.segment_archive.segments(), self._store, unread.old)
+            if reserved is None:
+                # the file ends where it was cut
+                replaced += self._replacements(old, (self._known.end, self._known.end))
+                continue
+            if reserved == TORN:
+                self.counts.held_back.append(listed.uri)
                 continue
             readings.append((listed, *reserved))
             size_bytes += listed.size_bytes
             held_bytes += min(listed.size_bytes, HEAD_BYTES)
             segment = reserved[1]
-            replaced += self._replacements(unread.old, (segment.start, segment.end))
-            if unread.old:
-                self._replaced[segment.start] = unread.old
-        if readings:
+            replaced += self._replacements(old, (segment.start, segment.end))
+            if old:
+                self._replaced[segment.start] = old
+            if old != unread.old:
+                self._copied[segment.start] = CopiedTexts(self.index.segment_archive, self._store, unread.old)
+        if readings or replaced:
             self.index.link([segment for _, _, segment in readings], [], [], replaced)
         return readings
 
@@ -320,6 +330,7 @@ class FileLinker:
         def most_bytes(segment: LinkedSegment) -> int:
             # an archive has the rows of one file after the other
             is_new = segment.is_open and not segment.position and offset <= segment.start
+            is_new = is_new and segment.start not in self._copied
             return segment.length if is_new and not self.archive else 0
 
         for group, texts in gathered((reading, reading[1], most_bytes(reading[2])) for reading in readings):
@@ -394,6 +405,8 @@ class FileLinker:
                 replaced += self._replacements(old, (more.start, more.end))
                 if old:
                     self._replaced[more.start] = old
+                if (copied := self._copied.pop(segment.start, None)) is not None:
+                    self._copied[more.start] = copied
             elif not _is_at_once(rows) and self._has_changed(listed, segment):
                 # checksums prevent that other bytes pass for its rows, and the next run reads it again
                 self.counts.changed_while_read.append(listed.uri)
@@ -417,12 +430,15 @@ class FileLinker:
     def _read(self, listed: SourceFile, rows: RowFile, segment: LinkedSegment, offset: int = 0) -> _Outcome:
         """Put the rows of a segment from an offset on."""
         shift, begun_bytes = segment.start - segment.position, self.counts.read_bytes
-        reading = rows.reading(self.mapping, segment.position, segment.position + segment.length, whole=self.archive)
+        copied = self._copied.get(segment.start)
+        is_whole = self.archive or copied is not None
+        reading = rows.reading(self.mapping, segment.position, segment.position + segment.length, whole=is_whole)
         if rows.is_text and reading.lines_before is None:
             reading.lines_before = self._known.lines_before(segment)
         count, times, has_moved = 0, None, False
         try:
-            for batch in reading.batches(max(offset, segment.start) - shift):
+            for of_file in reading.batches(max(offset, segment.start) - shift):
+                batch = of_file if copied is None else copied.left_out(of_file)
                 self._put(listed, batch, shift, max(offset, segment.start))
                 count, times = count + batch.rows + len(batch.bad), joined_times(times, batch.times)
                 if len(reading.points) >= MOST_POINTS:

@@ -9,9 +9,10 @@ index again. One thread uses a `RowArchiver`.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.messages import Search
+from tiered_index.service.read.segments import Segments
+from tiered_index.sources.identity import OldOffsets
 from tiered_index.sources.restart import group_rows
 from tiered_index.sources.rows.batch import RowBatch
 from tiered_index.sources.rows.mapping import KEY_TYPE
@@ -110,6 +113,52 @@ def copies_of(batch: RowBatch, topics: pa.DictionaryArray, uri: str, shift: int,
         "text": pa.array(batch.texts(positions, batch.sizes[rows]), pa.binary()),
     }
     return pa.table(columns, schema=SCHEMA)
+
+
+def without_copies(segments: Segments, log: str, old: Iterable[OldOffsets]) -> tuple[OldOffsets, ...]:
+    """Return the parts of old offsets of a log of files that have no archived copies, which stay answers."""
+    left = list[OldOffsets]()
+    for start, end, times in old:
+        for copy in segments.of(rows_store(log), start):
+            if copy.start >= end:
+                break
+            if start < copy.start:
+                left.append(OldOffsets(start, copy.start, times))
+            start = max(start, copy.end)
+        if start < end:
+            left.append(OldOffsets(start, end, times))
+    return tuple(left)
+
+
+class CopiedTexts:
+    """The texts of rows at old offsets that have archived copies: a newer reading leaves out as many equal rows."""
+
+    def __init__(self, archive: SegmentArchive, log: str, old: Iterable[OldOffsets]) -> None:
+        self._counts = Counter[bytes]()
+        for start, end, _ in old:
+            for copy in archive.segments().of(rows_store(log), start):
+                if copy.start >= end:
+                    break
+                rows = decoded_rows(archive, copy)
+                is_old = pc.and_(pc.greater_equal(rows[NUMBER], start), pc.less(rows[NUMBER], end))
+                self._counts.update(map(_digest, rows.filter(is_old)["text"].to_pylist()))
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def left_out(self, batch: RowBatch) -> RowBatch:
+        """Return the rows of a batch without those that have copies. The batch has whole rows."""
+        positions, firsts = np.unique(batch.positions, return_index=True)
+        known = set[int]()
+        for position, text in zip(positions.tolist(), batch.texts(positions, batch.sizes[firsts]), strict=True):
+            if self._counts[digest := _digest(text)]:
+                self._counts[digest] -= 1
+                known.add(position)
+        return batch.only(~np.isin(batch.positions, list(known))) if known else batch
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 class RowArchiver:

@@ -48,6 +48,7 @@ from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, list
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import send_points, taken_points
+from tiered_index.sources.row_archive import without_copies
 from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
@@ -380,8 +381,8 @@ class FilePlan:
                 plan.held_back.append(listed.uri)
             elif reserved is not None:
                 plan.new.append((listed, *reserved))
-                if unread.old:
-                    plan.old[reserved[1].start] = unread.old
+                if old := without_copies(segments, rows.store, unread.old):
+                    plan.old[reserved[1].start] = old
         return plan
 
     def state_known(self, log: StorageLog) -> None:
