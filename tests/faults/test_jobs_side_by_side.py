@@ -61,7 +61,7 @@ def merging(life: Merging, storage: Storage, log: StorageLog) -> None:
 def expiring(life: Merging, storage: Storage, log: StorageLog) -> None:
     # this expires the whole table, and one topic of a file
     rule, clock = Retention(topics={"t": HOUR_S // 2, "o*": HOUR_S * 3 // 2}), ManualClock(LATER_MS)
-    expire(storage, log, rule, clock, yes=True)
+    expire(storage, log, rule, clock, yes=True, now_ms=LATER_MS)
     horizon = rule.horizon(LATER_MS)
     life.model.expire(horizon.before_ms, dict(horizon.topics))
 

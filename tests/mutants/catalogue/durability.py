@@ -223,8 +223,8 @@ positions-with-the-first-piece: a batch's position is durable with its first pie
   tests/reliability/test_crashes.py::test_every_crash[writing]
 log-positions-go-back: a record with smaller positions decreases the log's positions
   in LogReplay.add
-  - max_positions(now.positions, record.positions)
-  + now.positions | record.positions
+  - positions = max_positions(now.positions, record.positions)
+  + positions = now.positions | record.positions
   tests/unit/service/test_checkpoints.py::test_from_every_checkpoint_the_state_is_the_fold_of_all_records
 sqlite-rows-outside-their-transaction: a kill leaves rows of an object that was not named
   in SqliteStorage.insert

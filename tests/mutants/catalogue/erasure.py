@@ -125,9 +125,11 @@ expiry-goes-back: a longer rule shows expired entries again
   + horizons = (horizon,)
   tests/unit/service/test_retention.py::test_what_has_expired_stays_so_whatever_a_later_rule_says
 expiry-lost-in-checkpoints: a reader that opens by a checkpoint shows expired entries
-  in LogReplay.add
-  - if record.expired else now.expired
-  + if record.expired else NOTHING
+  in service/log/state.py:_with_ranges
+  - if record.expired:
+  + if not record.expired:
+  +     expired = NOTHING
+  + else:
   tests/unit/service/test_expiry.py::test_what_is_stated_outlives_checkpoints
 expiry-forgets-the-grace: bytes are deleted though readers may still read them
   in service/jobs/orphans.py:sweep

@@ -106,7 +106,7 @@ bad-row-unnamed: a bad row is left out without --skip-bad
   + if batch.bad and self.skip_bad is None:
   tests/unit/cli/test_linked_files.py::test_a_bad_row_is_named_and_skipped_only_on_demand
 minus-zero-as-zero: the key -0 becomes 0
-  in TextReading._batch
+  in TextFile.batch
   - sizes, end, may_be_minus_zero)
   + sizes, end)
   tests/unit/test_row_files.py::test_the_key_minus_zero_keeps_its_sign_among_integers

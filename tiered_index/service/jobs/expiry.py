@@ -305,15 +305,18 @@ def expire(
     yes: bool,
     now: bool = False,
     settings: ColdSettings | None = None,
+    now_ms: int | None = None,
 ) -> tuple[ExpiryPlan, Orphans]:
     """Expire as `expire_index` does, in an index whose `log` is read. Return the plan, and the objects of the sweep.
 
-    `yes`: record the expiry and delete the objects. `now`: also rewrite mixed objects.
+    `yes`: record the expiry and delete the objects. `now`: also rewrite mixed objects. `now_ms` replaces the present
+    time in tests.
     """
     if yes:
         # without put-if-absent, a record of a writer and this one could get the same number
         probe_put_if_absent(storage)
-    state, now_ms = log.refresh(), agreed_now_ms(storage, clock)
+    state = log.refresh()
+    now_ms = agreed_now_ms(storage, clock) if now_ms is None else now_ms
     assert state.genesis is not None
     keyed = state.genesis.layout.schema.keyed
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings or ColdSettings())) as cold:
@@ -394,11 +397,12 @@ def expire_index(
     `now`, objects that also have newer entries are written again without the expired ones. Otherwise the next merge of
     an object does this. Objects that expiry and merges removed `rule.grace_s` seconds ago are deleted. You may repeat
     the call, also beside writers, readers and merges. The present time is the storage's. `s3` has the options of S3.
-    `clock` replaces this machine's clock in tests. Raises `NotAnIndex`, `CorruptFile`, `StorageUnavailable`,
+    `clock` replaces both clocks in tests. Raises `NotAnIndex`, `CorruptFile`, `StorageUnavailable`,
     `StorageMisconfigured`, and `ConfigError` if the clocks of this machine and the storage differ.
     """
     present = clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3)) as opened:
         log = StorageLog(opened, present)
         log.open()
-        return expire(opened, log, rule, present, yes=yes, now=now)[0]
+        now_ms = None if clock is None else clock.now_ms()
+        return expire(opened, log, rule, present, yes=yes, now=now, now_ms=now_ms)[0]
