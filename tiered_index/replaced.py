@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tiered_index.format.names import queue_of_store
 from tiered_index.format.ranges import COLUMNS
@@ -330,7 +330,8 @@ def _connected(
 class Replaced(Struct, frozen=True, dict=True):
     """The replaced offsets of an index at a log position, by store. Only stores with some are there."""
 
-    stores: Mapping[str, ReplacedRanges] = MappingProxyType({})
+    # no proxy, because executors of Spark get it pickled
+    stores: Mapping[str, ReplacedRanges] = field(default_factory=dict)
     generation: Count = 0
 
     def __bool__(self) -> bool:

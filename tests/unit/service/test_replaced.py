@@ -1,5 +1,6 @@
 """New readings of files: the old rows are answers until the record that publishes the new ones, then the new rows."""
 
+import pickle
 import shutil
 
 import pytest
@@ -473,3 +474,13 @@ def test_a_copy_without_its_table_can_not_be_read(many, tmp_path):
         copied.delete_many([named])
         with pytest.raises(CorruptFile, match="verify --deep --repair"):
             opened_state(copied)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_tasks_on_executors_get_the_hidden_entries(index, replaced):
+    """Spark pickles them."""
+    if replaced:
+        index.link([segment(20, 20, is_open=True)], replaced=[Replacement(STORE, 0, 5, 20, 40)])
+        index.link(replaced=[Replacement(STORE, 7, 9, 50, 50)])
+    for hidden in (index.log_state.expired, index.log_state.expired.for_good):
+        assert pickle.loads(pickle.dumps(hidden)) == hidden
