@@ -248,6 +248,8 @@ def _follow(
     session: Session, linker: FileLinker, listed: Callable[[], AbstractContextManager[list[SourceFile]]], poll_s: float
 ) -> None:
     """Index new rows until a signal. A file or a storage that is away is tried again."""
+    # new rows do not wait until all known ones have the keys that were added
+    linker.reread_s = max(poll_s, 1.0)
     with Ending() as ending:
         while not ending.event.is_set():
             before = len(linker.counts.changed)

@@ -131,12 +131,13 @@ class AddedKeys:
             self._put_position(name, at)
 
     def run(self, mapping: RowMapping, is_due: Callable[[], bool] = lambda: True) -> None:
-        """Put the entries of added keys for all known rows, as long as `is_due`. `mapping` has the other fields.
+        """Put the entries of added keys for known rows: of one file, and of further ones as long as `is_due`.
 
+        `mapping` has the other fields.
         Raises the errors of the index and of the storages, and `CorruptFile` for archived copies that are damaged.
         """
-        counted = self._counted() if is_due() and TopicKeys(self._positions, self._log).passes else {}
-        while is_due() and (passes := (keys := TopicKeys(self._positions, self._log)).passes):
+        counted = self._counted() if TopicKeys(self._positions, self._log).passes else {}
+        while passes := (keys := TopicKeys(self._positions, self._log)).passes:
             begin = passes[0].read
             end = keys.next_change(begin)
             assert end is not None, "a pass has an end"
@@ -152,6 +153,8 @@ class AddedKeys:
                 end = copy.start if copy.start > begin else min(copy.end, end)
                 copy = copy if copy.start <= begin else None
             self._read_range(_Range(of_range, len(holding), together, begin, end, copy), counted, is_due)
+            if not is_due():
+                break
 
     def _counted(self) -> dict[int, tuple[KnownFile, int]]:
         """Return the known file of each segment, by its start, and the position before which its rows count.
@@ -174,10 +177,10 @@ class AddedKeys:
         sink = _Entries(self, reading, copied)
         segments = self._index.segment_archive.segments().of_log(self._log, begin)
         linked = (segment for segment in segments if isinstance(segment, LinkedSegment))
-        for segment in [each for each in linked if each.start < end]:
+        for number, segment in enumerate([each for each in linked if each.start < end]):
             known, row_end = counted.get(segment.start, (None, segment.position))
-            # a segment of copies is archived as a whole
-            if copied is None and not is_due():
+            # a segment of copies is archived as a whole, and each call goes on by a file
+            if copied is None and number and not is_due():
                 break
             if known is not None and (problem := self._read(known, segment, row_end, sink)) is not None:
                 self._read_copies(segment, sink, problem)

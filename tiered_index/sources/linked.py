@@ -14,6 +14,8 @@ read anew get new offsets. The record that reserves them says which old ones the
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -97,6 +99,7 @@ class FileLinker:
 
     `progress` gets the bytes of files that were read. With `skip_bad` rows that are no entries are counted only.
     `archive`: copy the rows into the archive. New rows are indexed by all keys of the topic, less `dropped_keys`.
+    A `run` reads known rows again for new keys for about `reread_s`, and the next one goes on.
     """
 
     index: IndexService
@@ -108,6 +111,8 @@ class FileLinker:
     counts: FileCounts = field(default_factory=FileCounts)
     archive: bool = False
     dropped_keys: Sequence[str] = ()
+    reread_s: float = math.inf
+    clock_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         assert (self.topic is None) == (self.mapping.topic is not None), "the topic is a name or a field"
@@ -170,7 +175,8 @@ class FileLinker:
             self.index.seal()
             with contextlib.suppress(StorageUnavailable, BackPressure):
                 self.index.run_lifecycle()
-        self._keys.run(self.mapping)
+        until_s = self.clock_s() + self.reread_s
+        self._keys.run(self.mapping, lambda: self.clock_s() < until_s)
         return self.counts
 
     def _learn(self) -> None:

@@ -1,6 +1,7 @@
 """The keys of a topic of files: an added one finds known rows, too, each once, or the answer says what it lacks."""
 
 import gzip
+import itertools
 import json
 import random
 from collections import Counter
@@ -308,3 +309,31 @@ def test_an_added_key_finds_rows_by_the_topic_that_their_own_run_found(tmp_path,
         ingest(tmp_path / name, "--key", "a", of=("--topic", f"field:{field}", "--time", "at"))
     ingest(tmp_path / "2.log", "--key", "a", "--key", "d", of=("--topic", "field:sort", "--time", "at"))
     assert [numbers_of(key, topic)[0] for key in "xy" for topic in "ks"] == [[1], [2], [1], [2]]
+
+
+def test_a_follower_reads_known_rows_again_between_its_looks_at_new_ones(tmp_path):
+    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+    (tmp_path / "a.log").write_bytes(lines(0, 10))
+    (tmp_path / "b.log").write_bytes(lines(10, 20))
+    seconds = itertools.count()
+
+    def linker_of(*keys, **options):
+        mapping = RowMapping(keys, "at", "s")
+        return FileLinker(index, "t", mapping, PatientPut(index, 10.0), clock_s=lambda: next(seconds), **options)
+
+    with IndexService(config) as index, listed_files([str(tmp_path / "*.log")], config) as files:
+        linker_of("a").run(files)
+        # the clock goes on by a second with each look
+        linker, done = linker_of("a", "of=c.d", reread_s=0.5), []
+        for _ in range(8):
+            linker.run([])
+            index.flush()
+            done.append((linker.counts.keys.files, len(index.query("t", "of=u1").lost)))
+        index.seal()
+        index.run_lifecycle()
+    files_read = [count for count, _ in done]
+    # one file a look at most, and lookups say what they lack meanwhile
+    assert done[0][1] == 1 and done[-1] == (2, 0)
+    assert all(after - before <= 1 for before, after in itertools.pairwise([0, *files_read]))
+    every = set().union(*(expected(number, ["a", "of=c.d"], False) for number in range(20)))
+    assert entries_of(config, 20, False).keys() == every
