@@ -3,7 +3,7 @@
 Memory:
 
 - 12 bytes per entry, 24 per slot, and one piece of less than 2 * `CHUNK` items
-- native order: 40 bytes per entry of the largest slot, if that has more than `CHUNK` entries
+- native order: 12 bytes per entry of the largest slot, if that has more than `CHUNK` entries; 48 if it must be sorted
 - at the end, for the filter: 16 bytes per entry and 16 per slot
 
 Pure; one thread. SPEC.md sections 4, 6 and 11. It follows RocketMQ's `IndexStoreFile.compactToNewFile`.
@@ -92,9 +92,7 @@ class Compaction:
         if not layout.preset.newest_first:
             # sorted here because pieces may cut these slots; other slots are sorted piece by piece
             for slot in np.flatnonzero(counts > CHUNK):
-                rows = self._order[self._first[slot] : self._first[slot] + counts[slot]]
-                hashes = normal_hashes(entries["key_hash"][rows])
-                rows[:] = rows[order_giant(hashes, entries["time_diff_s"][rows], entries, rows, layout)]
+                order_giant(entries, self._order[self._first[slot] : self._first[slot] + counts[slot]], layout)
         self.slots_in_use = int(np.count_nonzero(counts))
         self.header = Header(layout.preset.end_magic, begin_ms, end_ms, self.slots_in_use, n)
         self.second_min = min(topic.second_min for topic in self._topic_stats)

@@ -8,6 +8,8 @@ slot are sorted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,6 +26,8 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+# entries that are compared, or sorted by all of their columns, at a time
+_PIECE = 1 << 16
 
 
 class SlotMap(Struct, frozen=True):
@@ -141,26 +145,58 @@ def order_chunk(items: Array, layout: Layout) -> Int64:
     )
 
 
-def order_giant(
-    hashes: npt.NDArray[np.int32], differences: Array, entries: Array, numbers: Array, layout: Layout
-) -> Int64:
-    """Return the permutation (i64, n) that sorts one slot's entries by hash and in answer order.
+def order_giant(entries: Array, numbers: npt.NDArray[np.int32], layout: Layout) -> None:
+    """Sort one slot's entry numbers (i32, n, newest first) in place, by hash and in answer order.
 
-    `numbers` are their places in `entries`; `hashes` and `differences` are their columns (n each). Memory: 24 bytes per
-    entry.
+    Entries of a key that were put in the order of their times and offsets are sorted already. They are only compared,
+    in pieces. Memory: 12 bytes per entry; 48 per entry of a key whose entries must be sorted, and one piece.
     """
+    above = np.empty(len(numbers), np.uint32)
+    for at in range(0, len(numbers), _PIECE):
+        hashes = normal_hashes(entries["key_hash"][numbers[at : at + _PIECE]])
+        above[at : at + _PIECE] = divided(hashes, layout.slots)[0]
+    if (above[1:] < above[:-1]).any():
+        order = np.argsort(above, kind="stable")
+        numbers[:], above = numbers[order], above[order]
+        del order
+    ends = np.append(np.flatnonzero(above[1:] != above[:-1]) + 1, len(numbers))
+    del above
+    begin = 0
+    for end in ends.tolist():
+        run = numbers[begin:end]
+        if not _is_ordered(entries, run, layout):
+            seconds = entries["time_diff_s"][run].astype(np.int64)
+            ranks = np.broadcast_to(np.uint64(0), len(run))
+            run[:] = run[answer_order(ranks, seconds, partial(_columns_of, entries, run, layout))]
+        begin = end
 
-    def columns(places: Int64) -> list[Array]:
-        return [numbers[places], *offset_columns(entries[numbers[places]], layout.schema)]
 
-    return answer_order(hash_rank(hashes, layout.slots), differences.astype(np.int64), columns)
+def _columns_of(entries: Array, numbers: Array, layout: Layout, places: Int64) -> list[Array]:
+    """Return the columns that order the entries with some of `numbers` if their seconds are equal."""
+    picked = numbers[places]
+    names = [*layout.schema.identity_extra, "queue_id", "offset"]
+    columns = {name: entries[name][picked] for name in names}
+    return [picked, *offset_columns(columns, layout.schema)]
+
+
+def _is_ordered(entries: Array, numbers: Array, layout: Layout) -> bool:
+    """Return whether entries of one hash are in answer order."""
+    for at in range(0, len(numbers) - 1, _PIECE):
+        piece = numbers[at : at + _PIECE + 1]
+        seconds = entries["time_diff_s"][piece].astype(np.int64)
+        equal = np.ones(len(piece) - 1, bool)
+        for column in reversed([*_columns_of(entries, piece, layout, np.arange(len(piece))), -seconds]):
+            if (equal & (column[1:] < column[:-1])).any():
+                return False
+            equal &= column[1:] == column[:-1]
+    return True
 
 
 def answer_order(ranks: npt.NDArray[np.uint64], seconds: Int64, more: Callable[[Int64], Sequence[Array]]) -> Int64:
     """Return the permutation (i64, n) that sorts by rank (`hash_rank`, n), second (n, newest first), then `more`.
 
     `more(places)` returns further columns for the rows at some places (i64), the most significant one last. It is
-    called only for rows whose rank and second are equal. Memory: 24 bytes per row.
+    called only for rows whose rank and second are equal. Memory: 32 bytes per row, and one piece of those.
     """
     if not len(ranks):
         return np.zeros(0, np.int64)
@@ -177,12 +213,17 @@ def answer_order(ranks: npt.NDArray[np.uint64], seconds: Int64, more: Callable[[
         tied[1:] |= equal
         tied[:-1] |= equal
         places = np.flatnonzero(tied)
-        picked = order[places]
-        order[places] = picked[np.lexsort([*more(picked), -seconds[picked], keys[places]])]
+        begins = np.flatnonzero(np.append(True, keys[places[1:]] != keys[places[:-1]]))
+        # in pieces of whole runs of equal keys
+        cuts = [0, *begins[np.flatnonzero(np.diff(begins // _PIECE)) + 1].tolist(), len(places)]
+        for low, high in pairwise(cuts):
+            part = places[low:high]
+            picked = order[part]
+            order[part] = picked[np.lexsort([*more(picked), -seconds[picked], keys[part]])]
     return order
 
 
-def offset_columns(items: Array, schema: Schema) -> list[Array]:
+def offset_columns(items: Array | dict[str, Array], schema: Schema) -> list[Array]:
     """Return the columns that order items of the same second, the most significant one last."""
     columns = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
     return [*columns, items["queue_id"].astype(np.int32), ~items["offset"].astype(np.int64)]

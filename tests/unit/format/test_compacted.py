@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import verify
+from tests.support.memory import traced_memory
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format import compacted as module
+from tiered_index.format import slots as slots_module
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA, Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
-from tiered_index.format.slots import SlotMap, hash_rank
+from tiered_index.format.slots import SlotMap, hash_rank, offset_columns, order_giant
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.service.read.cold_path import check_run
 from tiered_index.types import IndexItem, KeyedIndexItem, column
@@ -319,3 +321,39 @@ def test_answer_order_is_that_of_the_columns(slots, oldest, runs):
     named = [items[name].astype(np.int64) for name in (*reversed(KEYED_SCHEMA.identity_extra), "queue_id")]
     # the sort is stable: of equal entries the first one comes first
     assert order.tolist() == np.lexsort([*named, *columns]).tolist()
+
+
+@pytest.mark.parametrize("kind", ["native", "extended"])
+@pytest.mark.parametrize("put", ["as sent", "late ones", "shuffled", "twice"])
+@pytest.mark.parametrize("hashes", [[5], [5, 45, 85]], ids=["one key", "three keys"])
+def test_a_giant_slot_is_put_in_answer_order(make, monkeypatch, kind, put, hashes):
+    monkeypatch.setattr(slots_module, "_PIECE", 100)
+    preset, schema = LAYOUTS[kind]
+    layout, rng, n = Layout(preset, schema, 40, 4_001), np.random.default_rng(3), 2_000
+    times = make.begin_ms + 1000 * np.sort(rng.integers(0, 300 if put != "twice" else 3, n))
+    entries = make.entries(layout, rng.choice(hashes, n).astype(np.int32), times, make.columns(rng, schema, n))[
+        1
+    ].copy()
+    entries["offset"] = np.arange(n) // (1 if put == "as sent" else 3)
+    if put != "as sent":
+        moved = rng.permutation(n)[: n if put == "shuffled" else 50]
+        entries[np.sort(moved)] = entries[moved]
+    numbers = np.arange(n, dtype=np.int32)[::-1].copy()
+    columns = [np.arange(n), *offset_columns(entries, schema), -entries["time_diff_s"].astype(np.int64)]
+    wanted = np.lexsort([*columns, entries["key_hash"] // 40])
+    order_giant(entries, numbers, layout)
+    assert numbers.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(("put", "most_bytes"), [("as sent", 24), ("shuffled", 72)])
+def test_a_giant_slot_takes_little_memory(make, put, most_bytes):
+    """20 million rows with the same key and second took 1.1 GiB: all columns of a slot were sorted at once."""
+    layout, n = Layout(NATIVE, NATIVE.schema, 40, 1 << 20), 1_000_000
+    rng = np.random.default_rng(4)
+    times = np.full(n, make.begin_ms) if put == "as sent" else make.begin_ms + 1000 * rng.integers(0, 10_000, n)
+    entries = make.entries(layout, np.full(n, 5, np.int32), times, make.columns(rng, NATIVE.schema, n))[1].copy()
+    entries["offset"], entries["queue_id"] = np.arange(n), 0
+    numbers = np.arange(n, dtype=np.int32)[::-1].copy()
+    with traced_memory() as memory:
+        order_giant(entries, numbers, layout)
+        assert memory()[1] < most_bytes * n
