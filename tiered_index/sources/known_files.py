@@ -552,7 +552,9 @@ def offsets_end(segments: Segments, store: str) -> int:
     given_up = [lost.end for lost in segments.state.given_up.get(store, ())]
     listed = [log.end for _, log in segments.state.listed_logs.get(store, ())]
     archived = (segments.end(rows_store(store)), segments.end(points_store(store)))
-    return max([*archived, *given_up, *listed, segments.state.positions.get(store, 0)])
+    # the new offsets of a reading that was interrupted before its first row
+    replaced = segments.state.expired.replaced.end(store)
+    return max([*archived, *given_up, *listed, replaced, segments.state.positions.get(store, 0)])
 
 
 def _is_torn(listed: SourceFile, first: bytes, position: int) -> bool:

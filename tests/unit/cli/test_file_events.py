@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import random
 import shutil
 from collections import Counter
 
@@ -12,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.unit.cli.test_linked_files import BEGIN_S
+from tests.unit.cli.test_linked_files import BEGIN_S, Crash, Killed
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
+from tiered_index.sources import linked
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import text as rows_of_text
@@ -294,3 +296,109 @@ def test_a_row_with_a_byte_that_is_not_utf_8_elsewhere_is_shown_with_escapes(log
     with IndexReader.open(config=logs.config) as reader, FileRows(reader) as of_files:
         (answer,) = reader.messages("t", "a", source=of_files)
     assert json.loads(answer.message.text)["note"] == r"caf\xe9"
+
+
+class Life:
+    """The model: the rows of each file, whose numbers are unique, and a step of those that write and rotate files."""
+
+    def __init__(self, logs, moments):
+        self.logs, self.moments = logs, moments
+        self.next = self.names = 0
+        self.rows = {}
+        # since the last run that was not killed: of a text that has grown, only two known blocks are compared
+        self.grown, self.edited = set(), set()
+
+    def numbers(self, count):
+        self.next += count
+        return list(range(self.next - count, self.next))
+
+    def name(self, begin):
+        self.names += 1
+        return f"{begin}.{self.names}"
+
+    def put(self, name, numbers):
+        self.rows[name] = numbers
+        self.logs.write(name, self.logs.rows(*numbers))
+
+    def step(self):
+        steps = [self.append, self.append, self.edit, self.edit, self.same, self.rename, self.copy, self.create]
+        self.moments.choice([*steps, self.delete])()
+
+    def append(self):
+        if "app.log" not in self.rows or self.logs.form == "parquet":
+            self.put("app.log", self.numbers(self.moments.randrange(5, 40)))
+        elif "app.log" not in self.edited:
+            numbers = self.numbers(self.moments.randrange(1, 40))
+            self.rows["app.log"] = [*self.rows["app.log"], *numbers]
+            self.logs.write("app.log", self.logs.read("app.log") + self.logs.rows(*numbers, begin=False))
+            self.grown.add("app.log")
+
+    def edit(self):
+        if (names := sorted(self.rows.keys() - self.grown)) and len(self.rows[name := self.moments.choice(names)]) > 2:
+            numbers, at = [*self.rows[name]], self.moments.randrange(len(self.rows[name]))
+            numbers[at : at + 1] = self.numbers(self.moments.randrange(3))
+            self.put(name, numbers)
+            self.edited.add(name)
+
+    def same(self):
+        for name in self.rows:
+            self.logs.write(name, self.logs.read(name))
+
+    def rename(self):
+        if "app.log" in self.rows and not self.grown:
+            self.rows[other := self.name("app.log")] = self.rows.pop("app.log")
+            self.logs.move("app.log", other)
+            self.put("app.log", self.numbers(self.moments.randrange(5, 20)))
+
+    def copy(self):
+        if "app.log" in self.rows and not self.grown:
+            self.rows[other := self.name("app.log")] = self.rows["app.log"]
+            self.logs.write(other, self.logs.read("app.log"))
+            if self.moments.random() < 0.7:
+                self.put("app.log", self.numbers(self.moments.randrange(5, 20)))
+            else:
+                self.logs.delete(other)
+                del self.rows[other]
+
+    def create(self):
+        self.put(self.name("other"), self.numbers(self.moments.randrange(5, 40)))
+
+    def delete(self):
+        if rotated := sorted(self.rows.keys() - {"app.log"}):
+            self.logs.delete(name := self.moments.choice(rotated))
+            del self.rows[name]
+
+
+@both
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
+def test_each_row_of_files_is_found_once_whatever_happens_to_them_between_runs_that_are_killed(
+    logs, monkeypatch, seed, form
+):
+    moments = random.Random(f"{seed}{form}{logs.is_local}")
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(linked, "_AT_ONCE", 2)
+    life, kills = Life(logs, moments), 0
+    for step in range(24):
+        life.step()
+        index = IndexService(logs.config)
+        until_killed = Killed(index, moments, moments.randrange(4) if step % 3 == 1 else 10_000)
+        index.link = until_killed(index.link)
+        linker = FileLinker(index, "t", RowMapping(("k",), "at", "s"), PatientPut(index, 10.0))
+        linker.patient = until_killed(linker.patient)
+        try:
+            with listed_files([logs.uri], logs.config, may_lack=True) as files:
+                linker.run(files)
+        except Crash:
+            kills += 1
+            index.abandon()
+            continue
+        index.close()
+        life.grown.clear()
+        life.edited.clear()
+        if step % 6 == 5:
+            logs.ingest()
+            expected = once(*life.rows.values())
+            assert logs.found()[0] == expected, step
+    logs.ingest()
+    assert kills and logs.found()[0] == once(*life.rows.values())
