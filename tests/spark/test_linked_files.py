@@ -162,7 +162,8 @@ def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, 
         link_files(spark, [str(logs / "10.ndjson")], ROWS, **into)
     of_run = ("--storage", into["storage"], "--root", logs.parent / "of-times", "--json")
     done = run_here("ingest", logs / "10.ndjson", *KEYS, "--time", "at", *of_run)
-    assert "seems to be in s, but the first one was in ms" in done.error["message"]
+    assert done.code == 4
+    assert "seems to be in s, but the first one was in ms" in done.document["skipped_first"][0]["problem"]
     (logs / "10.ndjson").unlink()
     (logs / "8.ndjson").write_bytes(lines(0, 3) + b'{"order_id": 1}\n')
     with pytest.raises(InvalidArgument, match=r"8\.ndjson, line 4 .*no time at at; --skip-bad leaves such rows out"):

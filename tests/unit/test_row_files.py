@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.sources.listing import local_file
 from tiered_index.sources.rows import text as rows_of_text
-from tiered_index.sources.rows.forms import is_growing_text, open_rows
+from tiered_index.sources.rows.forms import is_growing_text, open_rows, rows_at
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
 from tiered_index.types import exact_time
 
@@ -130,10 +130,11 @@ def test_blank_lines_are_passed_over_together(tmp_path, monkeypatch, form, block
 def test_a_text_that_is_far_longer_than_its_file_is_named(tmp_path):
     path = tmp_path / "rows.ndjson.bz2"
     path.write_bytes(bz2.compress(f'{{"at": {BEGIN_S}, "k": "a"}}\n'.encode() + b"\n" * (8 << 20)))
-    with pytest.raises(
-        InvalidArgument, match=r"rows.ndjson.bz2: its text is more than 4,096 times as long as the file"
-    ):
-        read(path)
+    _, bad, reading = read(path)
+    assert "rows.ndjson.bz2: its text is more than 4,096 times as long as the file" in reading.damage.problem
+    # checksums are those of the text up to there
+    sums = reading.blocks[1]
+    assert bad == [] and (reading.damage.position, len(sums)) == (reading.end, -(-reading.end // reading.blocks[0]))
 
 
 def test_the_key_minus_zero_keeps_its_sign_among_integers(tmp_path):
@@ -210,10 +211,36 @@ def test_an_arrow_file_that_is_cut_off_is_damaged(tmp_path, form):
     path = tmp_path / "a.arrow"
     write_arrow(path, 40, form, at_once=15)
     data = path.read_bytes()
-    for size in (1500, data.rindex(b"x39") - 8):
+    for size, rows in ((data.index(b"x0"), 0), (data.rindex(b"x14") + 500, 15), (data.rindex(b"x39") - 8, 30)):
         path.write_bytes(data[:size])
+        if not rows:
+            with pytest.raises(CorruptFile, match="cut off"):
+                read(path)
+        else:
+            entries, bad, reading = read(path)
+            assert (sorted(n for n, _, _ in entries), bad, reading.end) == ([*range(rows)], [], rows)
+            assert isinstance(reading.damage.error, CorruptFile) and "cut off" in reading.damage.problem
+            assert (reading.damage.position, reading.damage.where) == (rows, f"row {rows + 1}")
         with pytest.raises(CorruptFile, match="cut off"):
-            read(path)
+            rows_at(local_file(path).file)
+
+
+def test_a_dictionary_may_grow_from_batch_to_batch(tmp_path):
+    """As `DictionaryBatch` with `isDelta`, of a stream and of a file."""
+    texts = [[f"k{n}" for n in range(3)], [f"k{n}" for n in range(5)], [f"k{n}" for n in range(5)]]
+    for new in (pa.ipc.new_stream, pa.ipc.new_file):
+        path = tmp_path / "a.arrow"
+        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        batches = [
+            pa.record_batch({"k": pa.DictionaryArray.from_arrays([n, 0], each), "at": [BEGIN_S] * 2})
+            for n, each in enumerate(texts, 2)
+        ]
+        with new(path, batches[0].schema, options=options) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        entries, bad, reading = read(path)
+        assert (bad, reading.damage) == ([], None)
+        assert [key for _, _, key in sorted(entries)] == ["k2", "k0", "k3", "k0", "k4", "k0"]
 
 
 def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_path):
@@ -222,8 +249,9 @@ def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_
     with pa.ipc.new_file(path, written.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(written)
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(InvalidArgument, match="write the file with smaller batches"):
-        read(path)
+    entries, bad, reading = read(path)
+    assert (entries, bad, reading.end) == ([], [], 2)
+    assert "write the file with smaller batches" in reading.damage.problem
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,9 @@ class RowOptions:
         None, metavar="CHAR", help="Character between values of CSV. Default: comma, tab, ; or |, by the header."
     )
     quote: str | None = _files(None, metavar="CHAR", help='Quote around values of CSV, or none. Default: ".')
+    strict: bool = _files(
+        False, "--strict", help="End at the first file that can't be read as a whole, and at the first bad row."
+    )
 
     def mapping(self, keys: Sequence[str] | None) -> tuple[str | None, RowMapping]:
         """Return the topic of all rows (None: a field has it) and the mapping. Raises `InvalidArgument`."""

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.ending import Ending
-from tiered_index.cli.exit_codes import FINDING
+from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.ingesting import DEFAULT_TIME, IngestOptions
 from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
-from tiered_index.errors import InvalidArgument, NotAnIndex, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    ObjectNotFound,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.errors import listed as listed_names
 from tiered_index.follow import FIRST
 from tiered_index.types import format_time
@@ -54,6 +62,7 @@ class RowIngestion:
         self.session, self.sources, self.ingest_options = session, sources, options
         self.options, self.keys = options.of_rows, options.kafka.key or ()
         self.intake, self.follow = options.intake, options.run.follow
+        self.skip_bad = options.of_files.skip_bad
 
     def run(self) -> int:
         """Index the rows, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
@@ -73,8 +82,8 @@ class RowIngestion:
             files = stack.enter_context(listed())
             self._check_options(files)
             topic, mapping = self.options.mapping(self.keys)
-            if files and not (self.follow and len(files[0].head()) < HEAD_BYTES):
-                _check_fields(files, mapping)
+            if not self.follow or sum(file.size_bytes for file in files) >= HEAD_BYTES:
+                self._check_fields(config, files, topic, mapping)
             if self.ingest_options.run.dry_run:
                 return _show_rows(self.session, self.intake, files, topic, mapping)
             putting = stack.enter_context(self._opened(config))
@@ -86,7 +95,8 @@ class RowIngestion:
                     topic,
                     mapping,
                     putting.patient(),
-                    self.ingest_options.of_files.skip_bad,
+                    self.skip_bad,
+                    self.options.strict,
                     archive=self.ingest_options.kafka.archive,
                     dropped_keys=self.ingest_options.kafka.drop_key or (),
                 )
@@ -136,14 +146,40 @@ class RowIngestion:
         missing = {"--topic": self.options.topic is None, "--key": not self.keys}
         if not any(missing.values()):
             return
-        there = ""
-        if (first := _first_rows(files, None)) is not None:
-            fields = first[1].fields()
+        there, fields = "", list[str]()
+        with contextlib.suppress(TieredIndexError):
+            first = _first_rows(files, None)
+            fields = [] if first is None else first[1].fields()
+        if fields and first is not None:
             missing["--time"] = self.options.time is None and DEFAULT_TIME not in fields
             there = f"; the first row of {first[0].uri} has {listed_names(fields, 30)}"
         names = [option for option, is_missing in missing.items() if is_missing]
         needed = "rows need a topic, the field of a key (such as --key order_id) and that of the time"
         raise InvalidArgument(f"{listed_names(names)} {'is' if len(names) == 1 else 'are'} missing: {needed}{there}")
+
+    def _check_fields(
+        self, config: IndexConfig, files: Sequence[SourceFile], topic: str | None, mapping: RowMapping
+    ) -> None:
+        """Raise `InvalidArgument` for fields that no row of the files has, and the error of files without a row."""
+        from tiered_index.sources.first_rows import FieldSearch
+
+        search = FieldSearch(mapping)
+        search.look_at_heads(files)
+        if search.is_over or (search.first is None and search.error is None):
+            return
+        known = _known_keys(config, topic)
+        if search.first is None and search.error is not None:
+            if known:
+                # the log notes the files
+                return
+            raise search.error
+        if not search.misses(known, keys_may_come=self.follow):
+            return
+        if search.is_cut:
+            self.session.out.note(f"looking at all rows, because at the beginning {search.failure(len(files))}")
+            search.look_at_all(files)
+        if search.misses(known, keys_may_come=self.follow):
+            raise search.failure(len(files))
 
     def _tell(self, linker: FileLinker) -> None:
         """Note what a user must know of the files."""
@@ -158,6 +194,12 @@ class RowIngestion:
             out.note(f"{unread['file']} can't be read again for --key {unread['key']}: {unread['problem']}")
         if len(keys.unread) > FIRST:
             out.note(f"nor can {len(keys.unread) - FIRST:,} more (--json names them)")
+        if not self.follow:
+            _tell_known_damage(self.session, counts)
+        if counts.vanished:
+            out.note(f"{counted(counts.vanished, 'file')} vanished before they were read")
+        for key, lacking in counts.lacking.items():
+            out.note(f"--key {key}: {lacking:,} of {counted(counts.read_files, 'file')} have no row with this key")
         for uri in counts.changed:
             out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
         for uri in counts.rewritten:
@@ -210,8 +252,11 @@ class RowIngestion:
     def _show(self, counts: FileCounts, document: dict[str, Any]) -> int:
         """Write the document, and return the exit code."""
         out = self.session.out
+        for damage in counts.damaged_first[:FIRST]:
+            out.note(f"damaged: {_damage(damage)}")
+        say = out.remark if self.skip_bad else out.note
         for bad in counts.skipped_first:
-            out.remark(f"skipped: {bad['where']}: {bad['problem']}")
+            say(f"skipped: {bad['where']}: {bad['problem']}")
         known = f", {counts.known:,} known" if counts.known else ""
         shown = {
             "topic": self.options.topic,
@@ -221,21 +266,52 @@ class RowIngestion:
             "for new keys": _reread(counts.keys) if counts.keys.added else None,
             "without a key": f"{counts.keyless:,}" if counts.keyless else None,
             "skipped": f"{counts.skipped:,}" if counts.skipped else None,
+            "damaged": counted(counts.damaged, "file") if counts.damaged else None,
             "expired": f"{document['expired']:,}" if document["expired"] else None,
             "quarantined": f"{late:,} entries with an implausible time" if (late := document["quarantined"]) else None,
             "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
             "elapsed": human_seconds(document["elapsed_s"]),
         }
         show_put(out, document, shown)
-        if self.follow:
-            return 0
-        done = none_indexed(self.session, self.intake, document["nothing_indexed"])
-        return FINDING if counts.keys.unread else done
+        if counts.is_none_read and not self.follow:
+            out.error_line("nothing was indexed: no row of the files can be read")
+            return CorruptFile.exit_code
+        if counts.damaged or (counts.skipped and not self.skip_bad):
+            return FINDING
+        done = DONE if self.follow else none_indexed(self.session, self.intake, document["nothing_indexed"])
+        return FINDING if counts.keys.unread and not self.follow else done
 
 
 def _reread(keys: KeyCounts) -> str:
     """Return what a run did for added keys, as text."""
     return f"{counted(keys.entries, 'entry', 'entries')} of {counted(keys.files, 'known file')} read again"
+
+
+def _known_keys(config: IndexConfig, topic: str | None) -> set[str]:
+    """Return the keys of the rows of files of a topic (None: of all topics by a field) that an index has already."""
+    from tiered_index.format.names import TOPICS_QUEUE, linked_store
+    from tiered_index.service.jobs.row_places import FILES_QUEUE
+    from tiered_index.service.log.topic_keys import rules_in
+    from tiered_index.service.reader import IndexReader
+    from tiered_index.systems import position_names
+
+    store = linked_store("", TOPICS_QUEUE) if topic is None else linked_store(topic, FILES_QUEUE)
+    with contextlib.suppress(ConfigError), IndexReader.open(config=config) as reader:
+        return {*rules_in(position_names(reader), store)}
+    return set()
+
+
+def _damage(damage: Mapping[str, Any]) -> str:
+    position = "" if damage["position"] is None else f" at {damage['position']:,}"
+    return f"{damage['file']}{position}: {damage['reason']}"
+
+
+def _tell_known_damage(session: Session, counts: FileCounts) -> None:
+    """Note the files that an earlier run could not read, or not as a whole, and that are as they were."""
+    if counts.known_damaged:
+        session.out.note(f"{counted(counts.known_damaged, 'file')} could not be read as a whole by an earlier run:")
+        for damage in counts.known_damaged_first[:FIRST]:
+            session.out.note(_damage(damage))
 
 
 def about_zone(zone: TimeZone | None, unclear: UnclearTimes) -> dict[str, Any]:
@@ -250,9 +326,11 @@ def _follow(
     """Index new rows until a signal. A file or a storage that is away is tried again."""
     # new rows do not wait until all known ones have the keys that were added
     linker.reread_s = max(poll_s, 1.0)
+    is_first = True
     with Ending() as ending:
         while not ending.event.is_set():
-            before = len(linker.counts.changed)
+            counts = linker.counts
+            before, damaged = len(counts.changed), counts.damaged
             try:
                 with listed() as files:
                     linker.run(files)
@@ -261,32 +339,36 @@ def _follow(
                 session.out.note(f"{error}: trying again")
                 linker.index.flush()
                 linker.begin_again()
-            for uri in linker.counts.changed[before:]:
+            if is_first:
+                _tell_known_damage(session, counts)
+                is_first = False
+            for damage in counts.damaged_first[damaged:]:
+                session.out.note(f"damaged: {_damage(damage)}")
+            for uri in counts.changed[before:]:
                 session.out.note(f"{uri} has other rows now, which are indexed, too")
-            for uris in (linker.counts.held_back, linker.counts.copies, linker.counts.changed_while_read):
+            for uris in (counts.held_back, counts.copies, counts.changed_while_read):
                 # the next look tells
                 uris.clear()
             ending.event.wait(poll_s)
 
 
 def _first_rows(files: Sequence[SourceFile], dialect: Dialect | None) -> tuple[SourceFile, RowFile] | None:
-    """Return the first file that has rows, and its rows; None: no file has any. Raises `InvalidArgument`."""
+    """Return the first file that has rows, and its rows; None: no file has any. Raises the error if none is read."""
+    from tiered_index.sources.rows.batch import UNREADABLE
     from tiered_index.sources.rows.forms import open_rows
 
+    failure: TieredIndexError | None = None
     for file in files:
-        rows = open_rows(file.file, file.size_bytes, file.head(), dialect)
+        try:
+            rows = open_rows(file.file, file.size_bytes, file.head(), dialect)
+        except UNREADABLE as error:
+            failure = failure or error
+            continue
         if rows.length_bound(0):
             return file, rows
+    if failure is not None:
+        raise failure
     return None
-
-
-def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
-    """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
-    first = _first_rows(files, mapping.dialect)
-    if first is not None and (lacking := first[1].lacking(mapping)):
-        there = listed_names(first[1].fields(), 30)
-        fields = mapping.shown(lacking)
-        raise InvalidArgument(f"no row at the beginning of {first[0].uri} has {fields}; the first one has {there}")
 
 
 def _show_rows(

@@ -143,11 +143,12 @@ class _Rows(Struct, kw_only=True):
     is_open: list[bool] = []
     lines: list[tuple[Count, tuple[Count, ...]] | None] = []
     topic_field: list[str | None] = []
+    damage: list[tuple[Text, Place, Crc32] | None] = []
 
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("length", "crc32", "head", "extra", "footer", "position"), 0),
-    **dict.fromkeys(("source", "rows", "times", "blocks", "lines", "topic_field")),
+    **dict.fromkeys(("source", "rows", "times", "blocks", "lines", "topic_field", "damage")),
     **dict.fromkeys(("format", "etag"), ""),
     "is_open": False,
 }
@@ -197,6 +198,7 @@ def _of_linked(segment: LinkedSegment) -> dict[str, Any]:
         "is_open": segment.is_open,
         "lines": segment.lines,
         "topic_field": segment.topic_field,
+        "damage": segment.damage,
     }
 
 
@@ -241,7 +243,7 @@ class CatalogRows:
             return LinkedSegment(
                 name, store, start, rows.length[at], rows.format[at], size, rows.etag[at], rows.published[at],
                 rows.position[at], rows.rows[at], times, rows.blocks[at], rows.is_open[at],
-                rows.lines[at], rows.topic_field[at],
+                rows.lines[at], rows.topic_field[at], rows.damage[at],
             )  # fmt: skip
         if "/" not in name:
             name = f"{_prefix(store)}{start:020d}/{name}"
@@ -374,7 +376,7 @@ def _tail_of(data: bytes, file: str) -> tuple[int, int, int]:
     magic, version, length, count, expected, _ = _TAIL.unpack(tail)
     if magic != CATALOG_MAGIC:
         raise CorruptFile(file, "wrong magic of a catalog", expected=CATALOG_MAGIC, found=magic)
-    if version != CATALOG_VERSION:
+    if not 1 <= version <= CATALOG_VERSION:
         raise UnsupportedVersion(file, f"catalog of version {version}", expected=CATALOG_VERSION, found=version)
     return length, count, expected
 

@@ -165,6 +165,11 @@ class LinkedSegment(Stored, frozen=True):
     """The number of lines of the text before the segment, and of line ends in each of `blocks`; None: not known."""
     topic_field: str | None = None
     """The path of the field that has the topic of a row; None: the store's topic is that of all rows."""
+    damage: tuple[Text, Place, Crc32] | None = None
+    """Why not all of the file was read, the position of the first row that was not, and a checksum of the options.
+
+    If no row was read, the segment has one offset, which no entry has.
+    """
 
     def __post_init__(self) -> None:
         if self.lines is not None and (self.blocks is None or len(self.lines[1]) != len(self.blocks[1])):
@@ -188,6 +193,11 @@ class LinkedSegment(Stored, frozen=True):
     def end(self) -> int:
         """The offset after the last one."""
         return self.start + self.length
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether no row of the file could be read."""
+        return self.damage is not None and self.rows == 0
 
     @property
     def object_bytes(self) -> int:

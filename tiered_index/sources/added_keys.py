@@ -176,7 +176,7 @@ class AddedKeys:
             copied = CopiedRows(self._index, reading.copy, *paths)
         sink = _Entries(self, reading, copied)
         segments = self._index.segment_archive.segments().of_log(self._log, begin)
-        linked = (segment for segment in segments if isinstance(segment, LinkedSegment))
+        linked = (each for each in segments if isinstance(each, LinkedSegment) and not each.is_unread)
         for number, segment in enumerate([each for each in linked if each.start < end]):
             known, row_end = counted.get(segment.start, (None, segment.position))
             # a segment of copies is archived as a whole, and each call goes on by a file
@@ -222,6 +222,10 @@ class AddedKeys:
             sink.take(batch.within(first, last), shift, min(batch.end, last) + shift, segment.uri)
             if batch.end >= last:
                 break
+        else:
+            # the first reading of a damaged file has passed over the same rows
+            if of_file.damage is not None and (segment.damage is None or of_file.end < last):
+                raise of_file.damage.error
         self.counts.files += 1
 
     def _read_copies(self, segment: LinkedSegment, sink: _Entries, problem: str) -> None:

@@ -2,11 +2,12 @@
 
 A few kilobytes of a stream can become any number of bytes: compressed buffers, one long text that many cells of a
 dictionary share, a topic with a million keys. The sum is known before Arrow decodes the stream. Types that can't be
-added up (nested types, views, dictionaries that grow from batch to batch) are refused.
+added up (nested types, views, and in a body dictionaries that grow from batch to batch) are refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -82,9 +83,12 @@ def read_table(body: bytes, most_bytes: int) -> pa.Table:
 class ArrowTable:
     """The rows of one file, or of a stream that was written to a file. One thread.
 
-    The constructor reads the header of each message: one request for each batch of some MiB. Raises `CorruptFile`, and
-    `InvalidArgument` for a batch that needs too much memory.
+    The constructor reads the header of each message: one request for each batch of some MiB. `damage` is why not all
+    batches are known: `rows` are those of the batches before it. Raises `CorruptFile`, and `InvalidArgument` for a
+    batch that needs too much memory.
     """
+
+    damage: CorruptFile | None = None
 
     def __init__(self, place: File) -> None:
         self._place = place
@@ -103,20 +107,38 @@ class ArrowTable:
             else:
                 self._open_stream(handle, end)
 
-    def _open_stream(self, handle: IO[bytes], end: int) -> None:
-        position = self._size(handle, 0, end)[0]
-        handle.seek(0)
-        self._set_schema(handle.read(position))
-        # a stream may end without the mark of its end
-        while position < end and (size := self._add(handle, position, end)):
-            position += size
+    @property
+    def starts(self) -> list[int]:
+        """The first row of each batch."""
+        return [first for _, _, first in self._batches]
+
+    def _open_stream(self, handle: IO[bytes], end: int, begin: int = 0) -> None:
+        size = self._size(handle, begin, end)[0]
+        handle.seek(begin)
+        self._set_schema(handle.read(size))
+        position = begin + size
+        try:
+            # a stream may end without the mark of its end
+            while position < end and (size := self._add(handle, position, end)):
+                position += size
+        except CorruptFile as error:
+            if not self.rows:
+                raise
+            self.damage = error
 
     def _open_by_footer(self, handle: IO[bytes], end: int) -> None:
         handle.seek(max(0, end - 4 - len(_FOOTER_END)))
         tail = handle.read()
         length = struct.unpack_from("<i", tail)[0] if tail.endswith(_FOOTER_END) and len(tail) > 4 else 0
         if not 0 < length <= min(_METADATA_BYTES, end - len(FILE_MAGIC) - len(tail)):
-            raise self._damaged("it is cut off: there is no footer")
+            damage = self._damaged("it is cut off: there is no footer")
+            # its batches are behind one another if Arrow has written it
+            with contextlib.suppress(CorruptFile):
+                self._open_stream(handle, end, len(FILE_MAGIC))
+            if not self.rows:
+                raise damage
+            self.damage = damage
+            return
         handle.seek(end - len(tail) - length)
         footer = memoryview(handle.read(length))
         try:
@@ -237,7 +259,7 @@ class ArrowTable:
         try:
             if total <= _FILE_BATCH_BYTES:
                 messages = [m for m in pa.ipc.MessageReader.open_stream(pa.BufferReader(data)) if m.type != "schema"]
-                total = sum(map(_decompressed_bytes, messages))
+                total = sum(_decompressed_bytes(message, may_grow=True) for message in messages)
             if total > _FILE_BATCH_BYTES:
                 raise InvalidArgument(
                     f"{self._place}: the batch of row {first + 1:,} has {total:,} bytes, but may have "
@@ -269,15 +291,18 @@ def _check_type(field: pa.Field) -> None:
         raise InvalidArgument(f"column {field.name!r:.80} has a type that no message column may have: cast it")
 
 
-def _decompressed_bytes(message: pa.ipc.Message) -> int:
-    """Return the decompressed size of a batch's buffers, as declared; Arrow never decompresses more."""
+def _decompressed_bytes(message: pa.ipc.Message, *, may_grow: bool = False) -> int:
+    """Return the decompressed size of a batch's buffers, as declared; Arrow never decompresses more.
+
+    Raises `InvalidArgument` for a part of a dictionary, unless it `may_grow`.
+    """
     meta, body = memoryview(message.metadata), memoryview(message.body or b"")
     header = _child(meta, _u32(meta, 0), _MESSAGE_HEADER)
     if header is None:
         raise InvalidArgument(_NO_STREAM)
     if message.type == "dictionary":
         is_delta = _field(meta, header, _DICTIONARY_IS_DELTA)
-        if is_delta is not None and meta[is_delta]:
+        if is_delta is not None and meta[is_delta] and not may_grow:
             raise InvalidArgument("a dictionary grows from batch to batch; send it whole")
         header = _child(meta, header, _DICTIONARY_DATA)
     if header is None:

@@ -45,7 +45,7 @@ from tiered_index.sources.places import Place, Stdin
 from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.forms import rows_at
 from tiered_index.sources.rows.table import ColumnsFile
-from tiered_index.sources.rows.text import CsvFile, NdjsonFile, TextBlock, TextBlocks, decompressed, read_text
+from tiered_index.sources.rows.text import CsvFile, NdjsonFile, TextBlock, TextBlocks, decompressed, read_text, too_long
 
 FINGERPRINT_BYTES = 1 << 20
 _AGAIN = "Give it another name, or read it from its start with --restart"
@@ -251,8 +251,14 @@ class TextMessages(MessageFile):
                 self._check_unchanged(start, reading.before, block.data[:1])
                 is_checked = True
             before = None if reading.lines_before is None else reading.lines_before + block.lines
-            columns, messages, keyless = self._columns(block, before or 0)
             end_of_block = block.begin + len(block.data)
+            if block.too_long is not None:
+                if block.is_end:
+                    number = (self._lines_before(block.too_long) if before is None else before) + 1
+                    bad = Record(f"line {number}", block.too_long, end_of_block, None, too_long(block.too_long))
+                    yield MessageBatch(None, 1, end_of_block, partial(iter, [bad]))
+                continue
+            columns, messages, keyless = self._columns(block, before or 0)
             yield MessageBatch(columns, messages, end_of_block, partial(self._records, block, before), keyless)
         if not is_checked:
             self._check_unchanged(start, reading.before, b"" if not reading.held_back_bytes else b"held back")

@@ -315,7 +315,8 @@ class Content:
     def text(self) -> Iterator[IO[bytes]]:
         """Yield the text, for reads from its begin on."""
         file = self.listed.file
-        with file.ahead() if self.compression is None else decompressed(file, self.compression) as handle:
+        packed = decompressed(file, self.compression, to_damage=True)
+        with file.ahead() if self.compression is None else packed as handle:
             yield handle
 
     def packed_format(self, text_format: str) -> str:
@@ -330,7 +331,8 @@ class Content:
             data = data[: block.length] or self.listed.part(block.begin, block.length)
         else:
             assert block.begin == 0
-            with contextlib.suppress(CorruptFile), decompressed(self.listed.file, self.compression) as handle:
+            packed = decompressed(self.listed.file, self.compression, to_damage=True)
+            with contextlib.suppress(CorruptFile), packed as handle:
                 data = read_text(self.listed.file, handle, self.compression, block.length)
                 return len(data) == block.length and crc32(data) == block.crc32
             return False

@@ -53,6 +53,8 @@ from tiered_index.sources.rows.text import BLOCK_BYTES
 
 # fields of a segment that say what its text has
 _OF_TEXT = ("rows", "times", "blocks", "lines")
+UNKNOWN_FORM = "unknown"
+"""The format of the segment of a file that is of no form that is read."""
 Torn = Literal["torn"]
 TORN: Torn = "torn"
 Opened = Callable[[str], SourceFile]
@@ -98,6 +100,8 @@ class KnownFiles:
     def __init__(self, store: str) -> None:
         self.store = store
         self.end = 0
+        self.unread: dict[str, LinkedSegment] = {}
+        """The segments of files of which no row could be read, by URI."""
         self._position = 0
         # those at a URI, and those whose text no file has any more
         self._by_uri: dict[str, KnownFile] = {}
@@ -127,7 +131,7 @@ class KnownFiles:
 
         Raises as `Segments`.
         """
-        self._by_uri, self._lost, self._position = {}, [], position
+        self._by_uri, self._lost, self.unread, self._position = {}, [], {}, position
         replaced = segments.state.expired.replaced.stores.get(self.store, ReplacedRanges())
         self._waiting = {
             start: [OldOffsets(begin, end, None) for begin, end in reading.old]
@@ -142,6 +146,9 @@ class KnownFiles:
     def add(self, segment: LinkedSegment) -> None:
         """Add a segment behind all others: the next one of its file, the first one of a file, or of another text."""
         self.end = max(self.end, segment.end)
+        if segment.is_unread:
+            self.unread[segment.uri] = segment
+            return
         if segment.etag == LOST:
             known = next((lost for lost in reversed(self._lost) if lost.uri == segment.uri), None)
         else:
@@ -161,6 +168,8 @@ class KnownFiles:
 
     def finish(self, before: LinkedSegment, after: LinkedSegment | None) -> None:
         """Put a finished segment, all of whose rows were put, in the place of one. None: it has no row. Idempotent."""
+        if after is not None and after.is_unread:
+            self.unread[after.uri], after = after, None
         if (known := self._by_uri.get(before.uri)) is None:
             return
         known.durable = max(known.durable, before.end)
@@ -212,6 +221,13 @@ class KnownFiles:
         self.add(segment)
         return rows, segment
 
+    def of_unknown_form(self, listed: SourceFile, topic_field: str | None) -> LinkedSegment:
+        """Return an open segment, of one offset at the end of the log, of a file that is of no form that is read."""
+        of_file = listed.uri, self.store, self.end, 1, UNKNOWN_FORM, listed.size_bytes, listed.stamp
+        segment = LinkedSegment(*of_file, SystemClock().now_ms(), is_open=True, topic_field=topic_field)
+        self.end = segment.end
+        return segment
+
     def reserved_further(self, segment: LinkedSegment, position: int, length: int) -> LinkedSegment:
         """Return an open segment at the end of the log, for the rows of a file behind its other segments."""
         of_text: dict[str, Any] = dict.fromkeys(_OF_TEXT)
@@ -219,12 +235,28 @@ class KnownFiles:
         self.add(further)
         return further
 
-    def plan(self, files: Sequence[SourceFile], opened: Opened) -> Plan:
+    def plan(
+        self, files: Sequence[SourceFile], opened: Opened, is_tried: Callable[[LinkedSegment], bool] = lambda _: True
+    ) -> Plan:
         """Decide what each listed file is, and what a run has to do.
 
-        It reads files whose hints are other ones than those of the known file. Raises the storage's errors.
+        It reads files whose hints are other ones than those of the known file. `is_tried` says whether a damaged file
+        need not be read again as long as it has the hints of its segment. Raises the storage's errors.
         """
-        return _Decision(self, files, opened).plan()
+        new, gone = list[SourceFile](), list[tuple[str, int]]()
+        for listed in files:
+            unread, known = self.unread.get(listed.uri), self._by_uri.get(listed.uri)
+            if unread is not None:
+                if listed.is_same(unread.size_bytes, unread.etag) and is_tried(unread):
+                    continue
+                gone.append(self.unread.pop(listed.uri).place)
+            elif known is not None and known.last.damage is not None and known.has_hints(listed):
+                is_tried(known.last)
+            new.append(listed)
+        plan = _Decision(self, new, opened).plan()
+        plan.known += len(files) - len(new)
+        plan.gone += gone
+        return plan
 
 
 class _Decision:

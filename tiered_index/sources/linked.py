@@ -36,13 +36,14 @@ from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.records import Replacement
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
+from tiered_index.sources.damaged import DamageCounts, DamagedFiles
 from tiered_index.sources.identity import Cut, OldOffsets, Other, what_is
-from tiered_index.sources.known_files import TORN, KnownFiles, Plan, Unread, may_grow, unread_stamp
+from tiered_index.sources.known_files import TORN, UNKNOWN_FORM, KnownFiles, Plan, Unread, may_grow, unread_stamp
 from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, CopiedTexts, RowArchiver, without_copies
-from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
+from tiered_index.sources.rows.batch import UNREADABLE, Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
 from tiered_index.sources.rows.small import SmallText, gathered, read_together
@@ -60,20 +61,21 @@ _ONE_PIECE_BYTES = 16 << 20
 _MOST_TOPICS = 1000
 
 
-_Reading = tuple[SourceFile, RowFile, LinkedSegment]
-"""A segment that is to be read, with its file and the rows of that."""
+_Reading = tuple[SourceFile, RowFile | Damage | None, LinkedSegment]
+"""A segment that is to be read, with its file and the rows of that, or why they can't be read; None: they are gone."""
 _Outcome = tuple[LinkedSegment | None, int | None]
 """A finished segment, and the position of the file at which a further one begins. None: it has no row; there is none.
 """
 
 
 @dataclass
-class FileCounts:
+class FileCounts(DamageCounts):
     """The counts of one run. Lists have texts for people.
 
     - `changed`: URIs of files with other rows, so that their earlier ones can't be read any more.
     - `rewritten`: URIs of files whose rows from some place on are read anew, in place of the earlier ones.
     - `copies`: URIs of files that are not read, because they are copies of others.
+    - `lacking`: the number of files that were read and have no row with a key, by the key's path.
     """
 
     read_files: int = 0
@@ -83,6 +85,7 @@ class FileCounts:
     keyless: int = 0
     skipped: int = 0
     read_bytes: int = 0
+    lacking: dict[str, int] = field(default_factory=dict)
     skipped_first: list[dict[str, str]] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
@@ -92,12 +95,19 @@ class FileCounts:
     in_one_piece: list[str] = field(default_factory=list)
     keys: KeyCounts = field(default_factory=KeyCounts)
 
+    @property
+    def is_none_read(self) -> bool:
+        """Whether no row of any file could be read, because all are damaged."""
+        return self.damaged + self.skipped > 0 and not self.rows and self.known == self.known_damaged
+
 
 @dataclass
 class FileLinker:
     """Indexes the files of one topic, or those whose rows have their topic in a field of the mapping (`topic` None).
 
-    `progress` gets the bytes of files that were read. With `skip_bad` rows that are no entries are counted only.
+    `progress` gets the bytes of files that were read. A file is indexed as far as it can be read, and rows that are no
+    entries are passed over; all are counted. If the run `is_strict`, the first damaged file ends it, and without
+    `skip_bad` the first such row.
     `archive`: copy the rows into the archive. New rows are indexed by all keys of the topic, less `dropped_keys`.
     A `run` reads known rows again for new keys for about `reread_s`, and the next one goes on.
     """
@@ -107,6 +117,7 @@ class FileLinker:
     mapping: RowMapping
     patient: PatientPut
     skip_bad: bool = False
+    is_strict: bool = False
     progress: Callable[[int], object] = lambda size: None
     counts: FileCounts = field(default_factory=FileCounts)
     archive: bool = False
@@ -125,6 +136,7 @@ class FileLinker:
         # columns and positions whose rows are not archived yet
         self._waiting: list[tuple[dict[str, Any], int]] = []
         self._known = KnownFiles(self._store)
+        self._damaged = DamagedFiles(self.counts, self.mapping, is_strict=self.is_strict)
         # the offsets that wait for a new reading, by the first offset of its open segment
         self._replaced: dict[int, tuple[OldOffsets, ...]] = {}
         # the rows with archived copies that a new reading leaves out, by the same
@@ -153,14 +165,16 @@ class FileLinker:
     def run(self, files: Sequence[SourceFile]) -> FileCounts:
         """Index the rows of `files` that are not indexed yet, and all that an earlier run has not finished.
 
-        Raises `InvalidArgument` for a row that is no entry, and a file of another form; `CorruptFile`; the errors of
-        the index and of the storages.
+        Raises the errors of the index and of the storages; if it `is_strict`, `InvalidArgument` for a row that is no
+        entry, and the errors of damaged files.
         """
+        self.counts.known = self.counts.known_damaged = 0
+        self.counts.known_damaged_first.clear()
         is_first, self._is_begun = not self._is_begun, True
         if is_first:
             self._learn()
         with contextlib.closing(LinkedFiles(self.index.config)) as opened:
-            plan = self._known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)))
+            plan = self._known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)), self._damaged.is_known)
             self._count(plan)
             self._state(plan)
             self._resume(plan)
@@ -227,12 +241,19 @@ class FileLinker:
         if resumed:
             self.index.flush()
 
-    def _rows(self, listed: SourceFile, segment: LinkedSegment) -> RowFile:
+    def _rows(self, listed: SourceFile, segment: LinkedSegment) -> RowFile | Damage | None:
+        """Return the rows of a segment that an earlier run has begun, or why they can't be read."""
+        if segment.format == UNKNOWN_FORM:
+            # the next run looks at it
+            return None
         if segment.topic_field != self.mapping.topic:
             raise InvalidArgument(
                 f"{segment.uri} is indexed in part by --topic {TOPIC_FIELD}{segment.topic_field}: pass that topic once"
             )
-        return rows_of_form(listed.file, segment.format, listed.size_bytes)
+        damages = list[Damage]()
+        with self._damaged.passed_over(listed, damages.append):
+            return rows_of_form(listed.file, segment.format, listed.size_bytes)
+        return damages[0] if damages else None
 
     def _positions(self) -> dict[str, int]:
         return {**self.index.log_state.positions, **self.index.durable_positions()}
@@ -299,10 +320,17 @@ class FileLinker:
         while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES and held_bytes < _HELD_BYTES:
             unread = waiting.popleft()
             listed = unread.listed
+            reserved, damages, is_read = None, list[Damage](), False
             try:
-                reserved = self._known.reserved(unread, self.mapping.dialect, self.mapping.topic)
+                with self._damaged.passed_over(listed, damages.append):
+                    reserved, is_read = self._known.reserved(unread, self.mapping.dialect, self.mapping.topic), True
             except FileMoved:
                 self.counts.changed_while_read.append(listed.uri)
+            # what a file had before is replaced by rows only
+            readings += [
+                (listed, damage, self._known.of_unknown_form(listed, self.mapping.topic)) for damage in damages
+            ]
+            if not is_read:
                 continue
             old = without_copies(self.index.segment_archive.segments(), self._store, unread.old)
             if reserved is None:
@@ -360,6 +388,7 @@ class FileLinker:
         for (listed, _, segment), reading in zip(group, small_readings, strict=True):
             self.counts.read_files += 1
             self.counts.read_bytes += listed.size_bytes
+            self._note_lacking(reading.has_keys if reading.rows else [])
             finished = structs.replace(
                 segment,
                 length=reading.end,
@@ -376,7 +405,7 @@ class FileLinker:
         """Return all outcomes, once their rows are put. The rows before one that raises an error are put, too."""
         try:
             read = list(outcomes)
-        except (CorruptFile, InvalidArgument, ObjectNotFound):
+        except UNREADABLE:
             self._put_waiting()
             raise
         self._put_waiting()
@@ -413,7 +442,7 @@ class FileLinker:
                     self._replaced[more.start] = old
                 if (copied := self._copied.pop(segment.start, None)) is not None:
                     self._copied[more.start] = copied
-            elif not _is_at_once(rows) and self._has_changed(listed, segment):
+            elif isinstance(rows, RowFile) and not _is_at_once(rows) and self._has_changed(listed, segment):
                 # checksums prevent that other bytes pass for its rows, and the next run reads it again
                 self.counts.changed_while_read.append(listed.uri)
         if self._points_sent:
@@ -433,27 +462,40 @@ class FileLinker:
         # it is gone, which its rows say
         return False
 
-    def _read(self, listed: SourceFile, rows: RowFile, segment: LinkedSegment, offset: int = 0) -> _Outcome:
-        """Put the rows of a segment from an offset on."""
+    def _read(
+        self, listed: SourceFile, rows: RowFile | Damage | None, segment: LinkedSegment, offset: int = 0
+    ) -> _Outcome:
+        """Put the rows of a segment from an offset on, as far as they can be read."""
         shift, begun_bytes = segment.start - segment.position, self.counts.read_bytes
         copied = self._copied.get(segment.start)
-        is_whole = self.archive or copied is not None
-        reading = rows.reading(self.mapping, segment.position, segment.position + segment.length, whole=is_whole)
+        damages, reading = [rows] if isinstance(rows, Damage) else list[Damage](), None
+        with self._damaged.passed_over(listed, damages.append):
+            if isinstance(rows, RowFile):
+                end = segment.position + segment.length
+                reading = rows.reading(self.mapping, segment.position, end, whole=self.archive or copied is not None)
+        if not isinstance(rows, RowFile) or reading is None:
+            self._put_at(NO_ENTRIES, segment.end)
+            return self._finished(segment, offset - segment.start, 0, damages), None
         if rows.is_text and reading.lines_before is None:
             reading.lines_before = self._known.lines_before(segment)
-        count, times, has_moved = 0, None, False
-        try:
-            for of_file in reading.batches(max(offset, segment.start) - shift):
-                batch = of_file if copied is None else copied.left_out(of_file)
-                self._put(listed, batch, shift, max(offset, segment.start))
-                count, times = count + batch.rows + len(batch.bad), joined_times(times, batch.times)
-                if len(reading.points) >= MOST_POINTS:
-                    self._send_points(segment, reading, batch.end + shift)
-                self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
-        except FileMoved:
-            # the rows before its end are those of the file that was listed
-            has_moved = True
+        count, bad, times, has_keys = 0, 0, None, [False] * len(self.mapping.keys)
+        for of_file in reading.batches(max(offset, segment.start) - shift):
+            batch = of_file if copied is None else copied.left_out(of_file)
+            self._put(listed, batch, shift, max(offset, segment.start))
+            count, bad = count + batch.rows + len(batch.bad), bad + len(batch.bad)
+            times = joined_times(times, batch.times)
+            has_keys = [has or has_now for has, has_now in zip(has_keys, batch.has_keys or has_keys, strict=True)]
+            if len(reading.points) >= MOST_POINTS:
+                self._send_points(segment, reading, batch.end + shift)
+            self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
+        # the rows before its end are those of the file that was listed
+        has_moved = reading.damage is not None and isinstance(reading.damage.error, FileMoved)
+        if has_moved:
             self.counts.changed_while_read.append(listed.uri)
+        elif reading.damage is not None:
+            is_of_bytes = self._damaged.is_damaged(listed, reading.damage)
+            # of a file that was read in part the rest is not looked for again as long as it is as it was
+            damages += [reading.damage] if is_of_bytes or reading.end > segment.position else []
         self._send_points(segment, reading, reading.end + shift)
         # the position must not pass what the file may get within the segment, before a record has made that shorter
         has_rest = reading.is_whole and reading.end + shift < segment.end
@@ -463,6 +505,7 @@ class FileLinker:
         self.counts.read_files += 1
         self.counts.read_bytes = begun_bytes + listed.size_bytes
         self.progress(self.counts.read_bytes)
+        self._note_lacking(has_keys if count > bad else [])
         if reading.held_back_bytes:
             self.counts.held_back.append(listed.uri)
         is_large = reading.end - segment.position > _ONE_PIECE_BYTES
@@ -470,26 +513,43 @@ class FileLinker:
             self.counts.in_one_piece.append(listed.uri)
         if not segment.is_open:
             return segment, None
-        length = reading.end - segment.position
-        further = None if reading.is_whole or has_moved else reading.end
-        finished: LinkedSegment | None = None
-        if length:
-            is_counted = offset <= segment.start
-            finished = structs.replace(
-                segment,
-                length=length,
-                rows=count if is_counted else None,
-                times=times if is_counted else None,
-                blocks=reading.blocks or segment.blocks,
-                is_open=False,
-                lines=reading.lines,
-                etag=unread_stamp(listed.uri, listed.place) if has_moved else segment.etag,
-            )
+        is_counted = offset <= segment.start
+        learned = structs.replace(
+            segment,
+            rows=count if is_counted else None,
+            times=times if is_counted else None,
+            blocks=reading.blocks or segment.blocks,
+            lines=reading.lines,
+            etag=unread_stamp(listed.uri, listed.place) if has_moved else segment.etag,
+        )
+        # a position at its end says only that all of it was read
+        put = offset - segment.start if offset < segment.end else 0
+        finished = self._finished(learned, put, reading.end - segment.position, damages)
         if may_get_more:
             self._record([(listed, rows, segment)], [(finished, None)])
             self._put_at(NO_ENTRIES, segment.end)
             return segment, None
-        return finished, further
+        return finished, None if reading.is_whole or has_moved else reading.end
+
+    def _finished(
+        self, segment: LinkedSegment, put: int, length: int, damages: Sequence[Damage] = ()
+    ) -> LinkedSegment | None:
+        """Return a segment as it is finished, of which `length` positions were read; None: it has no row.
+
+        Rows of its first `put` positions have entries of an earlier run.
+        """
+        if (put := min(put, segment.length)) > length:
+            # what was noted of other positions is not so of these
+            segment, length = structs.replace(segment, rows=None, times=None, blocks=None, lines=None), put
+        finished = structs.replace(segment, length=length, is_open=False) if length else None
+        for damage in damages[:1]:
+            return self._damaged.unread(segment, damage) if finished is None else self._damaged.noted(finished, damage)
+        return finished
+
+    def _note_lacking(self, has_keys: Sequence[bool]) -> None:
+        """Count a file for the keys that none of its rows has."""
+        for key in [key for key, has in zip(self.mapping.keys, has_keys, strict=False) if not has]:
+            self.counts.lacking[key] = self.counts.lacking.get(key, 0) + 1
 
     def _send_points(self, segment: LinkedSegment, reading: RowReading, end: int) -> None:
         """Archive the restart points of a segment before an offset. The last one stays: it is for later offsets, too.
@@ -515,7 +575,7 @@ class FileLinker:
         }
 
     def _put(self, listed: SourceFile, batch: RowBatch, shift: int, first: int) -> None:
-        if batch.bad and not self.skip_bad:
+        if batch.bad and self.is_strict and not self.skip_bad:
             bad = batch.bad[0]
             raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
         self._keep_times()

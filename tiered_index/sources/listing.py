@@ -81,8 +81,11 @@ class SourceFile:
     def part(self, position: int, length: int) -> bytes:
         """Return `length` bytes from `position` on, fewer at the end. Raises as `head`."""
         with self.file.ranges() as handle:
-            handle.seek(position)
-            return handle.read(min(length, max(0, self.size_bytes - position)))
+            try:
+                handle.seek(position)
+                return handle.read(min(length, max(0, self.size_bytes - position)))
+            except OSError as error:
+                raise InvalidArgument(f"{self.uri} can't be read: {error.strerror}") from error
 
     def is_same(self, size_bytes: int, stamp: str) -> bool:
         """Return whether the file had this size and this stamp: then it was not written to since then."""
@@ -114,6 +117,12 @@ def as_it_is(file: LocalFile | StoredFile) -> SourceFile:
     if isinstance(file, LocalFile):
         return local_file(file.path)
     return stored_file(file, file.storage.head(file.name))
+
+
+def is_listed(listed: SourceFile) -> bool:
+    """Return whether a storage that does not have an object still lists it. Raises the storage's errors."""
+    file = listed.file
+    return isinstance(file, StoredFile) and any(info.name == file.name for info in file.storage.list(file.name))
 
 
 class LinkedFiles:

@@ -42,10 +42,14 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class ParquetTable:
-    """The rows of one file. `times` is the unit for times of the old type INT96.
+    """The rows of one file. `times` is the unit for times of the old type INT96. `starts` has the first row of each row
+    group.
 
     The constructor reads the footer. Raises `CorruptFile` and the storage's errors.
     """
+
+    damage: CorruptFile | None = None
+    """Why not all rows are known: never so, because the footer names them."""
 
     def __init__(self, place: File, times: str = "ms") -> None:
         self._place, self._times = place, times
@@ -58,7 +62,7 @@ class ParquetTable:
         self._lists = {field.name for field in self.schema if has_items(field.type)}
         # Rows of each row group
         self.group_rows = [self._rows(self.metadata.row_group(n)) for n in range(self.metadata.num_row_groups)]
-        *self._begins, self.rows = accumulate(self.group_rows, initial=0)
+        *self.starts, self.rows = accumulate(self.group_rows, initial=0)
         CorruptFile.unless_equal(str(place), "rows of all row groups", self.metadata.num_rows, self.rows)
 
     @contextlib.contextmanager
@@ -99,7 +103,7 @@ class ParquetTable:
         Raises `CorruptFile`, and `InvalidArgument` for a row that needs too much memory.
         """
         with self._place.ranges() as handle, self._opened(handle, self.metadata) as file:
-            for number, (begin, count) in enumerate(zip(self._begins, self.group_rows, strict=True)):
+            for number, (begin, count) in enumerate(zip(self.starts, self.group_rows, strict=True)):
                 if begin + count > start:
                     yield from self._group(file, number, names, max(0, start - begin))
 
@@ -107,7 +111,7 @@ class ParquetTable:
         self, file: pq.ParquetFile, number: int, names: Sequence[str], skipped: int
     ) -> Iterator[tuple[int, pa.Table]]:
         """Yield the rows of one row group behind the first `skipped` ones, as `read`."""
-        count, begin, position = self.group_rows[number], self._begins[number], 0
+        count, begin, position = self.group_rows[number], self.starts[number], 0
         at_once = self._rows_at_once(number, names)
         try:
             for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):

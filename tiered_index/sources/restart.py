@@ -8,6 +8,7 @@ if decompressing from there with the window gives the same text. One thread uses
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from tiered_index.format.columnar import (
     row_group_before,
 )
 from tiered_index.format.names import POINTS, points_store, topic_of_store
-from tiered_index.kernels import compressed, inflater
+from tiered_index.kernels import compressed, gzip_error, inflater
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
 from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
@@ -62,12 +63,15 @@ _CODES = np.arange(19, dtype=np.uint64)
 _WEIGHTS = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int64)
 
 
+_INFLATER_ERRORS = zlib.error, gzip_error
 RESTARTED = ("gzip", "bzip2", "xz", "zstd")
 """The compressions that have restart points."""
 
 
 # of zstd (RFC 8878): the magic numbers of a frame, and of one that is skipped, with any low four bits in place of 0
 _FRAME, _SKIPPED_FRAME = 0xFD2FB528, 0x184D2A50
+# what is read before damage is found by reads of so many bytes, the largest first
+_STEPS_BYTES = 64 << 10, 256, 1
 # packed bytes that are decompressed together, up to the end of their last frame
 _FRAMES_BYTES = 64 << 10
 
@@ -75,11 +79,15 @@ _FRAMES_BYTES = 64 << 10
 class PackedText:
     """The text of a file of gzip of any number of members, from its begin, with restart points.
 
-    Raises `zlib.error`, `EOFError`, `OSError` and `gzip_error` for damage. Memory: the text of some pieces.
+    Raises `zlib.error`, `EOFError`, `OSError` and `gzip_error` for damage, behind the text before it. Memory: the text
+    of some pieces.
     """
 
     def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
+        self._raw, self._begin = raw, raw.tell()
+        # the packed bytes before the present member, and the error behind the text that is ready
+        self._member_at = 0
+        self._error: Exception | None = None
         self.points: list[RestartPoint] = []
         self._inflater: Any = inflater(_GZIP)
         # in a member
@@ -95,6 +103,8 @@ class PackedText:
     def read(self, size: int) -> bytes:
         """Return the next bytes of the text, at most `size`; empty at its end."""
         while self._at == len(self._ready):
+            if self._error is not None:
+                raise self._error
             if not (piece := self._raw.read(_PIECE_BYTES)):
                 if self._is_begun:
                     raise EOFError("it is cut off")
@@ -105,7 +115,7 @@ class PackedText:
         return data
 
     def _inflated(self, piece: bytes) -> bytes:
-        texts = []
+        texts = list[bytes]()
         while piece:
             if not self._is_begun:
                 rest = piece.lstrip(b"\0")
@@ -114,8 +124,12 @@ class PackedText:
                     break
                 if self._text_bytes - self._last >= SPACING_BYTES - _EARLY_BYTES:
                     self._note(RestartPoint(self._text_bytes, self._packed_bytes * 8))
-                self._inflater, self._is_begun = inflater(_GZIP), True
-            text = bytes(self._inflater.decompress(piece))
+                self._inflater, self._is_begun, self._member_at = inflater(_GZIP), True, self._packed_bytes
+            try:
+                text = bytes(self._inflater.decompress(piece))
+            except _INFLATER_ERRORS as error:
+                self._error = error
+                return b"".join([*texts, self._before_damage(piece)])
             is_end = self._inflater.eof
             rest = self._inflater.unused_data if is_end else b""
             # some of the rest may be of an earlier piece
@@ -130,6 +144,18 @@ class PackedText:
                 self._look(piece, text)
             piece = rest
         return texts[0] if len(texts) == 1 else b"".join(texts)
+
+    def _before_damage(self, piece: bytes) -> bytes:
+        """Return the text of a damaged piece before its damage: the member is decompressed again up to there."""
+        self._raw.seek(self._begin + self._member_at)
+        again, left, texts = inflater(_GZIP), self._packed_bytes - self._member_at, list[bytes]()
+        with contextlib.suppress(*_INFLATER_ERRORS):
+            while left and (before := self._raw.read(min(left, _PIECE_BYTES))):
+                again.decompress(before)
+                left -= len(before)
+            for at in range(len(piece)):
+                texts.append(bytes(again.decompress(piece[at : at + 1])))
+        return b"".join(texts)
 
     def _note(self, point: RestartPoint) -> None:
         self.points.append(point)
@@ -266,28 +292,56 @@ class _Frames:
 class FramedText:
     """The text of a file of any number of frames of zstd, from its begin, with restart points: frames need no window.
 
-    Raises `OSError` for damage. Memory: some blocks.
+    Raises `OSError` for damage, behind the text before it. Memory: some blocks.
     """
 
     def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._begin = raw, raw.tell()
         self._frames, self._text_bytes, self._last = _Frames(raw), 0, 0
+        # the place and the text of the frames that are read, and the error behind the text before damage
+        self._frames_at = self._of_frames = 0
+        self._error: OSError | None = None
         self._unpacked: Any = None
         self.points: list[RestartPoint] = []
 
     def read(self, size: int) -> bytes:
         """Return the next bytes of the text, at most `size`; empty at its end."""
         while True:
+            if self._error is not None:
+                raise self._error
             if self._unpacked is None:
                 if not self._frames.go_on():
                     return b""
+                self._frames_at, self._of_frames = self._begin + self._frames.begin, 0
                 if self._text_bytes - self._last >= SPACING_BYTES - _EARLY_BYTES:
                     self._last = self._text_bytes
                     self.points.append(RestartPoint(self._text_bytes, self._frames.begin * 8))
                 self._unpacked = pa.CompressedInputStream(pa.PythonFile(self._frames, "r"), "zstd")
-            if data := self._unpacked.read(size):
+            try:
+                data = bytes(self._unpacked.read(size))
+            except OSError as error:
+                data, self._error = self._before_damage(), error
+            if data:
                 self._text_bytes += len(data)
-                return bytes(data)
+                self._of_frames += len(data)
+                return data
             self._unpacked = None
+
+    def _before_damage(self) -> bytes:
+        """Return the text before the damage that a read has met: it gives no part of what it was asked for."""
+        pieces = list[bytes]()
+        for step in _STEPS_BYTES:
+            self._raw.seek(self._frames_at)
+            frames = _Frames(self._raw)
+            frames.go_on()
+            unpacked, left = pa.CompressedInputStream(pa.PythonFile(frames, "r"), "zstd"), self._of_frames
+            left += sum(map(len, pieces))
+            with contextlib.suppress(OSError):
+                while left:
+                    left -= len(unpacked.read(min(left, _STEPS_BYTES[0])))
+                while piece := unpacked.read(step):
+                    pieces.append(piece)
+        return b"".join(pieces)
 
 
 PointedText: TypeAlias = PackedText | FramedText | BlockedText

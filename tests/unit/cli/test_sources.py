@@ -438,7 +438,6 @@ WIDE = ",".join(["topic", *(f"c{n}" for n in range(10_001))]).encode() + b"\n"
     [
         ("m.csv", WIDE, "columns; at most 10,000"),
         ("keys.csv", WIDE, "columns; at most 10,000"),
-        ("m.ndjson.gz", LINE + b"x" * 3_000, "the line at byte 88 is longer than 1,000 bytes"),
         ("keys.ndjson.gz", LINE + b"x" * 3_000, "the line at byte 88 is longer than 1,000 bytes"),
         ("keys.csv.gz", b"topic,key\nt,k\n" + b"x" * 3_000, "the line at byte 14 is longer than 1,000 bytes"),
     ],
@@ -450,6 +449,16 @@ def test_rows_without_end_are_refused(tmp_path, monkeypatch, name, data, said):
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     with pytest.raises(InvalidArgument, match=f"{path}.*{said}"):
         list(read_lookups(path, None, None, 1)) if name.startswith("keys") else read(open_source(path))
+
+
+@pytest.mark.parametrize("end", [b"", b"\n" + LINE])
+def test_a_line_without_end_is_a_bad_message(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(rows_of_text, "MAX_ROW_BYTES", 1_000)
+    (path := tmp_path / "m.ndjson.gz").write_bytes(gzip.compress(LINE + b"x" * 3_000 + end))
+    first, bad, *last = read(open_source(path))
+    assert (first.message.keys, len(last)) == (("k",), bool(end))
+    assert (bad.where, bad.message, bad.problem) == ("line 2", None, "the line at byte 88 is longer than 1,000 bytes")
 
 
 def test_a_record_of_csv_may_have_several_lines_but_in_one_of_several_parts(tmp_path):

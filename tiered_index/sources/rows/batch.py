@@ -16,14 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectArchived, ObjectNotFound, TieredIndexError
 from tiered_index.format.segment import Times, times_of
+from tiered_index.json_paths import key_texts
 from tiered_index.service.write.validation import keys_of_rows
 from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.places import Place
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, key_column
-from tiered_index.sources.values import rows_as_json, run_ends_decoded
+from tiered_index.sources.values import key_value, rows_as_json, run_ends_decoded
 
+UNREADABLE = (CorruptFile, InvalidArgument, ObjectArchived, ObjectNotFound)
+"""The errors of one file that say nothing of the others."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ShownLine = Callable[[bytes, int], bytes]
 """Shows the row of a line at a position, as `TextFile.shown_line`."""
@@ -31,10 +34,25 @@ ShownLine = Callable[[bytes, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is no entry: its place for people, and the problem."""
+    """A row that is no entry: its place for people, the problem, and its position."""
 
     where: str
     problem: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Why not all rows of a file can be read: the first of them is at `position`. `error` names the file, too."""
+
+    error: TieredIndexError
+    position: int
+    where: str
+
+    @property
+    def problem(self) -> str:
+        """The problem, without the name of the file."""
+        return self.error.problem if isinstance(self.error, CorruptFile) else str(self.error)
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,10 @@ class RowBatch:
     """The lines of a text from `begin` on; the rows with all their columns, if the reading is whole."""
     lines_before: int | None = None
     """The number of lines of a text before `begin`; None: not known."""
+    has_keys: tuple[bool, ...] = ()
+    """Whether a row has a key, for each path of keys; empty: no row is known to have one."""
+    has_repeated_keys: bool = False
+    """Whether a row has a key by two paths, so that `keys` have it by the first one only."""
     shown_line: ShownLine | None = None
     """Shows a line of `source`; None: it is a table."""
     paths: npt.NDArray[np.int64] | None = None
@@ -145,7 +167,8 @@ def _batch_of_columns(
     columns: Sequence[Sequence[Any] | pa.Array], mapping: RowMapping, positions: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64], end: int, may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool],
 ) -> RowBatch | None:  # fmt: skip
-    count, rows, keys = len(mapping.keys), len(positions), list[pa.Array]()
+    count, rows, keys, has_keys = len(mapping.keys), len(positions), list[pa.Array](), list[bool]()
+    has_repeated = False
     times_ms = mapping.times_ms(columns[count])
     topics = None if mapping.topic is None else mapping.topics_of(columns[count + 1])
     if times_ms is None or (mapping.topic is not None and topics is None):
@@ -153,10 +176,12 @@ def _batch_of_columns(
     for values, name in zip(columns[:count], mapping.key_names, strict=True):
         if (column := key_column(values, may_be_minus_zero, name)) is None:
             return None
+        has_keys.append(column.null_count < len(column))
         for earlier in keys:
             # a row has no key twice
             same = pc.equal(column, earlier)
             if pc.any(same).as_py():
+                has_repeated = True
                 column = pc.if_else(same.fill_null(False), pa.scalar(None, KEY_TYPE), column)
         keys.append(column)
     keyless = 0
@@ -167,7 +192,10 @@ def _batch_of_columns(
             keys = [column.filter(mask) for column in keys]
             positions, sizes, times_ms = positions[has_key], sizes[has_key], times_ms[has_key]
             topics = None if topics is None else topics.filter(mask)
-    return RowBatch(end, rows, tuple(keys), positions, sizes, times_ms, keyless, topics=topics)
+    return RowBatch(
+        end, rows, tuple(keys), positions, sizes, times_ms, keyless, topics=topics, has_keys=tuple(has_keys),
+        has_repeated_keys=has_repeated,
+    )  # fmt: skip
 
 
 class SingleRows:
@@ -180,6 +208,7 @@ class SingleRows:
         self.places: list[tuple[int, int, int]] = []
         self.bad: list[BadRow] = []
         self.rows = self.keyless = 0
+        self._has_keys: list[bool] = []
 
     def add(self, members: Sequence[Any], mapping: RowMapping, position: int, size: int) -> None:
         """Add a row by its members, as `RowMapping.names`. Raises `InvalidArgument`."""
@@ -194,6 +223,10 @@ class SingleRows:
             raise InvalidArgument(f"a key is a number of too many digits: {error}") from error
         self.rows += 1
         self.keyless += not keys
+        self._has_keys = self._has_keys or [False] * count
+        if not all(self._has_keys):
+            members_of_keys = zip(self._has_keys, members, strict=False)
+            self._has_keys = [has or any(key_texts(key_value(member))) for has, member in members_of_keys]
         self.keys += keys
         self.paths += keys.values()
         self.topics += topics * len(keys)
@@ -205,8 +238,10 @@ class SingleRows:
         arrays = columns[:, 0], columns[:, 1], columns[:, 2]
         topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
         keys, bad = (pa.array(self.keys, KEY_TYPE),), tuple(self.bad)
-        paths = np.array(self.paths, np.int64)
-        return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics, paths=paths)
+        return RowBatch(
+            end, self.rows, keys, *arrays, self.keyless, bad, topics=topics, paths=np.array(self.paths, np.int64),
+            has_keys=tuple(self._has_keys),
+        )  # fmt: skip
 
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -239,17 +274,26 @@ class RowFile(ABC):
     def fields(self) -> list[str]:
         """Return the names of the fields of the first row, or of all columns."""
 
-    @abstractmethod
-    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
-        """Return option and path of the fields that none of the first rows has."""
+    def lacking(self, mapping: RowMapping) -> dict[tuple[str, str], InvalidArgument | None]:
+        """Return the fields of `RowMapping.names` that the file has no column for, as far as it has columns.
+
+        The error is that of a column which is no key.
+        """
+        return dict.fromkeys(mapping.names)
 
     @abstractmethod
     def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> RowReading:
-        """Return a reading of the rows at positions [`position`, `end`). `whole`: batches have all columns."""
+        """Return a reading of the rows at positions [`position`, `end`). `whole`: batches have all columns.
+
+        Raises `InvalidArgument` if no row can have a time or a topic.
+        """
 
 
 class RowReading(ABC):
-    """One reading of a part of a file."""
+    """One reading of a part of a file. It goes as far as the file can be read: see `damage` after it."""
+
+    damage: Damage | None = None
+    """Why some rows were not read, the first reason; None: all rows were read."""
 
     end: int
     """The position behind the last whole row that was read."""

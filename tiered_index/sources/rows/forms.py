@@ -12,7 +12,14 @@ from tiered_index.sources.places import CSV, NDJSON, PARQUET, File, LocalFile, P
 from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowFile
 from tiered_index.sources.rows.mapping import Dialect
 from tiered_index.sources.rows.table import TABLES, ColumnsFile
-from tiered_index.sources.rows.text import HEAD_BYTES, CsvFile, NdjsonFile, compression_of, decompressed, read_text
+from tiered_index.sources.rows.text import (
+    HEAD_BYTES,
+    CsvFile,
+    NdjsonFile,
+    compression_of,
+    decompressed,
+    text_before_damage,
+)
 
 # the usual properties, and dictionary sizes of whole 64 KiB; it has no magic number
 _LZMA = b"\x5d\0\0"
@@ -30,6 +37,7 @@ _OTHERS = {
     b"SQLite format 3": "an SQLite database",
     b"%PDF": "a PDF file",
 }
+_PIECE_BYTES = 1 << 20
 # bytes that no text has
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
 
@@ -63,15 +71,34 @@ def _other_encoding(head: bytes) -> str | None:
     return None
 
 
+def _after_zeros(file: Place, compression: str | None) -> bytes:
+    """Return the first bytes of a text that are neither 0 nor blank; empty: there are none."""
+    with decompressed(file, compression, to_damage=True) as handle:
+        while piece := text_before_damage(file, handle, compression, _PIECE_BYTES)[0]:
+            if begin := piece.lstrip(b"\0 \t\r\n"):
+                return begin
+    return b""
+
+
 def rows_at(place: Place) -> RowFile:
-    """Return the rows of a file, an object or stdin. Raises as `open_rows`."""
+    """Return the rows of a file, an object or stdin. Raises as `open_rows`, and `CorruptFile` for one that is cut off.
+
+    Others may read a file as far as it goes, and name it.
+    """
     if isinstance(place, Stdin):
         return open_rows(place, 0, place.head())
     if isinstance(place, LocalFile) and place.path.is_dir():
         raise InvalidArgument(f"{place} is a folder; give one file")
     with place.open() as handle:
         head, size_bytes = handle.read(HEAD_BYTES), handle.seek(0, io.SEEK_END)
-    return open_rows(place, size_bytes, head)
+    return undamaged(open_rows(place, size_bytes, head))
+
+
+def undamaged(rows: RowFile) -> RowFile:
+    """Return the rows of a file. Raises `CorruptFile` if the file is known to have more rows than can be read."""
+    if isinstance(rows, ColumnsFile) and rows.table.damage is not None:
+        raise rows.table.damage
+    return rows
 
 
 def rows_of_form(file: File, segment_format: str, size_bytes: int) -> RowFile:
@@ -108,8 +135,10 @@ def open_rows(file: Place, size_bytes: int, head: bytes, dialect: Dialect | None
         raise InvalidArgument(f"{file} needs a dictionary of zstd: pack it without one, for example with `{command}`")
     text = head
     if compression is not None:
-        with decompressed(file, compression) as handle:
-            text = read_text(file, handle, compression, HEAD_BYTES)
+        with decompressed(file, compression, to_damage=True) as handle:
+            text, damage = text_before_damage(file, handle, compression, HEAD_BYTES)
+        if damage is not None and not text.strip():
+            raise damage
     if (encoding := _other_encoding(text)) is not None:
         unpacked = "FILE" if compression is None else f"<({_UNPACK[compression]} < FILE)"
         command = f"iconv -f {encoding} -t UTF-8 {unpacked} > FILE.utf8"
@@ -117,6 +146,9 @@ def open_rows(file: Place, size_bytes: int, head: bytes, dialect: Dialect | None
     begin = text.removeprefix(BYTE_ORDER_MARK).lstrip()
     if not begin and len(text) < HEAD_BYTES:
         return NdjsonFile(file, compression, 0)
+    is_after_zeros = begin.startswith(b"\0") and not isinstance(file, Stdin)
+    if is_after_zeros and _after_zeros(file, compression).startswith(b"{"):
+        return NdjsonFile(file, compression, size_bytes)
     line = begin.partition(b"\n")[0]
     if begin.startswith(b"[") or line.rstrip() == b"{":
         unpacked = "" if compression is None else f"{_UNPACK[compression]} < FILE | "

@@ -16,7 +16,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.segment import Times, times_of
 from tiered_index.kernels import crc32
 from tiered_index.sources.places import HeldFile
-from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowBatch, RowFile
+from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowBatch
 from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.sources.rows.text import BLOCK_BYTES, SUM_BYTES, CsvFile, TextBlock, TextFile, decompressed, read_text
 
@@ -52,9 +52,11 @@ class SmallReading:
     end: int
     blocks: tuple[int, tuple[int, ...]]
     lines: tuple[int, tuple[int, ...]]
+    has_keys: tuple[bool, ...]
+    """Whether a row has a key, for each path of keys."""
 
 
-def small_text(rows: RowFile, most_bytes: int) -> SmallText | None:
+def small_text(rows: object, most_bytes: int) -> SmallText | None:
     """Return a text of at most `most_bytes` whose rows can be read with those of others; None: it is read by itself."""
     most_bytes = min(most_bytes, _MOST_BYTES)
     if not isinstance(rows, TextFile) or not isinstance(rows.file, HeldFile):
@@ -74,10 +76,10 @@ def small_text(rows: RowFile, most_bytes: int) -> SmallText | None:
     return SmallText(rows, text, rows.begin)
 
 
-def gathered(files: Iterable[tuple[T, RowFile, int]]) -> Iterator[tuple[list[T], list[SmallText]]]:
+def gathered(files: Iterable[tuple[T, object, int]]) -> Iterator[tuple[list[T], list[SmallText]]]:
     """Yield neighbouring files whose texts are read together, with these texts; another file alone, without a text.
 
-    `files` has the rows of each file, and the most bytes of a text that is read with others.
+    `files` has the rows of each file, or why it has none, and the most bytes of a text that is read with others.
     """
     group, texts, size_bytes = list[T](), list[SmallText](), 0
     for file, rows, most_bytes in files:
@@ -118,6 +120,10 @@ def read_together(
     offsets = batch.positions + (starts + headers - begins)[owners]
     rows = np.diff(np.searchsorted(row_starts, np.append(begins, len(lines)))).tolist()
     first, last = np.searchsorted(batch.positions, begins), np.searchsorted(batch.positions, ends)
+    # of a row with a key by two paths it is not known which one has it
+    valid = [np.cumsum(column.is_valid().to_numpy(zero_copy_only=False)) for column in batch.keys]
+    counts = [np.concatenate([np.zeros(1, np.int64), each]) for each in valid]
+    have_keys = np.array([each[last] > each[first] for each in counts]).T | batch.has_repeated_keys
     found = [
         SmallReading(
             count,
@@ -125,7 +131,10 @@ def read_together(
             len(small.text),
             (SUM_BYTES, (crc32(small.text),)),
             (0, (small.text.count(b"\n"),)),
+            tuple(has_keys),
         )
-        for small, count, low, high in zip(texts, rows, first.tolist(), last.tolist(), strict=True)
+        for small, count, low, high, has_keys in zip(
+            texts, rows, first.tolist(), last.tolist(), have_keys.tolist(), strict=True
+        )
     ]
     return replace(batch, positions=offsets), found

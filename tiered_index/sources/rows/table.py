@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,7 +19,16 @@ from tiered_index.sources.arrow import ArrowTable
 from tiered_index.sources.columns import has_items
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import File
-from tiered_index.sources.rows.batch import BadRow, RowBatch, RowFile, RowReading, SingleRows, batch_of_columns
+from tiered_index.sources.rows.batch import (
+    UNREADABLE,
+    BadRow,
+    Damage,
+    RowBatch,
+    RowFile,
+    RowReading,
+    SingleRows,
+    batch_of_columns,
+)
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, no_key, path_of
 from tiered_index.sources.values import python_rows, python_values
 
@@ -39,10 +49,10 @@ class ColumnsFile(RowFile):
         self.schema = pa.schema([*self.table.schema, *((name, KEY_TYPE) for name in self.partition)])
         """The columns of the file, and those of its partition."""
 
-    def columns_of(self, ways: Sequence[Way]) -> list[str]:
+    def columns_of(self, ways: Sequence[Way | None]) -> list[str]:
         """Return what the table must read for columns and fields of structures."""
         names: list[str] = []
-        for way in ways:
+        for way in filter(None, ways):
             if way.is_expression:
                 names += way.names
             else:
@@ -63,19 +73,19 @@ class ColumnsFile(RowFile):
                 table = table.append_column(name, pa.repeat(pa.scalar(value, KEY_TYPE), len(table)))
         return table
 
-    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
-        for key, (_, path) in zip(mapping.keys, mapping.names, strict=False):
-            if (way := self._way(path, mapping)) is not None and not way.is_expression:
-                kind = self.schema.field(way.names[0]).type
-                for name in way.names[1:]:
-                    kind = kind.field(name).type
-                if is_list := has_items(kind):
-                    kind = kind.value_type
-                if pa.types.is_map(kind):
-                    raise InvalidArgument(f"{self.file}: --key {key} is a map, which is no key: write it as columns")
-                if pa.types.is_struct(kind):
-                    raise no_key(self.file, key, [field.name for field in kind], is_list=is_list)
-        return [name for name in mapping.names if self._way(name[1], mapping) is None]
+    def lacking(self, mapping: RowMapping) -> dict[tuple[str, str], InvalidArgument | None]:
+        lacking = dict[tuple[str, str], InvalidArgument | None]()
+        for number, field in enumerate(mapping.names):
+            if (way := self._way(field[1], mapping)) is None:
+                lacking[field] = None
+            elif number < len(mapping.keys) and (kind := self._no_key(way)) is not None:
+                lacking[field] = self._is_no_key(mapping.keys[number], way, kind)
+        return lacking
+
+    def _is_no_key(self, key: str, way: Way, kind: pa.DataType) -> InvalidArgument:
+        if pa.types.is_map(kind):
+            return InvalidArgument(f"{self.file}: --key {key} is a map, which is no key: write it as columns")
+        return no_key(self.file, key, [field.name for field in kind], is_list=has_items(self._type(way)))
 
     def _way(self, path: str, mapping: RowMapping) -> Way | None:
         way, columns = way_of(self.schema, path, mapping), self.schema.names
@@ -89,10 +99,27 @@ class ColumnsFile(RowFile):
 
     def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> ColumnsReading:
         ways = [self._way(path, mapping) for _, path in mapping.names]
-        if None in ways:
-            lacking = mapping.shown(name for name, way in zip(mapping.names, ways, strict=True) if way is None)
-            raise InvalidArgument(f"{self.file} has no column for {lacking}; it has {listed(self.fields())}")
-        return ColumnsReading(self, mapping, [way for way in ways if way is not None], position, end, whole)
+        needed = list(zip(mapping.names, ways, strict=True))[len(mapping.keys) :]
+        if lacking := [name for name, way in needed if way is None]:
+            raise InvalidArgument(
+                f"{self.file} has no column for {mapping.shown(lacking)}; it has {listed(self.fields())}"
+            )
+        keys = [None if way is None or self._no_key(way) else way for way in ways[: len(mapping.keys)]]
+        return ColumnsReading(self, mapping, [*keys, *ways[len(keys) :]], position, end, whole)
+
+    def _no_key(self, way: Way) -> pa.DataType | None:
+        """Return the type of a column that is no key, an object or a map, or the one of its items; None: it may be."""
+        if way.is_expression:
+            return None
+        kind = self._type(way)
+        kind = kind.value_type if has_items(kind) else kind
+        return kind if pa.types.is_struct(kind) or pa.types.is_map(kind) else None
+
+    def _type(self, way: Way) -> pa.DataType:
+        kind = self.schema.field(way.names[0]).type
+        for name in way.names[1:]:
+            kind = kind.field(name).type
+        return kind
 
     def members_of(self, row: pa.Table, mapping: RowMapping) -> list[Any]:
         """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
@@ -118,29 +145,42 @@ class ColumnsFile(RowFile):
 
 
 class ColumnsReading(RowReading):
-    """One reading of a part of a file with columns."""
+    """One reading of a part of a file with columns. A row group or batch that can't be read is passed over."""
 
     is_whole = True
 
     def __init__(
-        self, file: ColumnsFile, mapping: RowMapping, ways: Sequence[Way], position: int, bound: int, whole: bool
+        self, file: ColumnsFile, mapping: RowMapping, ways: Sequence[Way | None], position: int, bound: int, whole: bool
     ) -> None:
         self._file, self._mapping, self._ways, self._whole = file, mapping, ways, whole
         self.end, self._bound = position, min(bound, file.table.rows)
 
     def batches(self, start: int) -> Iterator[RowBatch]:
-        file = self._file
+        file, self.end = self._file, max(start, self.end)
         names = file.schema.names if self._whole else file.columns_of(self._ways)
         # a table of no columns has no rows
         of_file = [name for name in names if name not in file.partition] or file.table.schema.names[:1]
-        for first, table in file.table.read(of_file, max(start, self.end)):
+        read = file.table.read(of_file, self.end)
+        while self.end < self._bound:
+            try:
+                if (rows_from := next(read, None)) is None:
+                    break
+            except UNREADABLE as error:
+                self.damage = self.damage or Damage(error, self.end, f"row {self.end + 1:,}")
+                behind = file.table.starts[bisect_right(file.table.starts, self.end) :]
+                self.end = min([*behind, self._bound])
+                # its entries are durable only with a batch behind them
+                yield SingleRows().batch(self.end, self._mapping)
+                read = file.table.read(of_file, self.end)
+                continue
+            first, table = rows_from
             rows = table.slice(0, self._bound - first)
             self.end = first + len(rows)
             batch = self._batch(file.completed(rows.combine_chunks(), names), first)
             yield replace(batch, begin=first, source=rows) if self._whole else batch
-            if self.end == self._bound:
-                break
         self.end = self._bound
+        if file.table.damage is not None and self._bound == file.table.rows:
+            self.damage = self.damage or Damage(file.table.damage, self.end, f"row {self.end + 1:,}")
         if isinstance(file.table, ArrowTable):
             self.blocks = file.table.size_bytes, (file.table.digest(),)
 
@@ -178,11 +218,14 @@ def way_of(schema: pa.Schema, path: str, mapping: RowMapping) -> Way | None:
 
 
 def rows_of_columns(
-    table: pa.Table, ways: Sequence[Way], mapping: RowMapping, positions: npt.NDArray[np.int64]
+    table: pa.Table, ways: Sequence[Way | None], mapping: RowMapping, positions: npt.NDArray[np.int64]
 ) -> RowBatch:
     """Return the rows (n) of a table at positions (i64, n) of a file; `ways` are those of `mapping.names`."""
     columns: list[Any] = []
     for way, path in zip(ways, mapping.paths, strict=True):
+        if way is None:
+            columns.append(pa.nulls(len(table)))
+            continue
         if way.is_expression:
             columns.append([searched(path, row) for row in python_rows(table.select(way.names))])
             continue
@@ -210,5 +253,5 @@ def rows_of_columns(
         try:
             rows.add(members, mapping, number, 0)
         except InvalidArgument as error:
-            rows.bad.append(BadRow(f"row {number + 1:,}", str(error)))
+            rows.bad.append(BadRow(f"row {number + 1:,}", str(error), number))
     return rows.batch(end, mapping)

@@ -7,6 +7,7 @@ named. Memory: some blocks. One thread.
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
 import gzip
 import io
@@ -26,7 +27,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError, listed
 from tiered_index.format.segment import MOST_TEXT_RATIO
 from tiered_index.json_paths import Unclear, searched
 from tiered_index.kernels import GzipFile, crc32, gzip_error
@@ -37,14 +38,16 @@ from tiered_index.sources.places import Place, Stdin
 from tiered_index.sources.restart import RESTARTED, PointedText, packed_text
 from tiered_index.sources.rows.batch import (
     BYTE_ORDER_MARK,
+    UNREADABLE,
     BadRow,
+    Damage,
     RowBatch,
     RowFile,
     RowReading,
     SingleRows,
     batch_of_columns,
 )
-from tiered_index.sources.rows.mapping import Dialect, RowMapping, no_key
+from tiered_index.sources.rows.mapping import Dialect, RowMapping
 from tiered_index.sources.values import distinct_names, object_as_json
 
 BLOCK_BYTES = 2 << 20
@@ -107,6 +110,12 @@ class BlockSums:
                 self._lines.append(self._ends)
                 self._last = self._filled = self._ends = 0
 
+    def copy(self) -> BlockSums:
+        """Return the sums so far, which later bytes do not change."""
+        other = copy.copy(self)
+        other._sums, other._lines = [*self._sums], [*self._lines]
+        return other
+
     @property
     def blocks(self) -> tuple[int, tuple[int, ...]]:
         """As `LinkedSegment.blocks`."""
@@ -124,13 +133,15 @@ def compression_of(head: bytes) -> str | None:
 
 
 @contextlib.contextmanager
-def decompressed(file: Place, compression: str | None, *, noting: bool = False) -> Iterator[IO[bytes]]:
-    """Yield the text of a file. Read it by `read_text`.
+def decompressed(
+    file: Place, compression: str | None, *, noting: bool = False, to_damage: bool = False
+) -> Iterator[IO[bytes]]:
+    """Yield the text of a file. Read it by `read_text`, or `text_before_damage` if it is wanted up `to_damage`.
 
     `noting`: it is read as a whole. So its next pieces are read ahead, and it has `points` if it may have some.
     """
     with file.ahead() if noting and not isinstance(file, Stdin) else file.open() as raw:
-        if compression == "gzip" and not noting:
+        if compression == "gzip" and not (noting or to_damage):
             yield cast(IO[bytes], GzipFile(fileobj=raw))
         elif compression in RESTARTED:
             yield cast(IO[bytes], packed_text(raw, compression))
@@ -139,17 +150,33 @@ def decompressed(file: Place, compression: str | None, *, noting: bool = False) 
 
 
 def read_text(file: Place, handle: IO[bytes], compression: str | None, size: int) -> bytes:
-    """Return the next bytes of an open text, fewer only at its end. Raises `CorruptFile` for damage."""
+    """Return the next bytes of an open text, fewer only at its end.
+
+    Raises `CorruptFile` for damage, and `InvalidArgument` if the disk does not give them.
+    """
+    data, damage = text_before_damage(file, handle, compression, size)
+    if damage is not None:
+        raise damage
+    return data
+
+
+def text_before_damage(
+    file: Place, handle: IO[bytes], compression: str | None, size: int
+) -> tuple[bytes, TieredIndexError | None]:
+    """Return the next bytes of an open text, fewer only at its end or before damage, and the damage."""
+    pieces, left = list[bytes](), size
+    damage: TieredIndexError | None = None
     try:
-        pieces, left = [], size
         while left and (piece := handle.read(left)):
             pieces.append(piece)
             left -= len(piece)
-        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
     except _DAMAGE as error:
         if compression is None:
-            raise
-        raise CorruptFile(str(file), f"damaged {compression} file: {error}") from error
+            damage = InvalidArgument(f"{file} can't be read: {error}")
+        else:
+            damage = CorruptFile(str(file), f"damaged {compression} file: {error}")
+        damage.__cause__ = error
+    return b"".join(pieces) if len(pieces) != 1 else pieces[0], damage
 
 
 # a compressed text has about so many times the bytes of its file: if it has more, a further segment begins
@@ -179,14 +206,13 @@ class TextFile(RowFile):
         """The first whole lines; the first one, if it is longer than 64 KiB, or of stdin."""
         if isinstance(self.file, Stdin):
             return self.file.first_line(MAX_ROW_BYTES)
-        with decompressed(self.file, self.compression) as handle:
-            size = HEAD_BYTES
-            while True:
-                data = read_text(self.file, handle, self.compression, size)
-                if b"\n" in data or len(data) < size or size >= MAX_ROW_BYTES:
-                    return data[: data.rfind(b"\n") + 1] or data
-                data += read_text(self.file, handle, self.compression, MAX_ROW_BYTES - size)
-                return data[: data.find(b"\n") + 1] or data
+        with decompressed(self.file, self.compression, to_damage=True) as handle:
+            # what is behind the damage of a file is no part of its head
+            data, _ = text_before_damage(self.file, handle, self.compression, HEAD_BYTES)
+            if b"\n" in data or len(data) < HEAD_BYTES:
+                return data[: data.rfind(b"\n") + 1] or data
+            data += text_before_damage(self.file, handle, self.compression, MAX_ROW_BYTES - HEAD_BYTES)[0]
+            return data[: data.find(b"\n") + 1] or data
 
     @property
     def begin(self) -> int:
@@ -219,6 +245,8 @@ class TextFile(RowFile):
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield all rows, each with its line for people. Raises `InvalidArgument`, which names the line."""
         for block in TextBlocks(self, is_closed=True).read():
+            if block.too_long is not None:
+                raise InvalidArgument(f"{self.file}: line {block.lines + 1:,}: {too_long(block.too_long)}")
             for number, at, line in self.numbered(block.data, block.begin, block.lines + 1):
                 if at >= self.begin:
                     where = f"line {number:,}"
@@ -246,7 +274,7 @@ class TextFile(RowFile):
         self, units: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
     ) -> bool:
         """Return whether lines, which begin at `starts` of `units`, may be read together."""
-        return True
+        return bool(units[starts].all()) and int(sizes.max(initial=0)) <= MAX_ROW_BYTES
 
     def batch(
         self, block: TextBlock, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], mapping: RowMapping
@@ -286,35 +314,6 @@ class TextFile(RowFile):
     def is_one_row(self, text: bytes) -> bool:
         """Return whether a text without the newline at its end is one whole row, not several and not a part of one."""
         return bool(text.strip()) and len([*self.split(text + b"\n")]) == 1 and not self.is_cut(text)
-
-    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
-        if len(self.head) >= MAX_ROW_BYTES and b"\n" not in self.head[:-1]:
-            raise InvalidArgument(f"{self.file}: the first line is longer than {MAX_ROW_BYTES:,} bytes")
-        present, problem, objects = [False] * len(mapping.names), "", dict[str, Any]()
-        for line in self.split(self.head[self.begin :]):
-            try:
-                members = self.members_of(line, mapping)
-            except InvalidArgument as error:
-                # a bad line behind a sound one is named when it is read
-                problem = problem or (f"{error}" if line.strip() else "")
-                continue
-            for number, (path, member) in enumerate(zip(mapping.keys, members, strict=False)):
-                first = member[0] if isinstance(member, list) and member else member
-                if isinstance(first, dict):
-                    objects.setdefault(path, member)
-                    members[number] = None
-            present = [was or member not in (None, "", []) for was, member in zip(present, members, strict=True)]
-        for path, was in zip(mapping.keys, present, strict=False):
-            if not was and path in objects:
-                is_list = isinstance(objects[path], list)
-                raise no_key(self.file, path, [*(objects[path][0] if is_list else objects[path])], is_list=is_list)
-        if problem and not any(present):
-            with contextlib.suppress(UnicodeDecodeError):
-                self.head.decode()
-                raise InvalidArgument(f"{self.file}: the first row is bad: {problem}")
-            command = "iconv -f LATIN1 -t UTF-8 FILE > FILE.utf8"
-            raise InvalidArgument(f"{self.file} is not UTF-8: write UTF-8, for example with `{command}`")
-        return [name for name, is_there in zip(mapping.names, present, strict=True) if not is_there]
 
 
 class NdjsonFile(TextFile):
@@ -381,7 +380,8 @@ class NdjsonFile(TextFile):
         # JSON has no place where "}", a newline and "{" follow one another, so such lines have whole objects
         ends = starts + sizes - 1
         ends = ends - (units[ends] == 13)
-        return bool((units[starts] == ord("{")).all() and (units[ends] == ord("}")).all())
+        is_object = (units[starts] == ord("{")) & (units[ends] == ord("}"))
+        return bool(is_object.all()) and super().are_plain(units, starts, sizes)
 
     def is_complete(self, line: bytes) -> bool:
         with contextlib.suppress(InvalidArgument):
@@ -414,6 +414,8 @@ class CsvFile(TextFile):
         super().__init__(file, compression, size_bytes)
         begun = self.head.lstrip(b"\r\n")
         header, mark, _ = begun.partition(b"\n")
+        if not mark and len(header) >= MAX_ROW_BYTES:
+            raise InvalidArgument(f"{file}: the first line is longer than {MAX_ROW_BYTES:,} bytes")
         self._begin = len(self.head) - len(begun) + len(header) + len(mark)
         try:
             text = header.removeprefix(BYTE_ORDER_MARK).decode().rstrip("\r")
@@ -441,12 +443,17 @@ class CsvFile(TextFile):
     def fields(self) -> list[str]:
         return [*dict.fromkeys([*self.header, *self.partition])]
 
-    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
-        lacking = super().lacking(mapping)
-        if self.head[self.begin :].strip():
-            return lacking
-        # there are no rows yet
-        return [name for name in lacking if _column_name(name[1], mapping, self.fields()) is None]
+    def lacking(self, mapping: RowMapping) -> dict[tuple[str, str], InvalidArgument | None]:
+        fields = self.fields()
+        return dict.fromkeys(field for field in mapping.names if _column_name(field[1], mapping, fields) is None)
+
+    def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> TextReading:
+        # an expression may have a value of its own
+        needed = [field for field in mapping.names[len(mapping.keys) :] if mapping.names_of_path(field[1])]
+        if lacking := [field for field in needed if field in self.lacking(mapping)]:
+            there = listed(self.fields())
+            raise InvalidArgument(f"{self.file} has no column for {mapping.shown(lacking)}; it has {there}")
+        return super().reading(mapping, position, end, whole=whole)
 
     def _cells(self, line: str) -> list[str]:
         before = csv.field_size_limit(MAX_ROW_BYTES)
@@ -534,14 +541,17 @@ class CsvFile(TextFile):
     def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
         fields = self.fields()
         names = [_column_name(path, mapping, fields) for _, path in mapping.names]
-        of_lines = [name for name in dict.fromkeys(names) if name in self.header]
-        if None in names or not of_lines or len(set(self.header)) != len(self.header):
+        of_lines = [name for name in dict.fromkeys(names) if name is not None and name in self.header]
+        paths = [path for name, (_, path) in zip(names, mapping.names, strict=True) if name is None]
+        # a column that is not there has no keys; an expression may have some
+        has_others = any(mapping.names_of_path(path) is None for path in paths)
+        if has_others or not of_lines or len(set(self.header)) != len(self.header):
             raise Unclear
         table = self.table(lines, dict.fromkeys(of_lines, pa.string()))
-        return [
-            table[name].combine_chunks() if name in of_lines else pa.repeat(self.partition[name or ""], len(table))
-            for name in names
-        ]
+        values: dict[str | None, Any] = {None: pa.nulls(len(table))}
+        values |= {name: pa.repeat(value, len(table)) for name, value in self.partition.items()}
+        values |= {name: table[name].combine_chunks() for name in of_lines}
+        return [values[name] for name in names]
 
     def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
         row = self.partition | self.row(line)
@@ -585,13 +595,16 @@ def _column_name(path: str, mapping: RowMapping, there: Sequence[str]) -> str | 
 class TextBlock:
     """Whole lines of a text from position `begin` on, with the places of their newlines.
 
-    `lines` is the number of lines of the reading before them.
+    `lines` is the number of lines of the reading before them. `too_long` is the position of a line that is longer than
+    a row may be: then the bytes are a part of it, and the last one if it `is_end`.
     """
 
     begin: int
     data: bytes
     newlines: npt.NDArray[np.int64]
     lines: int
+    too_long: int | None = None
+    is_end: bool = True
 
     def without(self, size: int) -> TextBlock:
         """Return the block without its first bytes, which are whole lines."""
@@ -628,9 +641,11 @@ class TextBlocks:
     """The whole rows of a part of a text, in blocks.
 
     `noting`: restart points are noted, and the next bytes are read ahead. `is_closed`: nothing more will be written, so
-    that the last line is a row. `end`, `is_whole`, `held_back_bytes`, `held_back_lines` and `lines_before` are those of
-    `RowReading`.
+    that the last line is a row. `goes_on`: damage does not raise an error, but ends the text. `end`, `is_whole`,
+    `held_back_bytes`, `held_back_lines`, `damage` and `lines_before` are those of `RowReading`.
     """
+
+    damage: Damage | None = None
 
     def __init__(
         self,
@@ -640,14 +655,18 @@ class TextBlocks:
         *,
         noting: bool = False,
         is_closed: bool = False,
+        goes_on: bool = False,
     ) -> None:
         self._text, self._position, self._bound = text, position, bound
         self._is_noting, self._is_closed = noting, is_closed or text.compression is not None
+        self._goes_on = goes_on
+        self._error: TieredIndexError | None = None
         self.lines_before = None if position else 0
         self.end, self.is_whole, self.held_back_bytes, self.held_back_lines = position, False, 0, 0
         self.before = b""
         """The byte before the position, once the first block was read; empty if the text has none there."""
         self._packed: PointedText | None = None
+        self._lines = 0
 
     @property
     def points(self) -> list[RestartPoint]:
@@ -655,58 +674,115 @@ class TextBlocks:
         return [] if self._packed is None else self._packed.points
 
     def read(self) -> Iterator[TextBlock]:
-        """Yield the rows that end up to the bound. Raises `CorruptFile`, and `InvalidArgument` for a long line."""
+        """Yield the rows that end up to the bound. Raises `CorruptFile`."""
         text = self._text
-        with decompressed(text.file, text.compression, noting=self._is_noting) as handle:
-            self._packed = handle if isinstance(handle, PointedText) else None
+        with contextlib.ExitStack() as stack:
+            handle = self._opened(stack)
             self._skip(handle)
-            carried, is_last, lines = b"", False, 0
+            # the bytes of a line that is too long, as far as it was read
+            carried, is_last, long_bytes = b"", False, 0
             while not is_last:
                 piece = self._next(handle, BLOCK_BYTES)
                 # stdin gives what is there
                 is_last = len(piece) < (1 if isinstance(text.file, Stdin) else BLOCK_BYTES)
-                data = carried + piece
-                cut = data.rfind(b"\n", 0 if is_last else len(carried)) + 1
-                if self.end + cut > self._bound:
-                    # the rest is of a further segment
-                    cut, is_last = data.rfind(b"\n", 0, self._bound - self.end) + 1, True
-                    cut -= self._cut_bytes(data[:cut])
-                elif is_last:
-                    cut -= self._cut_bytes(data[:cut])
-                    last = data[cut:]
-                    self.is_whole = True
-                    if last.strip() and self.end + len(data) <= self._bound:
-                        if self._is_closed or text.is_complete(last):
-                            cut = len(data)
-                        else:
-                            self.held_back_bytes, self.held_back_lines = len(last), last.count(b"\n")
-                else:
-                    cut -= self._cut_bytes(data[:cut])
-                if not is_last and len(data) - cut > MAX_ROW_BYTES:
-                    at = self.end + cut
-                    raise InvalidArgument(
-                        f"{text.file}: the line at byte {at:,} is longer than {MAX_ROW_BYTES:,} bytes"
-                    )
-                block, carried = data[:cut], data[cut:]
-                begin, self.end = self.end, self.end + len(block)
-                if block:
-                    newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-                    yield TextBlock(begin, block, newlines, lines)
-                    lines += len(newlines)
+                data, searched = carried + piece, len(carried)
+                if long_bytes:
+                    at = data.find(b"\n") + 1
+                    is_end = bool(at) or (is_last and self._is_closed and self._error is None)
+                    part = data[:at] if at else data
+                    if self.end + long_bytes + len(part) > self._bound:
+                        return
+                    yield self._part(part, long_bytes, is_end=is_end)
+                    long_bytes += len(part)
+                    if not is_end:
+                        continue
+                    self.end, long_bytes, data, searched = self.end + long_bytes, 0, data[len(part) :], 0
+                cut = self._cut(data, 0 if is_last else searched, is_last=is_last)
+                is_last = is_last or self.end + len(data) > self._bound
+                yield from self._block(data[:cut])
+                carried = data[cut:]
+                if not is_last and len(carried) > MAX_ROW_BYTES:
+                    # lines before it whose quote is open, and bytes that are 0
+                    cut = carried.rfind(b"\n") + 1
+                    cut = cut or len(carried) - len(carried.lstrip(b"\0"))
+                    yield from self._block(carried[:cut])
+                    carried = carried[cut:]
+                    if len(carried) > MAX_ROW_BYTES:
+                        yield self._part(carried, 0, is_end=False)
+                        carried, long_bytes = b"", len(carried)
+            if long_bytes:
+                self.is_whole, self.held_back_bytes = True, long_bytes
+        if self._error is not None and self.is_whole:
+            self.held_back_bytes = self.held_back_lines = 0
+            before = None if self.lines_before is None else self.lines_before + self._lines
+            self.damage = Damage(self._error, self.end, where_of(before, self.end))
+
+    def _opened(self, stack: contextlib.ExitStack) -> IO[bytes]:
+        text = self._text
+        try:
+            handle = stack.enter_context(decompressed(text.file, text.compression, noting=self._is_noting))
+        except UNREADABLE as error:
+            if not self._goes_on:
+                raise
+            self._error = error
+            return io.BytesIO()
+        self._packed = handle if isinstance(handle, PointedText) else None
+        return handle
+
+    def _cut(self, data: bytes, searched: int, *, is_last: bool) -> int:
+        """Return the bytes of whole rows at the begin of data, which has no newline before `searched`."""
+        cut = data.rfind(b"\n", searched) + 1
+        if self.end + cut > self._bound:
+            # the rest is of a further segment
+            cut = data.rfind(b"\n", 0, self._bound - self.end) + 1
+            return cut - self._cut_bytes(data[:cut])
+        cut -= self._cut_bytes(data[:cut])
+        if is_last:
+            last = data[cut:]
+            self.is_whole = True
+            if last.strip() and self.end + len(data) <= self._bound:
+                if (self._is_closed and self._error is None) or self._text.is_complete(last):
+                    return len(data)
+                self.held_back_bytes, self.held_back_lines = len(last), last.count(b"\n")
+        return cut
+
+    def _block(self, data: bytes) -> Iterator[TextBlock]:
+        """Yield the next rows, and move behind them."""
+        if data:
+            begin, self.end = self.end, self.end + len(data)
+            newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
+            yield TextBlock(begin, data, newlines, self._lines)
+            self._lines += len(newlines)
+
+    def _part(self, data: bytes, at: int, *, is_end: bool) -> TextBlock:
+        """Return the next bytes of a line that is too long, from its byte `at` on."""
+        has_newline = data.endswith(b"\n")
+        newlines = np.array([len(data) - 1] if has_newline else [], np.int64)
+        block = TextBlock(self.end + at, data, newlines, self._lines, self.end, is_end)
+        self._lines += has_newline
+        return block
 
     def _next(self, handle: IO[bytes], size: int) -> bytes:
         """Return the next bytes of the text, fewer only at its end; of stdin those that are there."""
         text = self._text
         if isinstance(text.file, Stdin):
             return handle.read(size)
-        return read_text(text.file, handle, text.compression, size)
+        if not self._goes_on:
+            return read_text(text.file, handle, text.compression, size)
+        if self._error is not None:
+            return b""
+        try:
+            data, self._error = text_before_damage(text.file, handle, text.compression, size)
+        except UNREADABLE as error:
+            data, self._error = b"", error
+        return data
 
     def _skip(self, handle: IO[bytes]) -> None:
         """Go to the position."""
         left = self._position
         if self._text.compression is None and not isinstance(self._text.file, Stdin):
             handle.seek(max(0, left - 1))
-            self.before = handle.read(min(1, left))
+            self.before = self._next(handle, min(1, left))
             return
         self.lines_before = 0
         while left and (piece := self._next(handle, min(left, BLOCK_BYTES))):
@@ -728,31 +804,56 @@ class TextReading(TextBlocks, RowReading):
     """One reading of a part of a text, with checksums."""
 
     def __init__(self, text: TextFile, mapping: RowMapping, position: int, end: int) -> None:
-        super().__init__(text, position, end, noting=True)
+        super().__init__(text, position, end, noting=True, goes_on=True)
         self._mapping = mapping
 
     def batches(self, start: int) -> Iterator[RowBatch]:
-        sums, text = BlockSums(), self._text
-        try:
-            for block in self.read():
-                if text.compression is not None and self.end - SUM_BYTES > text.size_bytes * MOST_TEXT_RATIO:
-                    raise InvalidArgument(
-                        f"{text.file}: its text is more than {MOST_TEXT_RATIO:,} times as long as the file: unpack it "
-                        "if it is a log"
-                    )
-                sums.update(block.data, block.newlines)
-                # of an earlier run, or a header
-                skip = min(len(block.data), max(0, max(start, text.begin) - block.begin))
-                if len(block.data) > skip:
-                    rows = block.without(skip)
-                    before = None if self.lines_before is None else self.lines_before + rows.lines
-                    batch = self._batch(rows, before)
-                    of_text: dict[str, Any] = {"source": rows.data, "lines_before": before}
-                    of_text["shown_line"] = self._text.shown_line
-                    yield replace(batch, begin=rows.begin, **of_text)
-        finally:
-            self.blocks = sums.blocks
-            self.lines = None if self.lines_before is None else (self.lines_before, sums.lines)
+        sums, text, before_long = BlockSums(), self._text, None
+        for block in self.read():
+            if block.too_long is not None and before_long is None:
+                before_long = sums.copy()
+            if text.compression is not None and self._is_too_much(block):
+                break
+            sums.update(block.data, block.newlines)
+            before = None if self.lines_before is None else self.lines_before + block.lines
+            end = block.begin + len(block.data)
+            if block.too_long is not None:
+                if block.is_end:
+                    before_long = None
+                    if end > start:
+                        yield self._without_rows(
+                            end, [BadRow(where_of(before, block.too_long), too_long(block.too_long), block.too_long)]
+                        )
+                continue
+            # of an earlier run, or a header
+            skip = min(len(block.data), max(0, max(start, text.begin) - block.begin))
+            if len(block.data) > skip:
+                rows = block.without(skip)
+                before = None if self.lines_before is None else self.lines_before + rows.lines
+                batch = self._batch(rows, before)
+                of_text: dict[str, Any] = {"source": rows.data, "lines_before": before}
+                of_text["shown_line"] = self._text.shown_line
+                yield replace(batch, begin=rows.begin, **of_text)
+        # a line that is too long and has no end yet is no part of what was read
+        sums = before_long or sums
+        self.blocks = sums.blocks
+        self.lines = None if self.lines_before is None else (self.lines_before, sums.lines)
+
+    def _is_too_much(self, block: TextBlock) -> bool:
+        """Return whether a packed text is so long with a block that it is none of a log. Then it ends before it."""
+        text = self._text
+        if block.begin + len(block.data) - SUM_BYTES <= text.size_bytes * MOST_TEXT_RATIO:
+            return False
+        problem = f"its text is more than {MOST_TEXT_RATIO:,} times as long as the file: unpack it if it is a log"
+        self.end, self.is_whole = block.begin if block.too_long is None else block.too_long, True
+        before = None if self.lines_before is None else self.lines_before + block.lines
+        self.damage = Damage(InvalidArgument(f"{text.file}: {problem}"), self.end, where_of(before, self.end))
+        return True
+
+    def _without_rows(self, end: int, bad: list[BadRow]) -> RowBatch:
+        rows = SingleRows()
+        rows.bad = bad
+        return rows.batch(end, self._mapping)
 
     def _batch(self, block: TextBlock, lines_before: int | None) -> RowBatch:
         """Return the rows of a block. Memory: the block some times."""
@@ -763,11 +864,30 @@ class TextReading(TextBlocks, RowReading):
 
     def _slowly(self, block: TextBlock, lines_before: int | None) -> RowBatch:
         rows = SingleRows()
-        for number, start, line in self._text.numbered(block.data, block.begin, (lines_before or 0) + 1):
+        for number, at, text in self._text.numbered(block.data, block.begin, (lines_before or 0) + 1):
+            line, start = text.rstrip(b"\n"), at
+            where = where_of(None if lines_before is None else number - 1, at)
+            if line.startswith(b"\0"):
+                # a program goes on writing at the same place after another one has truncated the file
+                line = line.lstrip(b"\0")
+                start += len(text.rstrip(b"\n")) - len(line)
+                rows.bad.append(BadRow(where, f"{start - at:,} bytes that are 0, as after a truncation", at))
+                if not line.strip():
+                    continue
             try:
-                members = self._text.members_of(line, self._mapping)
-                rows.add(members, self._mapping, start, len(line.rstrip(b"\n")))
+                if len(line) > MAX_ROW_BYTES:
+                    raise InvalidArgument(too_long(start))
+                rows.add(self._text.members_of(line, self._mapping), self._mapping, start, len(line))
             except InvalidArgument as error:
-                where = f"byte {start:,}" if lines_before is None else f"line {number:,} (byte {start:,})"
-                rows.bad.append(BadRow(where, str(error)))
+                rows.bad.append(BadRow(where, str(error), at))
         return rows.batch(block.begin + len(block.data), self._mapping)
+
+
+def too_long(position: int) -> str:
+    """Return the problem of a line that is longer than a row may be."""
+    return f"the line at byte {position:,} is longer than {MAX_ROW_BYTES:,} bytes"
+
+
+def where_of(lines_before: int | None, position: int) -> str:
+    """Return the place of a line for people. `lines_before` is the number of lines before it; None: not known."""
+    return f"byte {position:,}" if lines_before is None else f"line {lines_before + 1:,} (byte {position:,})"

@@ -26,7 +26,7 @@ from tiered_index.sources.keys import text_rows
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import NDJSON, local_path
-from tiered_index.sources.rows.forms import open_rows
+from tiered_index.sources.rows.forms import open_rows, undamaged
 from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.sources.rows.text import CsvFile, NdjsonFile
 from tiered_index.spark.addresses import StorageAddress
@@ -52,7 +52,7 @@ def read_keys(path: str, s3: StorageOptions, key: str = "key") -> pa.Table:
     types that Spark lacks; `CorruptFile`, the storage's errors.
     """
     with listed_files([path], IndexConfig(s3=s3)) as files:
-        opened = [open_rows(file.file, file.size_bytes, file.head()) for file in files]
+        opened = [undamaged(open_rows(file.file, file.size_bytes, file.head())) for file in files]
         # a text of blank lines has no columns; a table without rows has
         opened = [rows for rows in opened if rows.length_bound(0) or isinstance(rows, ColumnsFile)]
         forms = {rows.format.partition("+")[0] for rows in opened}

@@ -41,6 +41,7 @@ from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.blocks import RestartPoint
+from tiered_index.sources.first_rows import FieldSearch
 from tiered_index.sources.identity import OldOffsets, table_digest
 from tiered_index.sources.known_files import TORN, KnownFiles, Plan, offsets_end
 from tiered_index.sources.linked import MOST_POINTS, check_queue, joined_times
@@ -245,6 +246,8 @@ class LinkedPartsReader:
                 times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
                 bad += [(f"{segment.uri}, {row.where}", row.problem) for row in batch.bad[: _NAMED - len(bad)]]
                 yield self._batch(batch, 0)
+            if reading.damage is not None:
+                raise reading.damage.error
             lines = reading.lines
             behind = bound if isinstance(file, ColumnsFile) else reading.end
             if is_first:
@@ -266,8 +269,11 @@ class LinkedPartsReader:
 
     def _entries(self, part: FilePart, file: RowFile, mapping: RowMapping) -> Iterator[pa.RecordBatch]:
         assert part.end is not None
-        for batch in file.reading(mapping, part.begin, part.end).batches(part.begin):
+        reading = file.reading(mapping, part.begin, part.end)
+        for batch in reading.batches(part.begin):
             yield self._batch(batch, part.segment.start - part.segment.position)
+        if reading.damage is not None:
+            raise reading.damage.error
 
     def _batch(self, batch: RowBatch, shift: int) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict(self.rows.columns(batch, shift) | {HAS_KEY: pa.repeat(True, batch.entries)})
@@ -520,7 +526,7 @@ def link_files(
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
             with IndexReader.open(config=of_source, environment=False) as stored, stored.export(rows.topic) as batches:
                 check_queue(rows.topic, batches)
-        _decide(plan, mapping)
+        _decide(plan, mapping, rules_of(log.state.positions, rows.store))
         rows = replace(rows, unit=mapping.unit, is_guessed=rows.is_guessed or rows.unit is None)
         points_to = None if dry_run else index.meter.address(index.address)
         reader = LinkedPartsReader(rows, of_source, index.meter.sources(settings.s3, storage), skip_bad, points_to)
@@ -575,12 +581,18 @@ def check_own_columns(schema: Schema) -> None:
         raise InvalidArgument(f"entries of this index need column {own[0].name!r}, which rows of files lack")
 
 
-def _decide(plan: FilePlan, mapping: RowMapping) -> None:
-    """Let the first rows decide the unit of times that are numbers. Raises `InvalidArgument` for missing fields."""
-    for listed, rows, segment in plan.new[:1]:
-        if lacking := rows.lacking(mapping):
-            fields = mapping.shown(lacking)
-            raise InvalidArgument(f"no row at the beginning of {listed.uri} has {fields}; it has {rows.fields()[:30]}")
+def _decide(plan: FilePlan, mapping: RowMapping, known_keys: Collection[str]) -> None:
+    """Let the first rows decide the unit of times that are numbers. Raises `InvalidArgument` for missing fields.
+
+    Keys that the topic has already may be in earlier files only.
+    """
+    files, search = [listed for listed, _, _ in plan.new], FieldSearch(mapping)
+    search.look_at_heads(files)
+    if files and search.misses(known_keys, keys_may_come=False):
+        search.look_at_all(files)
+        if search.misses(known_keys, keys_may_come=False):
+            raise search.failure(len(files))
+    for _, rows, segment in plan.new[:1]:
         if mapping.unit is None:
             next(rows.reading(mapping, segment.position, segment.end).batches(segment.position), None)
 
