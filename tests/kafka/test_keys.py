@@ -104,11 +104,11 @@ def test_a_name_is_before_each_key_of_its_rule(rules, keys):
     of_record = record(b"7", value, ("id", b"8"), ("number", struct.pack(">h", 12)))
     for extraction in (RecordKeys(rules), RecordKeys.by_rules(rules)):
         assert sorted(extraction.take(of_record)) == sorted(extraction.of(of_record)) == sorted(keys)
-    one = RecordKeys(rules)
-    if (columns := one.plain_keys(pa.array([b"7", b"7"], pa.binary()))) is not None:
+    record_keys = RecordKeys(rules)
+    if (columns := record_keys.plain_keys(pa.array([b"7", b"7"], pa.binary()))) is not None:
         assert columns.to_pylist() == keys * 2
-    if one.only_path:
-        assert one.take_text(value) == keys[0]
+    if record_keys.only_path:
+        assert record_keys.take_text(value) == keys[0]
 
 
 def test_a_name_without_a_key_is_none_and_counts_to_its_length():

@@ -77,7 +77,7 @@ class Life:
     def edit(self, file, keeps, size):
         """The rows after the first `keeps` are others now: `size` rows, maybe none."""
         offsets, _ = file.versions[-1]
-        kept, old = offsets[:keeps], offsets[keeps:]
+        before, old = offsets[:keeps], offsets[keeps:]
         if not old:
             return
         if not self.is_whole(file, file.versions[-1]):
@@ -85,12 +85,12 @@ class Life:
             file.versions.pop()
         again = []
         for cut in [segment for segment in self.queue if span_of(segment) & set(old)]:
-            cut.size = len(span_of(cut) & set(kept))
+            cut.size = len(span_of(cut) & set(before))
             if not cut.is_finished and cut.rows >= cut.size:
                 again += cut.finished(self.store)
         segment = self.reserve(size) if size else Segment(self.end, self.end, 0, is_finished=True)
         segment.replaces = spans_of(old)
-        file.versions.append(([*kept, *range(segment.start, segment.start + size)], segment))
+        file.versions.append(([*before, *range(segment.start, segment.start + size)], segment))
         self.append(replaced=[*again, *segment.replacements(self.store)])
 
     def read(self, rows):
@@ -170,16 +170,16 @@ def shown_of(expired, store, offsets):
     items = np.zeros(len(offsets), ROCKETMQ_SCHEMA.item)
     items["queue_id"], items["offset"], items["topic_id"], items["key_hash"] = queue_id, offsets, 3, 7
     seconds = np.full(len(offsets), 100)
-    kept = expired.keeps(items, seconds, {3: topic})
+    is_shown = expired.keeps(items, seconds, {3: topic})
     batch = LookupBatch([Lookup(topic, "k", max_count=10_000)]).without(expired)
     matches = batch.select(items, np.zeros(len(items), np.int64), seconds, [(3, topic)], ROCKETMQ_SCHEMA)
-    assert matches.rows["offset"].tolist() == items["offset"][kept].tolist()
+    assert matches.rows["offset"].tolist() == items["offset"][is_shown].tolist()
     # the same offsets of another topic or queue are others
     for other in ({3: "else"}, {3: topic}):
         apart = items.copy()
         apart["queue_id"] = 1
         assert expired.keeps(apart, seconds, other).all()
-    return items["offset"][kept].tolist()
+    return items["offset"][is_shown].tolist()
 
 
 STEPS = st.lists(

@@ -41,11 +41,11 @@ def test_times_of_clocks_are_those_of_zoneinfo(name):
     times += [(day + rng.randrange(-90_000, 180_000)) * 1000 + rng.randrange(1000) for day in days for _ in range(40)]
     times += [MAX_TIMESTAMP_MS - 200 * 86_400_000 * n for n in range(5)]
     wanted = [by_zoneinfo(time, zone) for time in times]
-    found = TimeZone(name)
-    pieces = [found.epoch_ms(np.array(times[at : at + 500], np.int64)).tolist() for at in range(0, len(times), 500)]
+    zone = TimeZone(name)
+    pieces = [zone.epoch_ms(np.array(times[at : at + 500], np.int64)).tolist() for at in range(0, len(times), 500)]
     assert [time for piece in pieces for time in piece] == [time for time, _, _ in wanted]
-    assert found.unclear == (sum(doubled for _, doubled, _ in wanted), sum(missing for _, _, missing in wanted))
-    assert (found.unclear != UnclearTimes()) == (name != "Etc/GMT+5")
+    assert zone.unclear == (sum(doubled for _, doubled, _ in wanted), sum(missing for _, _, missing in wanted))
+    assert (zone.unclear != UnclearTimes()) == (name != "Etc/GMT+5")
 
 
 def test_a_time_out_of_range_stays_so():
@@ -164,6 +164,6 @@ def test_zones_are_recorded_for_each_path():
     positions = {}
     for path, zone in (("at", "Europe/Berlin"), ("a/b", "Asia/Tokyo"), ("at", "UTC"), ("b", "Etc/GMT+5")):
         positions |= [time_zone_position(positions, "linked:-/t/7", path, zone)]
-    found = {path: time_zone_of(positions, "linked:-/t/7", path) for path in ("at", "a/b", "b", "c")}
-    assert found == {"at": "UTC", "a/b": "Asia/Tokyo", "b": "Etc/GMT+5", "c": None}
+    zones = {path: time_zone_of(positions, "linked:-/t/7", path) for path in ("at", "a/b", "b", "c")}
+    assert zones == {"at": "UTC", "a/b": "Asia/Tokyo", "b": "Etc/GMT+5", "c": None}
     assert time_zone_of(positions, "linked:-/t", "7/at") is None

@@ -134,10 +134,10 @@ class KeyQuestion:
         index: Any = self.client if reader is None else reader
         lookups = [Lookup(self.topic, key, within.begin, within.end, 1) for key in similar]
         try:
-            found = index.query_many(lookups, allow_partial=True, max_requests=_REQUESTS_OF_HINTS, timeout_s=_HINTS_S)
+            answers = index.query_many(lookups, allow_partial=True, max_requests=_REQUESTS_OF_HINTS, timeout_s=_HINTS_S)
         except BudgetExceeded as error:
-            found = error.result if isinstance(error.result, Sequence) else ()
-        return [key for key, answer in zip(similar, found, strict=False) if len(answer)][:_MOST_SIMILAR]
+            answers = error.result if isinstance(error.result, Sequence) else ()
+        return [key for key, answer in zip(similar, answers, strict=False) if len(answer)][:_MOST_SIMILAR]
 
     def _of_service(self, client: IndexClient) -> Callable[..., Any]:
         self.stack.enter_context(client)

@@ -346,11 +346,11 @@ class IndexService(Lookups[ItemT]):
         if of_source:
             self._note_source(source)
         else:
-            given = dict(topic_ids)
+            known_ids = dict(topic_ids)
             self._queues_of_sources().check_columns(
                 batch["topic_id"],
                 batch["queue_id"],
-                lambda topic_id: given.get(topic_id) or self._topics.name(topic_id),
+                lambda topic_id: known_ids.get(topic_id) or self._topics.name(topic_id),
             )
         positions = {source: source_position} if source is not None and source_position is not None else {}
         if len(batch["second"]) or positions:

@@ -174,7 +174,7 @@ class AddedKeys:
         if reading.copy is not None:
             paths = reading.holding, len(reading.mapping.keys)
             copied = CopiedRows(self._index, reading.copy, *paths)
-        sink = _Entries(self, reading, copied)
+        sink = _KeyEntries(self, reading, copied)
         segments = self._index.segment_archive.segments().of_log(self._log, begin)
         linked = (each for each in segments if isinstance(each, LinkedSegment) and not each.is_unread)
         for number, segment in enumerate([each for each in linked if each.start < end]):
@@ -191,7 +191,7 @@ class AddedKeys:
             sink.pass_to(end)
         sink.finish()
 
-    def _read(self, known: KnownFile, segment: LinkedSegment, row_end: int, sink: _Entries) -> str | None:
+    def _read(self, known: KnownFile, segment: LinkedSegment, row_end: int, sink: _KeyEntries) -> str | None:
         """Take the rows of a segment from its file. Return why they can't be read; None: they are taken."""
         problem: str | None = None
         for _ in range(_LOOKS):
@@ -208,7 +208,7 @@ class AddedKeys:
                     break
         return problem
 
-    def _read_file(self, segment: LinkedSegment, row_end: int, rows: RowFile, sink: _Entries) -> None:
+    def _read_file(self, segment: LinkedSegment, row_end: int, rows: RowFile, sink: _KeyEntries) -> None:
         reading, shift = sink.reading, segment.start - segment.position
         first, last = max(sink.end, segment.start) - shift, min(reading.end, row_end + shift) - shift
         mapping = reading.mapping
@@ -228,7 +228,7 @@ class AddedKeys:
                 raise of_file.damage.error
         self.counts.files += 1
 
-    def _read_copies(self, segment: LinkedSegment, sink: _Entries, problem: str) -> None:
+    def _read_copies(self, segment: LinkedSegment, sink: _KeyEntries, problem: str) -> None:
         """Take the copied rows of a segment whose file can't be read. Others are named, also for all later answers."""
         reading = sink.reading
         begin, end = self._take_copies(segment, sink)
@@ -246,7 +246,7 @@ class AddedKeys:
             if unread not in self.counts.unread[-len(reading.together) :]:
                 self.counts.unread.append(unread)
 
-    def _take_copies(self, segment: LinkedSegment, sink: _Entries) -> tuple[int, int]:
+    def _take_copies(self, segment: LinkedSegment, sink: _KeyEntries) -> tuple[int, int]:
         """Take the copied rows of the rest of a segment within a range. Return the offsets of that."""
         reading = sink.reading
         begin, end = max(sink.end, segment.start), min(reading.end, segment.end)
@@ -297,7 +297,7 @@ class _Range:
     copy: ArchivedSegment | None
 
 
-class _Entries:
+class _KeyEntries:
     """The entries of one range: they are put at once, or wait for their copies. `end`: the offset that is reached."""
 
     def __init__(self, keys: AddedKeys, reading: _Range, copied: CopiedRows | None) -> None:

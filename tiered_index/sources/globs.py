@@ -38,8 +38,8 @@ _Part: TypeAlias = str | re.Pattern[str] | None
 
 def wildcard_at(text: str) -> int | None:
     """Return the place of the first wildcard in a path or URI; None: it has none."""
-    found = _WILDCARD.search(text)
-    return found and found.start()
+    wildcard = _WILDCARD.search(text)
+    return wildcard and wildcard.start()
 
 
 def is_hidden(name: str) -> bool:

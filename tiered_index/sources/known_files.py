@@ -62,7 +62,7 @@ Opened = Callable[[str], SourceFile]
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadFile:
     """A file whose rows from `position` on are to be read. They replace those at the offsets `old`."""
 
     listed: SourceFile
@@ -83,7 +83,7 @@ class Plan:
     - `rewritten`: the URIs of files whose rows from some place on are read anew.
     """
 
-    unread: list[Unread] = field(default_factory=list)
+    unread: list[UnreadFile] = field(default_factory=list)
     resumed: list[tuple[SourceFile, LinkedSegment]] = field(default_factory=list)
     changed: list[LinkedSegment] = field(default_factory=list)
     gone: list[tuple[str, int]] = field(default_factory=list)
@@ -190,7 +190,7 @@ class KnownFiles:
         return None
 
     def reserved(
-        self, unread: Unread, dialect: Dialect | None, topic_field: str | None
+        self, unread: UnreadFile, dialect: Dialect | None, topic_field: str | None
     ) -> tuple[RowFile, LinkedSegment] | Torn | None:
         """Return the rows of a file, and an open segment at the end of the log for those that are unread.
 
@@ -463,7 +463,7 @@ class _Decision:
             self._plan.retired += old
             self._continue(listed, known, self._verdicts.get(listed.uri))
         elif listed.uri not in self._unlisted:
-            self._plan.unread.append(Unread(listed, 0, tuple(old)))
+            self._plan.unread.append(UnreadFile(listed, 0, tuple(old)))
 
     def _replace(self, known: KnownFile) -> list[OldOffsets]:
         """End a known file whose place another one has. Return the offsets of rows that the other one replaces."""
@@ -496,7 +496,7 @@ class _Decision:
         if isinstance(verdict, Same):
             self._plan.known += not known.unfinished
         else:
-            self._plan.unread.append(Unread(listed, position, tuple(old)))
+            self._plan.unread.append(UnreadFile(listed, position, tuple(old)))
 
     def _resume(self, listed: SourceFile, known: KnownFile) -> None:
         """Note the segments whose rows are not all put. Their text is known, or the file has not been written to."""

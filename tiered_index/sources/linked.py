@@ -38,7 +38,7 @@ from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles
 from tiered_index.sources.identity import Cut, OldOffsets, Other, what_is
-from tiered_index.sources.known_files import TORN, UNKNOWN_FORM, KnownFiles, Plan, Unread, may_grow, unread_stamp
+from tiered_index.sources.known_files import TORN, UNKNOWN_FORM, KnownFiles, Plan, UnreadFile, may_grow, unread_stamp
 from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.restart import encode_points, taken_points
@@ -314,7 +314,7 @@ class FileLinker:
         if self._archiver.size_bytes >= SEGMENT_BYTES:
             self._put_waiting()
 
-    def _reserved(self, waiting: deque[Unread]) -> list[_Reading]:
+    def _reserved(self, waiting: deque[UnreadFile]) -> list[_Reading]:
         """Reserve offsets for the next files by one record, and return them with their open segments."""
         readings, replaced, size_bytes, held_bytes = list[_Reading](), list[Replacement](), 0, 0
         while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES and held_bytes < _HELD_BYTES:
@@ -376,14 +376,14 @@ class FileLinker:
             yield self._read(*group[0], offset)
             return
         starts = np.array([segment.start for _, _, segment in group], np.int64)
-        found = read_together(texts, starts, self.mapping)
-        if found is None:
+        together = read_together(texts, starts, self.mapping)
+        if together is None:
             # some file has a row that must be read by itself
             half = len(group) // 2
             yield from self._read_together(group[:half], texts[:half], offset)
             yield from self._read_together(group[half:], texts[half:], offset)
             return
-        batch, small_readings = found
+        batch, small_readings = together
         self._put(group[0][0], replace(batch, end=group[-1][2].end), 0, 0)
         for (listed, _, segment), reading in zip(group, small_readings, strict=True):
             self.counts.read_files += 1

@@ -111,8 +111,8 @@ def spelled(uri: str) -> str:
 
 def split_parameters(uri: str) -> tuple[str, str]:
     """Return the URI of an object, folder or glob without its parameters, and these, with the question mark."""
-    found = _PARAMETERS.search(uri)
-    return (uri, "") if found is None else (uri[: found.start()], uri[found.start() :])
+    parameters = _PARAMETERS.search(uri)
+    return (uri, "") if parameters is None else (uri[: parameters.start()], uri[parameters.start() :])
 
 
 def beside(uri: str, storage: str | None) -> str:

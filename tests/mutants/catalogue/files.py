@@ -102,9 +102,9 @@ queue-of-messages-unchecked: offsets of rows hide messages of the same topic
   tests/unit/cli/test_linked_files.py::test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_another
 bad-row-unnamed: a bad row is left out without --skip-bad
   in FileLinker._put
-  - if batch.bad and not self.skip_bad:
-  + if batch.bad and self.skip_bad is None:
-  tests/unit/cli/test_linked_files.py::test_a_bad_row_is_named_and_skipped_only_on_demand
+  - if batch.bad and self.is_strict and not self.skip_bad:
+  + if batch.bad and self.is_strict and self.skip_bad is None:
+  tests/unit/cli/test_linked_files.py::test_a_bad_row_is_named_and_passed_over_and_is_no_finding_on_demand
 minus-zero-as-zero: the key -0 becomes 0
   in TextFile.batch
   - sizes, end, may_be_minus_zero)
@@ -131,9 +131,9 @@ open-quote-takes-the-file: a quote that stays open takes all rows behind it
   + elif held_bytes < 0:
   tests/unit/test_row_files.py::test_a_quote_that_stays_open_takes_one_row
 bad-row-of-another-line: a bad row has the number of another line
-  in TextBlocks.read
-  - lines += len(newlines)
-  + lines += len(block)
+  in TextBlocks._block
+  - self._lines += len(newlines)
+  + self._lines += len(data)
   tests/unit/test_row_files.py::test_a_quote_that_stays_open_takes_one_row
 arrow-rows-from-the-batch: Arrow rows before the position are read again
   in ArrowTable.read

@@ -112,8 +112,8 @@ def test_a_miss_offers_named_keys_and_other_forms(opened, tmp_path):
     done = run_here("ingest", log, "--topic", "t", *keys, "--root", tmp_path / "root", "--storage", storage)
     assert done.code == 0, done.err
     with IndexReader.open(storage) as reader, on_a_port(reader) as client:
-        for asked, offered in (("136", ["order=136", "user=136"]), (uuid.replace("-", "").upper(), [uuid])):
-            page = opened(str(client.base_url), f"#search?topic=t&key={asked}")
+        for typed, offered in (("136", ["order=136", "user=136"]), (uuid.replace("-", "").upper(), [uuid])):
+            page = opened(str(client.base_url), f"#search?topic=t&key={typed}")
             for key in offered:
                 expect(page.get_by_role("link", name=f"key {key} of topic t")).to_be_visible()
             expect(page.locator("#said li")).to_have_count(len(offered))

@@ -61,8 +61,8 @@ def numbers_of(where):
 def row(number):
     # the keys at a and b are equal in some rows, and rows lack some
     keys = {"a": f"x{number % 5}", "b": [f"x{number % 3}", number % 4], "c": {"d": f"u{number % 6}"}}
-    kept = {name: key for at, (name, key) in enumerate(keys.items()) if (number + at) % 7}
-    return kept | {"at": BEGIN_S + number, "kind": f"k{number % 2}", "n": number}
+    with_key = {name: key for at, (name, key) in enumerate(keys.items()) if (number + at) % 7}
+    return with_key | {"at": BEGIN_S + number, "kind": f"k{number % 2}", "n": number}
 
 
 def lines(begin, end):

@@ -53,7 +53,7 @@ def ingest(where):
 
 
 @pytest.fixture
-def found(where):
+def found_keys(where):
     """Return a function that returns those of some keys that have one row, which comes back, and no other."""
 
     def run(keys):
@@ -134,7 +134,7 @@ def indexed(where):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_damaged_file_is_named_and_stops_no_other(folder, where, ingest, found, name):
+def test_a_damaged_file_is_named_and_stops_no_other(folder, where, ingest, found_keys, name):
     make, there, absent, reason, position = CASES[name]
     for good, (begin, end) in {"a-first.log": (0, 30), "z-last.log": (30, 60)}.items():
         (folder / good).write_bytes(lines(begin, end))
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_named_and_stops_no_other(folder, where, ingest, found
         if position == "row":
             # the byte behind the last row that is indexed
             assert each["position"] == sum(segment.length for segment in indexed(where) if segment.uri == uri) > 0
-    assert found((0, 29, 30, 59, *there, *absent)) == {*map(str, (0, 29, 30, 59, *there))}
+    assert found_keys((0, 29, 30, 59, *there, *absent)) == {*map(str, (0, 29, 30, 59, *there))}
     again = ingest(folder)
     assert (again.code, again.document["read_files"], again.document["damaged"]) == (0, 0, 0)
     assert again.document["known"] == len(document["damaged_first"]) + 2
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_named_and_stops_no_other(folder, where, ingest, found
     (folder / name).write_bytes(lines(5000, 5010))
     mended = ingest(folder)
     assert (mended.code, mended.document["rows"], mended.document["known_damaged"]) == (0, 10, 0), mended.err
-    assert found((5000, 5009)) == {"5000", "5009"}
+    assert found_keys((5000, 5009)) == {"5000", "5009"}
     assert not any(segment.is_unread for segment in indexed(where))
 
 

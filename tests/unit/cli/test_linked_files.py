@@ -221,7 +221,7 @@ def test_many_small_files_are_read_together_with_the_same_rows_and_segments(tmp_
     monkeypatch.setattr(PinnedFile, "ranges", opening)
     monkeypatch.setattr(PinnedFile, "ahead", opening)
     monkeypatch.setattr(PatientPut, "__call__", putting)
-    found, opened_by_run, puts_by_run = [], [], []
+    offsets_by_run, opened_by_run, puts_by_run = [], [], []
     for index in (where, new):
         if index is new:
             monkeypatch.setattr(linked, "gathered", lambda files: (([each], []) for each, *_ in files))
@@ -233,12 +233,12 @@ def test_many_small_files_are_read_together_with_the_same_rows_and_segments(tmp_
             table = pa.Table.from_batches(batches)
         entries = sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True), key=str)
         names = ("read_files", "read_bytes", "rows", "entries", "keyless", "skipped", "skipped_first", "held_back")
-        found.append(({name: document[name] for name in names}, segments, entries))
+        offsets_by_run.append(({name: document[name] for name in names}, segments, entries))
         opened_by_run.append(len(opened))
         puts_by_run.append(len(puts))
         opened.clear()
         puts.clear()
-    together, alone = found
+    together, alone = offsets_by_run
     assert together == alone
     assert together[0]["skipped"] > 5 < together[0]["keyless"]
     # the first one is opened for its fields, too
@@ -823,8 +823,8 @@ def test_a_key_that_nothing_has_is_hinted_at_by_its_other_forms(tmp_path, where,
     hints = [f"keys are exact: {other!r} has entries" for other in similar]
     for index in (where[:2], where[2:]):
         for options in ((), ("--messages",)):
-            found = run_here("query", *index, *options, "--json", "--", "t", key).document
-            assert (found["hints"], found["status"]) == (hints, "complete")
+            answer = run_here("query", *index, *options, "--json", "--", "t", key).document
+            assert (answer["hints"], answer["status"]) == (hints, "complete")
             text = run_here("query", *index, *options, "--", "t", key).out
             assert [line for line in text.splitlines() if line.startswith("keys are exact")] == hints
     assert run_here("query", *where, "-q", "--", "t", key).out == ""
@@ -949,9 +949,18 @@ def test_a_named_key_is_found_by_its_name_and_value_alone(tmp_path, where, new, 
     of_csv = ("order=136", "order=7", "user=136", "user=7", "both=136", "both=7", "136", "7")
     assert sorted(entry["key"] for entry in shown) == sorted(of_csv)
     ingest(tmp_path / "*", *archive, "--wait", fields=fields)
-    found = {"order=136": 6, "user=7": 5, "both=136": 8, "136": 6, "user=136": 3, "order=7": 3, "order=": 0, "user": 0}
+    rows_by_key = {
+        "order=136": 6,
+        "user=7": 5,
+        "both=136": 8,
+        "136": 6,
+        "user=136": 3,
+        "order=7": 3,
+        "order=": 0,
+        "user": 0,
+    }
     for index in (where, *([new] if archive and from_archive(where, *new) else ())):
-        for key, count in found.items():
+        for key, count in rows_by_key.items():
             messages = run_here("query", "t", key, "--messages", *index, "--json").document["messages"]
             assert [message["state"] for message in messages] == ["archived" if archive else "local"] * count, key
     erased = run_here("erase", "--topic", "t", "--key", "user=7", "--now", "--yes", *where[2:], "--json")
@@ -960,8 +969,8 @@ def test_a_named_key_is_found_by_its_name_and_value_alone(tmp_path, where, new, 
         # the copies of the rows go, and their files still show them by their other keys
         messages = run_here("query", "t", "order=136", "--messages", *where, "--json").document["messages"]
         assert sorted(message["state"] for message in messages) == ["archived", *["local"] * 5]
-    left = {key: len(run_here("query", "t", key, *where, "--json").document["items"]) for key in found}
-    assert left == found | {"user=7": 0}
+    left = {key: len(run_here("query", "t", key, *where, "--json").document["items"]) for key in rows_by_key}
+    assert left == rows_by_key | {"user=7": 0}
 
 
 OF_MAPS = pa.array([[("x", 1)]], pa.map_(pa.string(), pa.int64()))

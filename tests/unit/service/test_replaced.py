@@ -270,11 +270,11 @@ def test_replaced_rows_behind_the_pages_are_dropped_while_they_are_gathered(inde
     dropped = []
 
     def on_pages(page, *arguments):
-        left = kept(page, *arguments)
+        left = original(page, *arguments)
         dropped.append(len(page[1]) - len(left[1]))
         return left
 
-    kept = replaced_rows.on_pages
+    original = replaced_rows.on_pages
     monkeypatch.setattr(replaced_rows, "on_pages", on_pages)
     for number in range(6):
         start = 40 * number
@@ -407,8 +407,8 @@ def test_ten_thousand_ranges_are_in_an_object_of_their_own(many, tmp_path):
     assert opened_state(many.storage) == state
     many.run_lifecycle()
     # without the storage, the root's copy of the log has all ranges
-    kept = KeptLog(Root(tmp_path / "root", Disk())).read()
-    assert kept == state and kept.encode() == state.encode()
+    copy_of_log = KeptLog(Root(tmp_path / "root", Disk())).read()
+    assert copy_of_log == state and copy_of_log.encode() == state.encode()
     put_rows(many, [0, 1, 2, 19_999, 25_000, 25_002], position=26_000)
     publish(many)
     assert everyone(many, tmp_path) == ([1, 19_999, 25_002],) * 3

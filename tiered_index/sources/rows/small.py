@@ -124,7 +124,7 @@ def read_together(
     valid = [np.cumsum(column.is_valid().to_numpy(zero_copy_only=False)) for column in batch.keys]
     counts = [np.concatenate([np.zeros(1, np.int64), each]) for each in valid]
     have_keys = np.array([each[last] > each[first] for each in counts]).T | batch.has_repeated_keys
-    found = [
+    readable = [
         SmallReading(
             count,
             times_of(batch.times_ms[low:high]),
@@ -137,4 +137,4 @@ def read_together(
             texts, rows, first.tolist(), last.tolist(), have_keys.tolist(), strict=True
         )
     ]
-    return replace(batch, positions=offsets), found
+    return replace(batch, positions=offsets), readable

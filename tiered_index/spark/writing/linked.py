@@ -116,11 +116,11 @@ class RowsOfFiles:
 
         Raises `InvalidArgument` for different units.
         """
-        found = sorted(unit for unit in units if unit is not None)
-        if len(found) > 1:
-            told = " and ".join(found)
+        numeric_units = sorted(unit for unit in units if unit is not None)
+        if len(numeric_units) > 1:
+            told = " and ".join(numeric_units)
             raise InvalidArgument(f"times have the units {told} in different files: give their unit")
-        return replace(self, unit=found[0] if found else None, zone=self.zone if has_zoneless else None)
+        return replace(self, unit=numeric_units[0] if numeric_units else None, zone=self.zone if has_zoneless else None)
 
     def with_keys_of(self, positions: Mapping[str, int]) -> RowsOfFiles:
         """Return them with all keys of the topic, by the positions of an index.

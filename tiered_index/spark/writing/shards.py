@@ -272,9 +272,9 @@ def _hashed(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[Colu
     def hashed(batch: pa.RecordBatch) -> Columns:
         if batch.column("key").null_count:
             batch = batch.filter(pc.is_valid(batch.column("key")))
-        columns, given = batch_columns(_with_topic_ids(batch, topics), layout.schema, topics, layout.hash)
+        columns, topic_ids = batch_columns(_with_topic_ids(batch, topics), layout.schema, topics, layout.hash)
         if plan.queues is not None:
-            names = dict(given)
+            names = dict(topic_ids)
             name_of: Callable[[int], str] = lambda topic_id: names.get(topic_id) or topics.name(topic_id)  # noqa: E731
             plan.queues.check_columns(columns["topic_id"], columns["queue_id"], name_of)
         return columns
