@@ -1,5 +1,6 @@
 """Parquet files of every layout and coding are read unchanged. Row groups are checked by their stated sizes first."""
 
+import contextlib
 import itertools
 import random
 from pathlib import Path
@@ -141,6 +142,71 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
             groups = [rows for _, rows in parquet.ParquetTable(place).read(["n", "key"])]
             assert [value for rows in groups for value in rows.column("key").to_pylist()] == keys
             assert [n for rows in groups for n in rows.column("n").to_pylist()] == list(range(len(keys)))
+
+
+@pytest.mark.parametrize("form", ["text", "field of a structure", "list", "columns of numbers"])
+@pytest.mark.parametrize("store_schema", [True, False])
+def test_a_few_bytes_that_many_cells_repeat_are_read_in_small_batches(tmp_path, monkeypatch, form, store_schema):
+    """A file of 1.3 MB, whose rows had the same text of 10 kB, took 2 GiB."""
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 1 << 20)
+    count, number = 20_000, pa.array(range(20_000))
+    bodies = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), ["x" * 10_000])
+    if form == "columns of numbers":
+        table = pa.table({"n": number, **{f"c{each}": pa.repeat(0, count) for each in range(200)}})
+    elif form == "list":
+        bodies = bodies.cast(pa.string())[:2000]
+        number, count = number[:2000], 2000
+        table = pa.table({"n": number, "body": pa.ListArray.from_arrays(range(2001), bodies)})
+    else:
+        bodies = bodies if form == "text" else pa.StructArray.from_arrays([bodies, number], ["text", "other"])
+        table = pa.table({"n": number, "body": bodies})
+    path = tmp_path / "rows.parquet"
+    pq.write_table(table, path, store_schema=store_schema)
+    del table, bodies
+    rows = ParquetTable(LocalFile(path))
+    with arrow_memory() as pool:
+        for start in (0, count // 2):
+            end = start
+            for first, part in rows.read(rows.schema.names, start):
+                assert first == end and part["n"].to_pylist() == [*range(first, first + len(part))]
+                end = first + len(part)
+                del part
+            assert end == count
+            # one batch of all texts has 200 MB, and is copied
+            assert pool.max_memory() < 100 << 20
+
+
+def test_a_row_group_that_is_far_larger_than_its_file_is_named_before_it_is_read(tmp_path, monkeypatch):
+    """A page of 1 GiB in a file of 34 kB took 1.4 GiB."""
+    monkeypatch.setattr(parquet, "LARGE_ROW_GROUP_BYTES", 4 << 20)
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"n": range(8), "body": ["0" * (1 << 20)] * 8})
+    pq.write_table(table, path, use_dictionary=False, compression="zstd", data_page_size=1 << 30)
+    rows = ParquetTable(LocalFile(path))
+    said = r"rows.parquet: row group 0 states 8,\d+,\d+ bytes, more than 1,000 times those of the file"
+    with arrow_memory() as pool, pytest.raises(InvalidArgument, match=said):
+        next(rows.read(["n", "body"]))
+    assert pool.max_memory() < 1 << 20
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_large_row_group_of_an_object_is_read_in_pieces(tmp_path, monkeypatch, is_large):
+    monkeypatch.setattr(parquet, "LARGE_ROW_GROUP_BYTES", 1 << 20 if is_large else 1 << 30)
+    monkeypatch.setattr(parquet, "_PIECE_BYTES", 1 << 18)
+    monkeypatch.setattr(parquet, "_LARGE_PIECE_BYTES", 1 << 18)
+    texts = [random.Random(each).randbytes(500).hex() for each in range(4000)]
+    table = pa.table({"n": range(4000), "body": texts})
+    pq.write_table(table, tmp_path / "rows.parquet", use_dictionary=False, data_page_size=1 << 16, write_batch_size=64)
+    with contextlib.closing(open_storage(tmp_path.as_uri())) as storage:
+        asked = []
+        ranged = storage.get_range
+        monkeypatch.setattr(storage, "get_range", lambda *range_: (asked.append(range_[2]), ranged(*range_))[1])
+        size_bytes = (tmp_path / "rows.parquet").stat().st_size
+        rows = ParquetTable(StoredFile("u", storage, "rows.parquet", size_bytes))
+        asked.clear()
+        read = [text for _, part in rows.read(["n", "body"]) for text in part["body"].to_pylist()]
+    assert read == texts
+    assert (max(asked) <= 1 << 19 and len(asked) > 10) if is_large else (max(asked) > 1 << 20 and len(asked) < 6)
 
 
 @pytest.mark.parametrize("is_field", [False, True], ids=["column", "field of a structure"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -32,8 +33,12 @@ BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 64 << 20, 32 << 20
 LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
 # Most decompressed bytes that a row group may state for each row, all columns together
 MAX_ROW_GROUP_ROW_BYTES = 128 << 20
-# A local file is read in pieces
-_PIECE_BYTES = 1 << 20
+# Bytes of a cell of a number, and of the place of a text
+_CELL_BYTES = 8
+# Decompressed bytes of a large row group, and how many times those of the file it may state
+LARGE_ROW_GROUP_BYTES, MAX_ROW_GROUP_RATIO = 256 << 20, 1000
+# A local file, and a large row group of an object, are read in pieces
+_PIECE_BYTES, _LARGE_PIECE_BYTES = 1 << 20, 8 << 20
 # Arrow copies text with offsets of 64 bits twice as fast. It has the option from version 21 on.
 _TEXT = {"binary_type": pa.large_binary()} if "binary_type" in inspect.signature(pq.ParquetFile).parameters else {}
 _POOL = threading.Lock()
@@ -53,7 +58,10 @@ class ParquetTable:
 
     def __init__(self, place: File, times: str = "ms") -> None:
         self._place, self._times = place, times
+        # until the footer is known
+        self._is_small = True
         with self._place.ranges() as handle, self._opened(handle) as file:
+            self._file_bytes = handle.seek(0, os.SEEK_END)
             self.metadata: pq.FileMetaData = file.metadata
             self.schema = pa.schema(
                 [pa.field(f.name, known_layout(f.type), f.nullable) for f in file.schema_arrow],
@@ -64,13 +72,24 @@ class ParquetTable:
         self.group_rows = [self._rows(self.metadata.row_group(n)) for n in range(self.metadata.num_row_groups)]
         *self.starts, self.rows = accumulate(self.group_rows, initial=0)
         CorruptFile.unless_equal(str(place), "rows of all row groups", self.metadata.num_rows, self.rows)
+        sizes = [int(self.metadata.row_group(n).total_byte_size) for n in range(self.metadata.num_row_groups)]
+        self._is_small = max(sizes, default=0) <= LARGE_ROW_GROUP_BYTES
 
     @contextlib.contextmanager
     def _opened(
-        self, handle: IO[bytes], metadata: pq.FileMetaData | None = None, *, whole: bool = True
+        self,
+        handle: IO[bytes],
+        metadata: pq.FileMetaData | None = None,
+        *,
+        whole: bool = True,
+        dictionaries: Sequence[str] = (),
     ) -> Iterator[pq.ParquetFile]:
-        """Yield the open file; checksums of pages are verified. `whole`: columns are read to their ends."""
+        """Yield the open file; checksums of pages are verified. `whole`: columns are read to their ends.
+
+        Columns of text whose paths are in `dictionaries` are read as dictionaries.
+        """
         is_local = isinstance(self._place, LocalFile)
+        is_buffered = whole and not is_local and self._is_small
         try:
             # with the footer it reads nothing yet
             with contextlib.nullcontext() if metadata is None else _memory_of_system():
@@ -78,12 +97,12 @@ class ParquetTable:
                     # Arrow reads a path faster than a Python file
                     self._place.path if isinstance(self._place, LocalFile) else handle,
                     metadata=metadata,
-                    # one request for neighbouring columns of a row group
-                    pre_buffer=whole and not is_local,
-                    buffer_size=_PIECE_BYTES if is_local or not whole else 0,
+                    # one request for neighbouring columns of a row group, which are in memory then
+                    pre_buffer=is_buffered,
+                    buffer_size=0 if is_buffered else _PIECE_BYTES if is_local or not whole else _LARGE_PIECE_BYTES,
                     coerce_int96_timestamp_unit=self._times,
                     page_checksum_verification=True,
-                    **_TEXT,
+                    **({"read_dictionary": list(dictionaries)} if dictionaries else _TEXT),
                 )
             with file:
                 yield file
@@ -112,7 +131,7 @@ class ParquetTable:
     ) -> Iterator[tuple[int, pa.Table]]:
         """Yield the rows of one row group behind the first `skipped` ones, as `read`."""
         count, begin, position = self.group_rows[number], self.starts[number], 0
-        at_once = self._rows_at_once(number, names)
+        at_once = self._rows_at_once(number, names, skipped)
         try:
             for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
                 for column in rows.columns:
@@ -147,10 +166,11 @@ class ParquetTable:
             return False
         return statistics.null_count == 0 and bool(statistics.min_raw)
 
-    def _rows_at_once(self, number: int, names: Sequence[str]) -> int:
-        """Return the number of rows of a row group to read at once, by its stated size.
+    def _rows_at_once(self, number: int, names: Sequence[str], skipped: int) -> int:
+        """Return the number of rows of a row group to read at once, by its stated size and the bytes of their cells.
 
-        Raises `InvalidArgument` if a row may need more than `MAX_ROW_GROUP_ROW_BYTES`.
+        Raises `InvalidArgument` if a row may need more than `MAX_ROW_GROUP_ROW_BYTES`, and for a large row group that
+        states far more bytes than the file has: a page of it may need as many.
         """
         count, size_bytes = self.group_rows[number], int(self.metadata.row_group(number).total_byte_size)
         if size_bytes > max(1, count) * MAX_ROW_GROUP_ROW_BYTES:
@@ -158,8 +178,52 @@ class ParquetTable:
                 f"{self._place}: row group {number} states {size_bytes:,} bytes for {count:,} rows, but a row may have "
                 f"{MAX_ROW_GROUP_ROW_BYTES:,} bytes: write the file without its large columns"
             )
+        if size_bytes > max(LARGE_ROW_GROUP_BYTES, self._file_bytes * MAX_ROW_GROUP_RATIO):
+            raise InvalidArgument(
+                f"{self._place}: row group {number} states {size_bytes:,} bytes, more than {MAX_ROW_GROUP_RATIO:,} "
+                "times those of the file: write smaller row groups, or pages"
+            )
         most = BATCH_ROWS if self._lists.isdisjoint(names) else LIST_ROWS
-        return max(1, min(most, count, BATCH_BYTES * count // max(1, size_bytes)))
+        at_once = max(1, min(most, count, BATCH_BYTES * count // max(1, size_bytes)))
+        if at_once * (size_bytes + _CELL_BYTES * len(names)) <= BATCH_BYTES:
+            # also if each cell has all that the row group states
+            return at_once
+        if skipped:
+            # a row is looked for: this is sooner than to find out how long the others are
+            at_once = min(at_once, LIST_ROWS)
+        else:
+            at_once = min(at_once, BATCH_BYTES // max(1, self._cell_bytes(number, names)))
+        return max(1, at_once)
+
+    def _cell_bytes(self, number: int, names: Sequence[str]) -> int:
+        """Return the most bytes of the cells of a row in columns: of text those of the longest that cells repeat.
+
+        A few bytes can say that a million cells have the same long text. Text that is not repeated has its own bytes.
+        """
+        wanted = {*names}
+        leaves = [self.metadata.schema.column(place) for place in range(self.metadata.num_columns)]
+        leaves = [leaf for leaf in leaves if leaf.path in wanted or leaf.path.partition(".")[0] in wanted]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        fixed = sum(max(_CELL_BYTES, int(leaf.length)) for leaf in leaves)
+        if not texts:
+            return fixed
+        with self._place.ranges() as handle:
+            try:
+                with self._opened(handle, self.metadata, whole=False, dictionaries=texts) as file:
+                    rows = next(file.iter_batches(1, row_groups=[number], columns=texts, use_threads=False), None)
+                return fixed + sum(map(_longest_repeated, () if rows is None else rows.columns))
+            except (CorruptFile, *DAMAGE):
+                # the reading of the rows says why
+                return fixed
+
+
+def _longest_repeated(column: pa.Array) -> int:
+    """Return the bytes of the longest text in the dictionaries of a column, all of its fields together."""
+    if pa.types.is_dictionary(column.type):
+        return int(pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
+    if pa.types.is_struct(column.type):
+        return sum(map(_longest_repeated, column.flatten()))
+    return _longest_repeated(column.values) if has_items(column.type) else 0
 
 
 @contextlib.contextmanager
