@@ -11,12 +11,13 @@ PYTEST_ARGS ?=
 # Tests start many processes. If the environment forbids compiled files, each process would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo test test-long test-all test-cluster test-lowest test-native test-s3 test-brokers lint docs bench dist clean
+.PHONY: help setup compiled ready demo test test-long test-all test-cluster test-readme test-lowest test-native test-s3 test-brokers lint docs bench dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-# The virtualenv is made once. Each stamp names the extras in it, and is renewed when pyproject.toml or the lock changes.
+# The virtualenv is made once. Each stamp names the extras in it, and is renewed when pyproject.toml or the lock changes. It
+# is set if its set-up has succeeded, so that what needs it can be loaded.
 $(VENV)/.stamp-python: deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(VENV)
 	@touch $@
@@ -30,6 +31,7 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 	@echo "installing tiered_index with the extra 'demo': 75 packages of requirements.lock, and a compiled core; once, 1 to 4 minutes"
 	@bash deploy/install.sh $(VENV) demo -e
 	@$(CORE)
+	@$(BIN)/python -c 'import tests.demo.command'
 	@touch $@
 
 # Only development needs Spark, its Java and a browser: the demo installs none. Java and browser come while pip runs, and all
@@ -49,18 +51,22 @@ setup: $(VENV)/.stamp-test ## make the virtualenv with all packages for developm
 # `make demo` is the main job. DEMO=kafka: follow topics of a mock Kafka cluster, kill the follower, find records by key, header
 # and JSON field. DEMO=serve: serve two million messages that a broker writes, by console, HTTP and RocketMQ's protocol.
 DEMO ?= demo
+# options of the demo, for example --messages 20000
+DEMO_ARGS ?=
 
 demo: $(VENV)/.stamp-$(DEMO) ## run the main job on millions of messages, with two crashes, and check every answer (DEMO=kafka, DEMO=serve)
-	@$(BIN)/python -m tests.demo$(if $(filter kafka,$(DEMO)),.kafka) $(if $(filter serve,$(DEMO)),--serve)
+	@$(BIN)/python -m tests.demo$(if $(filter kafka,$(DEMO)),.kafka) $(if $(filter serve,$(DEMO)),--serve) $(DEMO_ARGS)
 
 $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
 	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock); once, 1 to 2 minutes"
 	@bash deploy/install.sh $(VENV) client,demo,server -e
+	@$(BIN)/python -c 'import tests.demo.command, tiered_index.client, tiered_index.server.app'
 	@touch $@
 
 $(VENV)/.stamp-kafka: $(VENV)/.stamp-demo $(SOURCES)
 	@echo "installing tiered_index with the extra 'kafka' (versions from requirements.lock); once, 1 to 2 minutes"
 	@bash deploy/install.sh $(VENV) demo,kafka -e
+	@$(BIN)/python -c 'import tests.demo.kafka'
 	@touch $@
 
 lint: $(VENV)/.stamp-test ## check style, formatting, prose and types
@@ -104,6 +110,12 @@ test: ready ## run every quality gate: lint, types, layering, unit, golden, prop
 
 test-long: $(VENV)/.stamp-test ## run the tests that `make test` leaves out: whole programs, the console's pages, further backends and faults
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long and not brokers" --durations=15 $(PYTEST_ARGS)
+
+test-readme: $(VENV)/.stamp-python ## run the commands of the README in a clone, each in a virtualenv with only its own extras
+	@$(BIN)/python -m tests.support.fresh_clone $(CLONE_ARGS)
+
+# for example kafka
+CLONE_ARGS ?=
 
 # a separate virtualenv, whose workers of Spark load the package from here
 LOWEST := $(VENV)-lowest

@@ -5,18 +5,22 @@ a line. The first record makes its topic, with four partitions. A partition keep
 batches as a real one does by its retention.
 """
 
+from __future__ import annotations
+
 import ctypes
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-import pytest
 
 from tests.support.child import Child
+
+if TYPE_CHECKING:
+    import pytest
 
 PARTITIONS = 4
 _NUMBER = re.compile("-?[0-9]+")
