@@ -41,7 +41,7 @@ from tiered_index.sources.rows.text import (
     TextFile,
     compression_of,
     decompressed,
-    read_text,
+    text_before_damage,
 )
 
 # of gzip: CRC32 and length of the text, modulo 2**32
@@ -50,7 +50,6 @@ _TRAILER = struct.Struct("<II")
 _PARQUET_END = struct.Struct("<I4s")
 _POLYNOMIAL = 0xEDB88320
 _ALL = 1 << 62
-_SURE_BYTES = 4 << 10
 
 _PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _ROTATED = re.compile(r"(\.\d+|[.-]\d{4}-?\d\d-?\d\d([-_.T]?\d\d(-?\d\d)*)?|\.old|\.bak|~)$")
@@ -313,11 +312,20 @@ class Content:
 
     @contextlib.contextmanager
     def text(self) -> Iterator[IO[bytes]]:
-        """Yield the text, for reads from its begin on."""
-        file = self.listed.file
-        packed = decompressed(file, self.compression, to_damage=True)
-        with file.ahead() if self.compression is None else packed as handle:
+        """Yield the text, for reads from its begin on by `_read`."""
+        file, compression = self.listed.file, self.compression
+        with file.ahead() if compression is None else decompressed(file, compression, to_damage=True) as handle:
             yield handle
+
+    def _read(self, handle: IO[bytes], size: int) -> tuple[bytes, bool]:
+        """Return the next bytes of the text, fewer at its end or before damage, and whether a packed text is damaged.
+
+        Raises `InvalidArgument` if the disk does not give those of another text.
+        """
+        data, damage = text_before_damage(self.listed.file, handle, self.compression, size)
+        if damage is not None and self.compression is None:
+            raise damage
+        return data, damage is not None
 
     def packed_format(self, text_format: str) -> str:
         """Return the format of a segment of a text, packed as this file is."""
@@ -331,11 +339,8 @@ class Content:
             data = data[: block.length] or self.listed.part(block.begin, block.length)
         else:
             assert block.begin == 0
-            packed = decompressed(self.listed.file, self.compression, to_damage=True)
-            with contextlib.suppress(CorruptFile), packed as handle:
-                data = read_text(self.listed.file, handle, self.compression, block.length)
-                return len(data) == block.length and crc32(data) == block.crc32
-            return False
+            with self.text() as handle:
+                data, _ = self._read(handle, block.length)
         return len(data) == block.length and crc32(data) == block.crc32
 
     def is_member_of(self, blocks: list[Block], end: int) -> bool:
@@ -351,27 +356,25 @@ class Content:
         Return the end of the blocks that it has, whether it ends in the midst of the next one, and whether it goes on
         behind all of them. A packed text that is damaged ends there.
         """
-        file, compression, same_end = self.listed.file, self.compression, 0
-        data, begin = b"", 0
+        same_end, data, begin, is_damaged = 0, b"", 0, False
         with self.text() as handle:
-            try:
-                for block in blocks:
-                    while begin + len(data) < block.begin:
-                        begin += len(data)
-                        if not (data := read_text(file, handle, compression, min(BLOCK_BYTES, block.begin - begin))):
-                            return same_end, True, False
-                    # of a segment that was cut, the last block reaches into the next one
-                    data, begin = data[block.begin - begin :], block.begin
-                    if (lacking := block.length - len(data)) > 0:
-                        data += read_text(file, handle, compression, lacking)
-                    if len(data) < block.length:
-                        return same_end, len(data) == 0, False
-                    if crc32(data[: block.length]) != block.crc32:
-                        return same_end, False, False
-                    same_end = block.begin + block.length
-                return same_end, False, bool(read_text(file, handle, compression, 1))
-            except CorruptFile:
-                return same_end, True, True
+            for block in blocks:
+                while begin + len(data) < block.begin:
+                    begin += len(data)
+                    data, is_damaged = self._read(handle, min(BLOCK_BYTES, block.begin - begin))
+                    if not data:
+                        return same_end, True, is_damaged
+                # of a segment that was cut, the last block reaches into the next one
+                data, begin = data[block.begin - begin :], block.begin
+                if (lacking := block.length - len(data)) > 0:
+                    more, is_damaged = self._read(handle, lacking)
+                    data += more
+                if len(data) < block.length:
+                    return same_end, not data or is_damaged, is_damaged
+                if crc32(data[: block.length]) != block.crc32:
+                    return same_end, False, False
+                same_end = block.begin + block.length
+            return same_end, False, bool(self._read(handle, 1)[0])
 
     def row_begin(self, known: KnownFile, position: int) -> int:
         """Return the begin of the row that has the byte before a position; the position itself if a row begins there.
@@ -391,11 +394,11 @@ class Content:
     def facts_of(self, begin: int, length: int) -> dict[str, Any]:
         """Return `blocks` and `lines` of a segment of the text."""
         sums, lines_before, at = BlockSums(), 0, 0
-        file, compression = self.listed.file, self.compression
         with self.text() as handle:
             while at < begin + length:
                 size = min(BLOCK_BYTES, begin - at if at < begin else begin + length - at)
-                if not (data := read_text(file, handle, compression, size)):
+                data, _ = self._read(handle, size)
+                if not data:
                     break
                 newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
                 if at < begin:
@@ -407,10 +410,8 @@ class Content:
 
     def texts(self) -> Generator[bytes]:
         """Yield the text in pieces. A packed text that is damaged ends there."""
-        # a piece that can't be read to its end is lost
-        size = BLOCK_BYTES if self.compression is None else _SURE_BYTES
-        with contextlib.suppress(CorruptFile), self.text() as handle:
-            while piece := read_text(self.listed.file, handle, self.compression, size):
+        with self.text() as handle:
+            while piece := self._read(handle, BLOCK_BYTES)[0]:
                 yield piece
 
 
