@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
     from tiered_index.sources.added_keys import KeyCounts
     from tiered_index.sources.linked import FileCounts, FileLinker
-    from tiered_index.sources.listing import SourceFile
+    from tiered_index.sources.listing import SourceFile, Unlisted
     from tiered_index.sources.rows.batch import RowFile
     from tiered_index.sources.rows.mapping import Dialect, RowMapping
     from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 
-# seconds between two looks at files: a look that finds rows costs two records of the log
-POLL_S = 10.0
+# seconds between two looks at files: a look that finds rows costs two records of the log; and those for which a file
+# without an end stands still
+POLL_S, _STILL_S = 10.0, 60.0
 _PACK_XZ = "xz -dc FILE | xz --block-size=4MiB > NEW"
 # rows that a dry run shows
 _SHOWN = 5
@@ -68,7 +69,7 @@ class RowIngestion:
         """Index the rows, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
         # imported here: other sources do not need it
         from tiered_index.sources.linked import FileLinker
-        from tiered_index.sources.listing import HEAD_BYTES, listed_files
+        from tiered_index.sources.listing import HEAD_BYTES, Unlisted, listed_files
         from tiered_index.sources.places import STDIN
         from tiered_index.sources.table_folders import check_outside_tables
 
@@ -78,7 +79,8 @@ class RowIngestion:
         for source in self.sources:
             check_outside_tables(source, config)
         with contextlib.ExitStack() as stack:
-            listed = partial(listed_files, self.sources, config, may_lack=self.follow)
+            unlisted = Unlisted()
+            listed = partial(listed_files, self.sources, config, may_lack=self.follow, unlisted=unlisted)
             files = stack.enter_context(listed())
             self._check_options(files)
             topic, mapping = self.options.mapping(self.keys)
@@ -101,6 +103,9 @@ class RowIngestion:
                     dropped_keys=self.ingest_options.kafka.drop_key or (),
                 )
                 counts = linker.counts
+                counts.vanished += unlisted.vanished
+                for path, reason in unlisted.unnamed.items():
+                    counts.name_damaged(path, reason)
                 if self.follow:
                     linker.progress = lambda size: progress.update(counts.entries, f"{human_bytes(size)} read")
                 else:
@@ -109,10 +114,10 @@ class RowIngestion:
                     _follow(self.session, linker, listed, self.ingest_options.run.poll or POLL_S)
                 else:
                     linker.run(files)
-            self._tell(linker)
+            self._tell(linker, unlisted)
             taken_s = putting.elapsed_s
             putting.settle()
-            document = self._document(putting, linker, taken_s)
+            document = self._document(putting, linker, taken_s) | {"empty_sources": len(unlisted.empty)}
         return self._show(linker.counts, document)
 
     @contextlib.contextmanager
@@ -181,7 +186,7 @@ class RowIngestion:
         if search.misses(known, keys_may_come=self.follow):
             raise search.failure(len(files))
 
-    def _tell(self, linker: FileLinker) -> None:
+    def _tell(self, linker: FileLinker, unlisted: Unlisted) -> None:
         """Note what a user must know of the files."""
         counts, out = linker.counts, self.session.out
         keys = counts.keys
@@ -196,6 +201,9 @@ class RowIngestion:
             out.note(f"nor can {len(keys.unread) - FIRST:,} more (--json names them)")
         if not self.follow:
             _tell_known_damage(self.session, counts)
+        if unlisted.empty and not self.follow:
+            empty = listed_names(unlisted.empty, 3)
+            out.note(f"no file that has data: {empty}")
         if counts.vanished:
             out.note(f"{counted(counts.vanished, 'file')} vanished before they were read")
         for key, lacking in counts.lacking.items():
@@ -326,6 +334,7 @@ def _follow(
     """Index new rows until a signal. A file or a storage that is away is tried again."""
     # new rows do not wait until all known ones have the keys that were added
     linker.reread_s = max(poll_s, 1.0)
+    linker.still_s = _STILL_S
     is_first = True
     with Ending() as ending:
         while not ending.event.is_set():

@@ -14,12 +14,16 @@ from typing import Any
 
 from msgspec import structs
 
+from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, ObjectArchived, ObjectNotFound
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.kernels import crc32
 from tiered_index.sources.listing import FileMoved, SourceFile, is_listed
 from tiered_index.sources.rows.batch import UNREADABLE, Damage
+from tiered_index.sources.rows.forms import is_growing_text, open_rows
 from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.sources.rows.table import ColumnsFile
+from tiered_index.sources.rows.text import BLOCK_BYTES, TextFile, decompressed, read_text
 
 _MOST_NAMED, _MOST_CHARACTERS = 100, 1000
 
@@ -39,6 +43,11 @@ class DamageCounts:
     known_damaged: int = 0
     known_damaged_first: list[dict[str, Any]] = field(default_factory=list)
     vanished: int = 0
+
+    def name_damaged(self, file: str, reason: str, position: int | None = None) -> None:
+        """Count a damaged file, and name it."""
+        self.damaged += 1
+        _name(self.damaged_first, file, reason, position)
 
 
 class DamagedFiles:
@@ -84,8 +93,7 @@ class DamagedFiles:
             return False
         if self._is_strict:
             raise error
-        self._counts.damaged += 1
-        _name(self._counts.damaged_first, listed.uri, damage.problem, damage.position if damage.where else None)
+        self._counts.name_damaged(listed.uri, damage.problem, damage.position if damage.where else None)
         # else it may be read later, as it is
         is_denied = isinstance(error, InvalidArgument) and isinstance(error.__cause__, OSError)
         return not (is_denied or isinstance(error, ObjectArchived | ObjectNotFound))
@@ -98,6 +106,52 @@ class DamagedFiles:
         """Return the segment of a file without a row that can be read, in place of an open one."""
         facts: dict[str, Any] = {"rows": 0, "times": None, "blocks": None, "lines": None, "is_open": False}
         return self.noted(structs.replace(segment, length=1, **facts), damage)
+
+
+class WrittenFiles:
+    """Tells which local files are still being written, for a run that looks at them again and again.
+
+    A packed file or one with columns is of use once it is whole. Its end says so, or its size and time have stood still
+    for `still_s`. Lines of a text are whole as they come.
+    """
+
+    def __init__(self, still_s: float, clock_s: Callable[[], float]) -> None:
+        self._still_s, self._clock_s = still_s, clock_s
+        # size and stamp of files when they were seen last, since when, and whether they are whole, if it is known
+        self._seen: dict[str, tuple[int, str, float, bool | None]] = {}
+
+    def has(self, listed: SourceFile) -> bool:
+        """Return whether a file is being written. Raises as `SourceFile.head`."""
+        if not listed.uri.startswith("file:"):
+            return False
+        age_ms = SystemClock().now_ms() - int(listed.stamp.rpartition("-")[2]) // 1_000_000
+        if age_ms > 1000 * self._still_s or is_growing_text(listed.head()):
+            return False
+        now_s, seen = self._clock_s(), self._seen.get(listed.uri)
+        if seen is None:
+            seen = (listed.size_bytes, listed.stamp, now_s, _is_whole(listed))
+        elif not listed.is_same(*seen[:2]):
+            # looked at once it stands still
+            seen = (listed.size_bytes, listed.stamp, now_s, None)
+        elif seen[3] is None:
+            seen = (*seen[:3], _is_whole(listed))
+        self._seen[listed.uri] = seen
+        return not seen[3] and now_s - seen[2] < self._still_s
+
+
+def _is_whole(listed: SourceFile) -> bool:
+    """Return whether a file can be read to its end."""
+    try:
+        rows = open_rows(listed.file, listed.size_bytes, listed.head())
+        if isinstance(rows, ColumnsFile):
+            return rows.table.damage is None
+        assert isinstance(rows, TextFile), "it has no columns"
+        with decompressed(listed.file, rows.compression) as handle:
+            while read_text(listed.file, handle, rows.compression, BLOCK_BYTES):
+                pass
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _name(named: list[dict[str, Any]], uri: str, reason: str, position: int | None) -> None:

@@ -115,6 +115,12 @@ class KnownFiles:
         """Return the known file at a URI."""
         return self._by_uri.get(uri)
 
+    def is_as_it_was(self, listed: SourceFile) -> bool:
+        """Return whether a file has the hints of the known one at its URI."""
+        unread, known = self.unread.get(listed.uri), self._by_uri.get(listed.uri)
+        has_hints = unread is not None and listed.is_same(unread.size_bytes, unread.etag)
+        return has_hints or (known is not None and known.has_hints(listed))
+
     @property
     def files(self) -> list[KnownFile]:
         """The known files."""

@@ -36,7 +36,7 @@ from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.records import Replacement
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
-from tiered_index.sources.damaged import DamageCounts, DamagedFiles
+from tiered_index.sources.damaged import DamageCounts, DamagedFiles, WrittenFiles
 from tiered_index.sources.identity import Cut, OldOffsets, Other, what_is
 from tiered_index.sources.known_files import TORN, UNKNOWN_FORM, KnownFiles, Plan, UnreadFile, may_grow, unread_stamp
 from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
@@ -109,7 +109,8 @@ class FileLinker:
     entries are passed over; all are counted. If the run `is_strict`, the first damaged file ends it, and without
     `skip_bad` the first such row.
     `archive`: copy the rows into the archive. New rows are indexed by all keys of the topic, less `dropped_keys`.
-    A `run` reads known rows again for new keys for about `reread_s`, and the next one goes on.
+    A `run` reads known rows again for new keys for about `reread_s`, and the next one goes on. A file that has no end
+    yet waits until it has stood still for `still_s`.
     """
 
     index: IndexService
@@ -123,6 +124,7 @@ class FileLinker:
     archive: bool = False
     dropped_keys: Sequence[str] = ()
     reread_s: float = math.inf
+    still_s: float = 0.0
     clock_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -137,6 +139,7 @@ class FileLinker:
         self._waiting: list[tuple[dict[str, Any], int]] = []
         self._known = KnownFiles(self._store)
         self._damaged = DamagedFiles(self.counts, self.mapping, is_strict=self.is_strict)
+        self._written: WrittenFiles | None = None
         # the offsets that wait for a new reading, by the first offset of its open segment
         self._replaced: dict[int, tuple[OldOffsets, ...]] = {}
         # the rows with archived copies that a new reading leaves out, by the same
@@ -174,7 +177,9 @@ class FileLinker:
         if is_first:
             self._learn()
         with contextlib.closing(LinkedFiles(self.index.config)) as opened:
-            plan = self._known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)), self._damaged.is_known)
+            plan = self._known.plan(
+                self._without_written(files), lambda uri: as_it_is(opened.file(uri, 0)), self._damaged.is_known
+            )
             self._count(plan)
             self._state(plan)
             self._resume(plan)
@@ -192,6 +197,18 @@ class FileLinker:
         until_s = self.clock_s() + self.reread_s
         self._keys.run(self.mapping, lambda: self.clock_s() < until_s)
         return self.counts
+
+    def _without_written(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
+        """Return the files without those that are still being written, unless these are read at once."""
+        if not self.still_s:
+            return files
+        self._written = self._written or WrittenFiles(self.still_s, self.clock_s)
+        others = list[SourceFile]()
+        for listed in files:
+            with self._damaged.passed_over(listed), contextlib.suppress(FileMoved):
+                if self._known.is_as_it_was(listed) or not self._written.has(listed):
+                    others.append(listed)
+        return others
 
     def _learn(self) -> None:
         """Learn the segments of the log."""

@@ -402,8 +402,9 @@ class FileRows:
             if crc32(block) != sums[number]:
                 raise _Changed
         line, text = None, data[at - begin : behind_at - begin]
-        # a segment begins and ends with a row
-        is_begin = at == 0 or data[at - begin - 1 : at - begin] == b"\n"
+        # a segment begins and ends with a row; bytes that are 0 may be before one
+        before = data[: at - begin].rstrip(b"\0")
+        is_begin = not before or before.endswith(b"\n")
         if not (is_begin and data[behind_at - begin :][:1] in (b"", b"\n") and rows.is_one_row(text)):
             raise _NoRow if has_sums else _Changed
         if segment.lines is not None:

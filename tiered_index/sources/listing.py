@@ -10,7 +10,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -166,25 +166,49 @@ def reopened(uri: str, config: IndexConfig) -> Iterator[SourceFile]:
         yield as_it_is(files.file(uri, 0))
 
 
+@dataclass
+class Unlisted:
+    """What sources have beside the files that are listed.
+
+    - `empty`: the sources without a file that has data.
+    - `vanished`: the number of files that were deleted while they were listed.
+    - `unnamed`: the local files that no URI can name, with the reason.
+    """
+
+    empty: list[str] = field(default_factory=list)
+    vanished: int = 0
+    unnamed: dict[str, str] = field(default_factory=dict)
+
+
 @contextlib.contextmanager
-def listed_files(sources: Sequence[str], config: IndexConfig, *, may_lack: bool = False) -> Iterator[list[SourceFile]]:
+def listed_files(
+    sources: Sequence[str], config: IndexConfig, *, may_lack: bool = False, unlisted: Unlisted | None = None
+) -> Iterator[list[SourceFile]]:
     """Yield the files of sources, each once, sorted by URI. Their storages are open within the block.
 
-    Raises `InvalidArgument` for a source without a file that has data, unless it `may_lack` files, or is a local file
-    beside sources with data; for the folder of a table, or a local folder or glob within one; the storage's errors.
+    `unlisted` gets what is left out. Raises `InvalidArgument` if no source has a file that has data, unless they
+    `may_lack` files; for a local path that is not there; for the folder of a table, or a local folder or glob within
+    one; without `unlisted` for a file that no URI can name; the storage's errors.
     """
     with contextlib.ExitStack() as stack:
-        files_by_uri, empty = dict[str, SourceFile](), list[str]()
+        files_by_uri, left_out = dict[str, SourceFile](), Unlisted()
         for source in sources:
             path = local_path(source)
-            files = _local(path, source, may_lack=may_lack) if path is not None else _stored(stack, source, config)
-            if not files and path is not None and path.is_file():
-                empty.append(source)  # perhaps of a glob that the shell expanded
-            elif not files and not may_lack:
-                raise InvalidArgument(f"{source}: no file that has data; names that begin with . or _ are left out")
+            if path is None:
+                files = _stored(stack, source, config)
+            else:
+                files = _local(path, source, left_out, may_lack=may_lack)
+            if not files:
+                left_out.empty.append(source)
             files_by_uri.update((each.uri, each) for each in files)
-        if empty and not files_by_uri and not may_lack:
-            raise InvalidArgument(f"{empty[0]}: no file that has data")
+        if unlisted is not None:
+            unlisted.empty, unlisted.vanished, unlisted.unnamed = left_out.empty, left_out.vanished, left_out.unnamed
+        if left_out.unnamed and (unlisted is None or not files_by_uri):
+            raise InvalidArgument(next(iter(left_out.unnamed.values())))
+        if left_out.empty and not files_by_uri and not may_lack:
+            path, hidden = local_path(left_out.empty[0]), "; names that begin with . or _ are left out"
+            is_file = path is not None and path.is_file()
+            raise InvalidArgument(f"{left_out.empty[0]}: no file that has data{'' if is_file else hidden}")
         yield [files_by_uri[uri] for uri in sorted(files_by_uri)]
 
 
@@ -195,10 +219,10 @@ def check_exists(source: str) -> None:
         raise InvalidArgument(f"{path}: No such file or directory")
 
 
-def _local(path: Path, source: str, *, may_lack: bool = False) -> list[SourceFile]:
+def _local(path: Path, source: str, left_out: Unlisted, *, may_lack: bool) -> list[SourceFile]:
     folders = set[Path]()
     if path.is_file():
-        return [each for each in _there([path], may_lack=may_lack) if each.size_bytes]
+        return [each for each in _there([path], left_out) if each.size_bytes]
     if path.is_dir():
         glob, folders = Glob.below(path), {path}
     else:
@@ -208,7 +232,7 @@ def _local(path: Path, source: str, *, may_lack: bool = False) -> list[SourceFil
     paths = list(glob.paths())
     folders |= {each.parent for each in paths}
     check_no_tables({above for folder in folders for above in (folder, *folder.parents)})
-    return [each for each in _there(paths, may_lack=may_lack) if each.size_bytes]
+    return [each for each in _there(paths, left_out) if each.size_bytes]
 
 
 def _local_glob(path: Path, source: str) -> Glob:
@@ -220,13 +244,17 @@ def _local_glob(path: Path, source: str) -> Glob:
     return Glob.of("/".join(["", *(name for name in names if name not in {"", "."})]), is_escaped=True)
 
 
-def _there(paths: Iterable[Path], *, may_lack: bool) -> Iterator[SourceFile]:
-    """Yield the local files. One that was deleted meanwhile raises `InvalidArgument`, unless it `may_lack`."""
+def _there(paths: Iterable[Path], left_out: Unlisted) -> Iterator[SourceFile]:
+    """Yield the local files that are there and that a URI can name."""
     for path in paths:
         try:
             yield local_file(path)
-        except InvalidArgument:
-            if not may_lack or path.exists():
+        except InvalidArgument as error:
+            if not isinstance(error.__cause__, OSError):
+                left_out.unnamed[str(path)] = str(error)
+            elif isinstance(error.__cause__, FileNotFoundError):
+                left_out.vanished += 1
+            else:
                 raise
 
 

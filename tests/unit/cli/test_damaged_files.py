@@ -3,18 +3,30 @@
 import bz2
 import functools
 import gzip
+import itertools
 import lzma
 import os
 import re
+import signal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.cli.command_lines import run_here
-from tests.unit.cli.test_linked_files import BEGIN_S, SIZES, as_lines
-from tiered_index import IndexReader
+from tests.integration.cli.command_lines import run_here, running
+from tests.support.hanging import until
+from tests.unit.cli.test_linked_files import BEGIN_S, SIZES, as_lines, serve_s3
+from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.errors import InvalidArgument, ObjectNotFound
+from tiered_index.follow import PatientPut
 from tiered_index.format.names import linked_store
+from tiered_index.sources import listing
+from tiered_index.sources.linked import FileLinker
+from tiered_index.sources.listing import listed_files
+from tiered_index.sources.places import LocalFile
+from tiered_index.sources.rows import text as rows_of_text
+from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.storage.opening import open_storage
 
 FIELDS = ("--topic", "t", "--key", "k", "--time", "at")
 
@@ -79,13 +91,6 @@ def of_random(begin, end):
 def half_of(pack):
     """Return a packed file that is cut off."""
     return lambda path: cut(pack(of_random(1000, 9000)))
-
-
-def with_a_damaged_group(path):
-    data = bytearray(parquet(path, [{"k": f"{n}" * 3, "at": BEGIN_S + n} for n in range(1000, 1060)], compression=None))
-    at = data.index(b"102710271027")
-    data[at - 4 : at] = b"\xff\xff\xff\x7f"
-    return bytes(data)
 
 
 # the bytes of a file, some keys that are found in it, some that are not, the reason, and the position
@@ -168,8 +173,265 @@ def test_a_damaged_file_is_named_and_stops_no_other(folder, where, ingest, found
     assert not any(segment.is_unread for segment in indexed(where))
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[3] and not case[1]])
-def test_files_of_which_nothing_can_be_read_are_an_error(folder, ingest, name):
-    (folder / name).write_bytes(CASES[name][0](folder / name))
+@pytest.mark.parametrize(
+    ("name", "code"), [("e.parquet", 4), ("g.json", 2), ("cut.gz", 4), ("zeros.log", 2), ("bad.log", 2)]
+)
+def test_files_of_which_nothing_can_be_read_are_an_error(folder, ingest, name, code):
+    """Damage is one, and another form, or rows that are none, a wrong call."""
+    more = {"zeros.log": bytes(9000) + b"\n", "bad.log": b"{broken\n" * 9}
+    more["cut.gz"] = cut(gzip.compress(of_random(0, 100)), 0.01)
+    (folder / name).write_bytes(more[name] if name in more else CASES[name][0](folder / name))
+    assert ingest(folder).code == code
+
+
+def test_of_ten_thousand_files_the_damaged_ones_alone_are_lacking(folder, ingest, found, monkeypatch):
+    for number in range(10_000):
+        (folder / f"{number:05}.log").write_bytes(lines(number, number + 1))
+    for number, data in (
+        (0, b"\x00\x01binary\n"),
+        (5000, cut(gzip.compress(of_random(0, 50)), 0.02)),
+        (9999, b"[1]\n"),
+    ):
+        (folder / f"{number:05}.log").write_bytes(data)
     done = ingest(folder)
-    assert done.code == (4 if name.endswith("parquet") and "footer" in done.err else done.code) and done.code in (2, 4)
+    assert done.code == 1, done.err
+    assert (done.document["rows"], done.document["damaged"], done.document["read_files"]) == (9_997, 3, 9_997)
+    assert [each["file"][-9:] for each in done.document["damaged_first"]] == ["00000.log", "05000.log", "09999.log"]
+    assert found((0, 1, 4999, 5000, 5001, 9998, 9999)) == {"1", "4999", "5001", "9998"}
+    opened, open_file = [], LocalFile.open
+
+    def noted(self):
+        opened.append(self.path)
+        return open_file(self)
+
+    for name in ("open", "ranges", "ahead"):
+        monkeypatch.setattr(LocalFile, name, noted)
+    again = ingest(folder)
+    assert (again.code, again.document["read_files"], again.document["known"]) == (0, 0, 10_000)
+    # the fields are looked for in the heads of some files
+    assert len({*opened}) <= 3 and again.document["known_damaged"] == 3
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
+def test_a_line_that_is_too_long_is_one_bad_row(folder, where, ingest, found, monkeypatch, pack):
+    """Also if it is longer than the offsets that were reserved, and in one of several blocks."""
+    for name, value in (("MAX_ROW_BYTES", 3000), ("BLOCK_BYTES", 1000), ("_LEAST_BOUND", 8000), ("_RATIO", 0)):
+        monkeypatch.setattr(rows_of_text, name, value)
+    text = lines(0, 20) + b'{"k": "99", "pad": "' + b"x" * 40_000 + b'"}\n' + lines(20, 60)
+    (folder / "a.log").write_bytes(pack(text))
+    done = ingest(folder)
+    assert (done.code, done.document["rows"], done.document["skipped"], done.document["damaged"]) == (1, 60, 1, 0)
+    (bad,) = done.document["skipped_first"]
+    assert f"line 21 (byte {len(lines(0, 20)):,})" in bad["where"] and "is longer than 3,000 bytes" in bad["problem"]
+    assert found(range(60)) == {*map(str, range(60))} and found([99]) == set()
+    segments = indexed(where)
+    assert sum(segment.length for segment in segments) == len(text) and not any(each.is_open for each in segments)
+    # lines behind it have their numbers
+    answer = run_here("query", "t", "59", "--messages", *where, "--json").document["messages"]
+    assert answer[0]["message"]["line"] == 61
+
+
+def test_a_long_line_without_an_end_is_read_when_it_has_one(folder, where, ingest, found, monkeypatch):
+    for name, value in (("MAX_ROW_BYTES", 3000), ("BLOCK_BYTES", 1000)):
+        monkeypatch.setattr(rows_of_text, name, value)
+    log, begin = folder / "a.log", lines(0, 20) + b'{"k": "99", "pad": "' + b"x" * 9000
+    log.write_bytes(begin)
+    first = ingest(folder)
+    assert (first.code, first.document["rows"], first.document["held_back"]) == (0, 20, [log.as_uri()])
+    log.write_bytes(begin + b'"}\n' + lines(20, 30))
+    second = ingest(folder)
+    assert (second.code, second.document["rows"], second.document["skipped"]) == (1, 10, 1)
+    assert found(range(30)) == {*map(str, range(30))}
+
+
+@pytest.mark.parametrize("zeros", [1, 5000, 200_000])
+@pytest.mark.parametrize("at", [0, 20])
+def test_bytes_that_are_0_after_a_truncation_hide_no_row(folder, ingest, found, monkeypatch, zeros, at):
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 30_000)
+    monkeypatch.setattr(rows_of_text, "MAX_ROW_BYTES", 60_000)
+    (folder / "a.log").write_bytes(lines(0, at) + bytes(zeros) + lines(at, 40))
+    done = ingest(folder)
+    assert (done.code, done.document["rows"]) == (1, 40)
+    assert f"(byte {len(lines(0, at)):,})" in done.document["skipped_first"][0]["where"]
+    assert found(range(40)) == {*map(str, range(40))}
+
+
+def test_rows_of_csv_behind_bytes_that_are_0_have_their_own_keys(folder, ingest, found):
+    (folder / "a.csv").write_bytes(f"k,at\n1,{BEGIN_S}\n".encode() + bytes(9) + f"2,{BEGIN_S}\n".encode())
+    done = ingest(folder)
+    assert (done.code, done.document["entries"], found((1, 2))) == (1, 2, {"1", "2"})
+
+
+def test_a_damaged_row_group_is_passed_over(folder, ingest, found):
+    data = bytearray(parquet(folder / "a.parquet", rows(1000, 1060), write_page_checksum=True, compression=None))
+    at = data.index(b"1025")
+    data[at] ^= 1
+    (folder / "a.parquet").write_bytes(data)
+    done = ingest(folder)
+    assert (done.code, done.document["rows"]) == (1, 40), done.err
+    (damage,) = done.document["damaged_first"]
+    assert damage["position"] == 20 and "row group 1 can't be read" in damage["reason"]
+    assert found(range(1000, 1060)) == {*map(str, (*range(1000, 1020), *range(1040, 1060)))}
+
+
+LATER = [{"k": f"{n}", "at": BEGIN_S + n} for n in range(5000)] + [{"k": "5000", "b": "late", "at": BEGIN_S}]
+KEYS = ("--topic", "t", "--key", "k", "--key", "b", "--time", "at")
+
+
+@pytest.mark.parametrize(
+    ("files", "keys", "lacking"),
+    [
+        ({"1.log": as_lines(LATER)}, ["5000", "late"], {}),
+        ({"1.log": lines(0, 5), "2.log": as_lines([{"k": "8", "b": 7, "at": BEGIN_S}])}, ["0", "8", "7"], {"b": 1}),
+        ({"1.csv": f"k,at\n1,{BEGIN_S}\n".encode(), "2.csv": f"k,b,at\n2,x,{BEGIN_S}\n".encode()}, "12x", {"b": 1}),
+        ({"1.parquet": rows(1, 2), "2.parquet": [{"k": "2", "b": 9, "at": BEGIN_S}]}, "129", {"b": 1}),
+        # columns of another type
+        ({"1.parquet": [{"k": "1", "b": {"c": 1}, "at": BEGIN_S}],
+          "2.parquet": [{"k": 2, "b": "x", "at": "2024-01-02"}]}, "12x", {"b": 1}),
+        ({"1.parquet": pa.table({"k": ["1"], "b": pa.nulls(1), "at": [BEGIN_S]}), "2.parquet": rows(2, 3)}, "12",
+         {"b": 2}),
+        ({"b=x/1.log": lines(1, 2), "b=__HIVE_DEFAULT_PARTITION__/2.parquet": rows(2, 3)}, "12x", {"b": 1}),
+        # the first line of the first file is a half
+        ({"1.log": b'"at": 5}\n' + as_lines([{"k": "1", "b": "x", "at": BEGIN_S}])}, "1x", {}),
+    ],
+)  # fmt: skip
+def test_keys_that_some_rows_or_files_lack_are_counted(folder, ingest, found, files, keys, lacking):
+    for name, data in files.items():
+        (path := folder / name).parent.mkdir(exist_ok=True)
+        if isinstance(data, bytes):
+            path.write_bytes(data)
+        else:
+            parquet(path, data)
+    done = ingest(folder, fields=KEYS)
+    assert done.code == (1 if b'"at": 5}' in files.get("1.log", b"")[:9] or done.document["skipped"] else 0), done.err
+    assert (done.document["lacking"], found(keys)) == (lacking, {*keys})
+    assert done.document["damaged"] == 0
+
+
+def test_a_key_that_no_file_has_is_an_error_unless_the_topic_has_it(folder, where, ingest):
+    (folder / "1.log").write_bytes(lines(0, 9000))
+    done = ingest(folder, fields=KEYS)
+    assert done.code == 2 and "has --key b; the first one has k, at" in done.err and not where[1].exists()
+    (folder / "2.log").write_bytes(as_lines([{"k": "1", "b": "x", "at": BEGIN_S}]))
+    assert ingest(folder, fields=KEYS).code == 0
+    (folder / "2.log").unlink()
+    (folder / "3.log").write_bytes(lines(0, 3))
+    done = ingest(folder, fields=KEYS)
+    assert (done.code, done.document["lacking"], "--key b: 1 of 1 file" in done.err) == (0, {"b": 1}, True)
+
+
+def test_sources_without_a_file_beside_others_are_counted(folder, where, ingest):
+    (folder / "empty").mkdir()
+    (folder / "empty.log").touch()
+    (folder / "a.log").write_bytes(lines(0, 3))
+    beside = (folder / "empty", folder / "empty.log", f"{folder}/*.nothing", f"{folder.as_uri()}/no*.csv")
+    done = ingest(folder / "a.log", *beside)
+    assert (done.code, done.document["rows"], done.document["empty_sources"]) == (0, 3, 4), done.err
+    assert "no file that has data: " in done.err and "*.nothing" in done.err
+    for source in beside:
+        assert ingest(source).code == 2
+    assert ingest(folder / "a.log", folder / "gone.log").code == 2
+
+
+def test_files_that_vanish_or_can_not_be_opened_stop_no_other(folder, ingest, found, monkeypatch):
+    for number, name in enumerate("abc"):
+        (folder / f"{name}.log").write_bytes(lines(number, number + 1))
+    raw = os.fsencode(folder) + b"/d\xff.log"
+    with open(raw, "wb") as file:
+        file.write(lines(3, 4))
+    local_file, open_file = listing.local_file, LocalFile.open
+
+    def vanishing(path):
+        if path.name == "a.log":
+            path.unlink()
+        return local_file(path)
+
+    def denied(self):
+        if self.path.name == "b.log":
+            raise InvalidArgument(f"{self.path}: Permission denied") from PermissionError()
+        return open_file(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(listing, "local_file", vanishing)
+        patched.setattr(LocalFile, "open", denied)
+        for name in ("ranges", "ahead"):
+            patched.setattr(listing.PinnedFile, name, denied)
+        done = ingest(folder)
+    assert (done.code, done.document["vanished"], done.document["rows"]) == (1, 1, 1), done.err
+    reasons = sorted(each["reason"] for each in done.document["damaged_first"])
+    assert len(reasons) == 2 and "Permission denied" in reasons[0] and "is not UTF-8" in reasons[1]
+    # it is no fault of the file
+    again = ingest(folder)
+    assert (again.code, again.document["rows"], found((1, 2))) == (1, 1, {"1", "2"})
+
+
+def test_objects_that_a_bucket_lists_and_does_not_have_stop_no_other(ingest, found, monkeypatch, s3_environment):
+    serve_s3(monkeypatch, s3_environment)
+    uri = f"s3://{s3_environment.new_bucket()}/logs"
+    with open_storage(uri, any_names=True) as bucket:
+        for number, name in enumerate("abc"):
+            bucket.put(f"x/{name}.log", lines(number, number + 1))
+        bucket.put("x/", b"a folder")
+        kind = type(bucket)
+    get_range = kind.get_range
+
+    def lying(self, name, start, length):
+        if name.endswith("x/b.log"):
+            raise ObjectNotFound(name)
+        return get_range(self, name, start, length)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "get_range", lying)
+        done = ingest(f"{uri}/**/*")
+    assert (done.code, done.document["rows"]) == (1, 2), done.err
+    files = {each["file"].removeprefix(uri): each["reason"] for each in done.document["damaged_first"]}
+    assert "no object" in files["/x/b.log"] and files.keys() - {"/x/b.log"} <= {"/x", "/x/"}
+    again = ingest(f"{uri}/**/*")
+    assert (again.document["rows"], found((0, 1, 2))) == (1, {"0", "1", "2"})
+
+
+def test_a_follower_reads_a_packed_file_once_it_is_whole_or_stands_still(tmp_path, folder, found, where):
+    """A file of which the end comes later has its rows once, at the same offsets."""
+    packed, now_s = gzip.compress(of_random(0, 4000)), itertools.count(0, 20)
+    torn, whole = folder / "a.gz", folder / "b.gz"
+    whole.write_bytes(gzip.compress(lines(5000, 5010)))
+    torn.write_bytes(cut(packed, 0.3))
+    config = IndexConfig(root=where[1], storage=where[3], slots=32, items=1000)
+    with IndexService(config) as index:
+        mapping, clock = RowMapping(("k",), "at", "s"), lambda: next(now_s)
+        linker = FileLinker(index, "t", mapping, PatientPut(index, 10.0), still_s=60.0, clock_s=clock)
+
+        def look():
+            with listed_files([str(folder)], config) as files:
+                linker.run(files)
+            return linker.counts.rows, linker.counts.damaged
+
+        assert look() == (10, 0)
+        torn.write_bytes(cut(packed, 0.5))
+        assert [look() for _ in range(2)] == [(10, 0)] * 2
+        while (state := look()) == (10, 0):
+            pass
+        assert 10 < state[0] < 4010 and state[1] == 1
+        torn.write_bytes(packed)
+        while look()[0] < 4010:
+            pass
+        assert look() == (4010, 1)
+        index.flush()
+    assert found((0, 100, 3999, 5000)) == {"0", "100", "3999", "5000"}
+
+
+def test_a_follower_names_damaged_files_and_goes_on(folder, where):
+    (folder / "a.log").write_bytes(lines(0, 3))
+    (folder / "b.json").write_bytes(b"[1]\n")
+    # else it may still be written
+    os.utime(folder / "b.json", (BEGIN_S, BEGIN_S))
+    arguments = (folder, *FIELDS, *where, "--follow", "--poll", "0.05", "--json")
+    with running("ingest", *map(str, arguments)) as (process, records):
+        until(lambda: run_here("query", "t", "2", *where, "--json").out.count('"row"') == 1, every_s=0.1)
+        (folder / "c.log").write_bytes(lines(3, 5))
+        until(lambda: run_here("query", "t", "4", *where, "--json").out.count('"row"') == 1, every_s=0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 1
+        document = records()[-1]
+    assert (document["rows"], document["damaged"]) == (5, 1)
+    assert document["damaged_first"][0]["file"] == (folder / "b.json").as_uri()

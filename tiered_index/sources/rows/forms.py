@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
 from tiered_index.sources.columns import MAX_ROW_BYTES
+from tiered_index.sources.messages import json_object
 from tiered_index.sources.places import CSV, NDJSON, PARQUET, File, LocalFile, Place, Stdin
 from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowFile
 from tiered_index.sources.rows.mapping import Dialect
@@ -69,6 +71,14 @@ def _other_encoding(head: bytes) -> str | None:
     if len(head) >= 4 and head[:4].count(0) == 2 and head[0] != head[1]:
         return "UTF-16BE" if not head[0] and not head[2] else "UTF-16LE" if not head[1] and not head[3] else None
     return None
+
+
+def _is_object(lines: bytes) -> bool:
+    """Return whether the first line that is not blank is a whole JSON object."""
+    line = lines.lstrip().partition(b"\n")[0]
+    with contextlib.suppress(InvalidArgument):
+        return line.startswith(b"{") and bool(json_object(line))
+    return False
 
 
 def _after_zeros(file: Place, compression: str | None) -> bytes:
@@ -161,10 +171,12 @@ def open_rows(file: Place, size_bytes: int, head: bytes, dialect: Dialect | None
     if (form := _other_form(text)) is not None:
         raise InvalidArgument(f"{file} is {form}: convert it to NDJSON, CSV, Parquet or Arrow")
     name = str(file).lower()
-    if dialect is None and name.endswith(NDJSON):
+    # the first line may be the rest of one
+    is_half = dialect is None and not name.endswith(CSV) and _is_object(begin.partition(b"\n")[2])
+    if is_half or (dialect is None and name.endswith(NDJSON)):
         return NdjsonFile(file, compression, size_bytes)
     has_delimiter = any(mark.encode() in line for mark in (dialect or Dialect()).delimiters)
-    if b"\0" not in begin and (has_delimiter or name.endswith(CSV)):
+    if b"\0" not in line and (has_delimiter or name.endswith(CSV)):
         return CsvFile(file, compression, size_bytes, dialect)
     if name.endswith(PARQUET):
         raise CorruptFile(str(file), "not a Parquet file", offset=0, expected=PARQUET_MAGIC, found=head[:4])

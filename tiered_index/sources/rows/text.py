@@ -211,7 +211,7 @@ class TextFile(RowFile):
             data, _ = text_before_damage(self.file, handle, self.compression, HEAD_BYTES)
             if b"\n" in data or len(data) < HEAD_BYTES:
                 return data[: data.rfind(b"\n") + 1] or data
-            data += text_before_damage(self.file, handle, self.compression, MAX_ROW_BYTES - HEAD_BYTES)[0]
+            data += text_before_damage(self.file, handle, self.compression, max(0, MAX_ROW_BYTES - HEAD_BYTES))[0]
             return data[: data.find(b"\n") + 1] or data
 
     @property
