@@ -19,8 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.memory import arrow_memory
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.sources import parquet
+from tiered_index.sources.arrow import ArrowTable
 from tiered_index.sources.listing import local_file
+from tiered_index.sources.rows import table as rows_of_table
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.forms import is_growing_text, open_rows, rows_at
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
@@ -241,6 +245,30 @@ def test_a_dictionary_may_grow_from_batch_to_batch(tmp_path):
         entries, bad, reading = read(path)
         assert (bad, reading.damage) == ([], None)
         assert [key for _, _, key in sorted(entries)] == ["k2", "k0", "k3", "k0", "k4", "k0"]
+
+
+def test_runs_of_equal_cells_are_read_in_small_batches(tmp_path, monkeypatch):
+    """Each row of runs was a step of Python, and a batch of a text that all rows have took its bytes for each row."""
+    count, path = 30_000, tmp_path / "runs.arrow"
+    values = {"k": pa.array(["a", "b"]), "at": pa.array([BEGIN_S, BEGIN_S + 1]), "body": pa.array(["x" * 10_000, "y"])}
+    columns = {
+        name: pa.RunEndEncodedArray.from_arrays(pa.array([20_000, count], pa.int32()), of_runs)
+        for name, of_runs in values.items()
+    }
+    batch = pa.record_batch([*columns.values()], [*columns])
+    with pa.ipc.new_file(path, batch.schema) as writer:
+        writer.write_batch(batch)
+    monkeypatch.setattr(parquet, "TEXT_BYTES", 4 << 20)
+    table, first = ArrowTable(local_file(path).file), 0
+    with arrow_memory() as pool:
+        for at, rows in table.read(["k", "at", "body"]):
+            assert at == first and rows["body"][0].as_py() == ("x" * 10_000 if at < 20_000 else "y")
+            first += len(rows)
+            del rows
+        assert first == count and pool.max_memory() < 30 << 20
+    monkeypatch.setattr(rows_of_table, "python_values", None)  # no row is read by itself
+    entries, bad, _ = read(path)
+    assert not bad and [key for _, _, key in entries] == ["a"] * 20_000 + ["b"] * 10_000
 
 
 def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_path):

@@ -181,8 +181,12 @@ def is_text(kind: pa.DataType) -> bool:
 def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the size of each row's text or bytes (i64). A list has the sum of its items.
 
-    A row of a dictionary has the size of its text, even if other rows share it.
+    A row of a dictionary, and of a run, has the size of its text, even if other rows share it.
     """
+    if pa.types.is_run_end_encoded(column.type):
+        lengths = pa.RunEndEncodedArray.from_arrays(column.run_ends, pa.array(text_bytes(column.values)))
+        decoded = pc.run_end_decode(lengths.slice(column.offset, len(column)))
+        return np.asarray(decoded.to_numpy(zero_copy_only=False), np.int64)
     if has_items(column.type):
         # the sum of a slice is a difference of running sums
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(text_bytes(pc.list_flatten(column)))])
@@ -200,7 +204,9 @@ def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def plain_text(column: pa.Array) -> pa.Array:
-    """Return a column of text or of lists of text without dictionaries and views, and any other column unchanged."""
+    """Return a column of text, or lists of it, without dictionaries, views and runs; any other column unchanged."""
+    if pa.types.is_run_end_encoded(column.type):
+        return plain_text(pc.run_end_decode(column))
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.large_list(column.type.value_type))
     if is_list(column.type):
