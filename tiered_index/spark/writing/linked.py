@@ -230,8 +230,9 @@ class LinkedPartsReader:
 
     def _counted(self, part: FilePart, file: RowFile, mapping: RowMapping) -> Iterator[pa.RecordBatch | Census]:
         segment, begin, lines_before = part.segment, part.begin, part.lines_before
+        length = segment.length
         while True:
-            bound = begin + segment.length if part.end is None else part.end
+            bound = begin + length if part.end is None else part.end
             reading = file.reading(mapping, begin, bound)
             if file.is_text and reading.lines_before is None:
                 reading.lines_before = lines_before
@@ -264,7 +265,8 @@ class LinkedPartsReader:
             yield Census(without_key=keyless, parts=[learned])
             if reading.is_whole or part.end is not None:
                 return
-            # a compressed text that is longer than its bound has a further segment
+            # a compressed text that is longer than its bound has a further segment, with twice the bound
+            length *= 2
             begin, lines_before = reading.end, None if lines is None else lines[0] + sum(lines[1])
 
     def _entries(self, part: FilePart, file: RowFile, mapping: RowMapping) -> Iterator[pa.RecordBatch]:
@@ -426,15 +428,16 @@ class FilePlan:
         of_file: dict[int, list[PartFacts]] = {}
         for part in sorted(learned, key=lambda part: (part.number, part.segment.position)):
             of_file.setdefault(part.number, []).append(part)
-        made, further = list[tuple[LinkedSegment, list[PartFacts]]](), list[PartFacts]()
+        made, further = list[tuple[LinkedSegment, list[PartFacts]]](), list[tuple[PartFacts, int]]()
         for number, (_, rows, _) in enumerate(self.new):
             parts = of_file[number]
             if not isinstance(rows, ColumnsFile):
-                further += parts[1:]
+                bound = self.new[number][2].length
+                further += [(part, bound << later) for later, part in enumerate(parts[1:], 1)]
                 del parts[1:]
             made.append((_joined(parts), parts))
-        for part in further:
-            begin, bound = self.files.end, self.new[part.number][2].length
+        for part, bound in further:
+            begin = self.files.end
             segment = structs.replace(part.segment, start=begin)
             made.append((segment, [part]))
             if points := taken_points(list(part.points), begin, segment.end, begin - segment.position):
