@@ -31,9 +31,11 @@ from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.sources import linked, restart
 from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import PinnedFile, listed_files
+from tiered_index.sources.listing import PinnedFile, listed_files, stored_file
+from tiered_index.sources.places import StoredFile
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
 BEGIN_S = 1_700_000_000
@@ -663,6 +665,22 @@ def test_a_row_has_no_key_twice_and_one_without_a_key_leaves_the_topics_of_other
     assert (done["rows"], done["entries"], done["keyless"]) == (4, 4, 1)
     numbers = [rows_of(key, topic) for topic in ("t0", "t1") for key in "xy"]
     assert numbers == [([0, 3], []), ([3], []), ([], []), ([2], [])]
+
+
+def test_a_small_object_is_read_by_one_request(tmp_path, monkeypatch):
+    storage, asked = MemoryStorage(), []
+    for number in range(40):
+        storage.put(f"{number:02}.log", lines(number, number + 1))
+    for name in ("get", "get_range", "head"):
+        monkeypatch.setattr(
+            storage, name, lambda *given, call=getattr(storage, name): (asked.append(given), call(*given))[1]
+        )
+    infos = sorted(storage.list(""), key=lambda info: info.name)
+    files = [stored_file(StoredFile(f"s3://logs/{i.name}", storage, i.name, i.size_bytes), i) for i in infos]
+    with IndexService.open(root=tmp_path / "root", storage="memory://small") as index:
+        mapping = RowMapping(("order_id",), "at", "s")
+        assert FileLinker(index, "t", mapping, PatientPut(index, 10.0)).run(files).rows == 40
+    assert len(asked) == 40
 
 
 def test_a_topic_may_be_the_number_0(tmp_path, ingest, rows_of):
