@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
 from tiered_index import FileRows, IndexConfig, IndexReader
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX
 from tiered_index.service.log.state import LogState
@@ -153,13 +153,13 @@ def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, 
     (logs / "9.ndjson").write_text("".join(texts))
     files, into = [str(logs / "9.ndjson")], {"storage": f"{storage}-of-times", "config": config}
     with pytest.raises(InvalidArgument, match=r"9\.ndjson, line 2 .*seems to be in s, .* in ms: give --time-unit"):
-        link_files(spark, files, ROWS, **into)
+        link_files(spark, files, ROWS, strict=True, **into)
     skipped = link_files(spark, files, ROWS, skip_bad=True, **into)
     assert (skipped.rows, skipped.skipped_rows, skipped.entries, skipped.unit) == (2, 1, 4, "ms")
     # the unit is that of later builds and runs, too
     (logs / "10.ndjson").write_text(texts[1])
     with pytest.raises(InvalidArgument, match="seems to be in s, but the first one was in ms"):
-        link_files(spark, [str(logs / "10.ndjson")], ROWS, **into)
+        link_files(spark, [str(logs / "10.ndjson")], ROWS, strict=True, **into)
     of_run = ("--storage", into["storage"], "--root", logs.parent / "of-times", "--json")
     done = run_here("ingest", logs / "10.ndjson", *KEYS, "--time", "at", *of_run)
     assert done.code == 4
@@ -167,13 +167,48 @@ def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, 
     (logs / "10.ndjson").unlink()
     (logs / "8.ndjson").write_bytes(lines(0, 3) + b'{"order_id": 1}\n')
     with pytest.raises(InvalidArgument, match=r"8\.ndjson, line 4 .*no time at at; --skip-bad leaves such rows out"):
-        link_files(spark, [str(logs / "8.ndjson")], ROWS, storage=storage, config=config)
+        link_files(spark, [str(logs / "8.ndjson")], ROWS, storage=storage, config=config, strict=True)
     result = link_files(spark, [str(logs / "8.ndjson")], ROWS, storage=storage, config=config, skip_bad=True)
     assert (result.rows, result.skipped_rows, result.skipped_first[0][1]) == (3, 1, "no time at at")
     with pytest.raises(InvalidArgument, match="nobody_has_this"):
         link_files(
             spark, [str(logs)], RowsOfFiles(("nobody_has_this",), "at", None, "others"), storage=storage, config=config
         )
+
+
+def test_damaged_files_stop_no_other_and_have_the_segments_of_ingest(spark, tmp_path, storage, config):
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    (folder / "a.log").write_bytes(lines(0, 50))
+    random_rows = [row(n) | {"pad": random.Random(n).randbytes(30).hex()} for n in range(4000)]
+    packed = gzip.compress("".join(f"{json.dumps(each)}\n" for each in random_rows).encode())
+    (folder / "b.gz").write_bytes(packed[: len(packed) // 2])
+    (folder / "c.json").write_bytes(b"[1]\n")
+    pq.write_table(pa.table({"order_id": [1]}), folder / "d.parquet")
+    (folder / "e.log").write_bytes(b"{broken\n" + lines(50, 60))
+    done = run_here(
+        "ingest", folder, *KEYS, "--time", "at", "--storage", f"{storage}-of-ingest", "--root",
+        tmp_path / "root-of-ingest", "--wait", "--json",
+    )  # fmt: skip
+    assert done.code == 1, done.err
+    into = {"storage": f"{storage}-of-build", "config": config}
+    for more in ({}, {"skip_bad": True}):
+        with pytest.raises((InvalidArgument, CorruptFile)):
+            link_files(spark, [str(folder)], ROWS, strict=True, **into, **more)
+    result = link_files(spark, [str(folder)], ROWS, **into)
+    assert [each["file"] for each in result.damaged_first] == [
+        (folder / name).as_uri() for name in ("c.json", "b.gz", "d.parquet")
+    ]
+    assert (result.damaged, result.skipped_rows, result.rows) == (3, 1, done.document["rows"])
+
+    def facts(storage):
+        with IndexReader.open(storage) as reader:
+            segments = [*reader.segments().linked()]
+        return {(each.uri, each.position, each.length, each.rows, each.blocks, each.damage) for each in segments}
+
+    assert facts(into["storage"]) == facts(f"{storage}-of-ingest")
+    again = link_files(spark, [str(folder)], ROWS, **into)
+    assert (again.files, again.known, again.damaged, again.known_damaged) == (0, 5, 0, 3)
 
 
 def test_the_command_builds_files_of_a_bucket_and_the_rows_come_back(spark, s3):

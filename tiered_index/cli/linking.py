@@ -200,7 +200,7 @@ class RowIngestion:
         if len(keys.unread) > FIRST:
             out.note(f"nor can {len(keys.unread) - FIRST:,} more (--json names them)")
         if not self.follow:
-            _tell_known_damage(self.session, counts)
+            tell_known_damage(self.session, counts.known_damaged, counts.known_damaged_first)
         if unlisted.empty and not self.follow:
             empty = listed_names(unlisted.empty, 3)
             out.note(f"no file that has data: {empty}")
@@ -261,7 +261,7 @@ class RowIngestion:
         """Write the document, and return the exit code."""
         out = self.session.out
         for damage in counts.damaged_first[:FIRST]:
-            out.note(f"damaged: {_damage(damage)}")
+            out.note(f"damaged: {damage_text(damage)}")
         say = out.remark if self.skip_bad else out.note
         for bad in counts.skipped_first:
             say(f"skipped: {bad['where']}: {bad['problem']}")
@@ -309,17 +309,18 @@ def _known_keys(config: IndexConfig, topic: str | None) -> set[str]:
     return set()
 
 
-def _damage(damage: Mapping[str, Any]) -> str:
+def damage_text(damage: Mapping[str, Any]) -> str:
+    """Return a damaged file, the position of the first row that was not read, and the reason, as text."""
     position = "" if damage["position"] is None else f" at {damage['position']:,}"
     return f"{damage['file']}{position}: {damage['reason']}"
 
 
-def _tell_known_damage(session: Session, counts: FileCounts) -> None:
+def tell_known_damage(session: Session, count: int, first: Sequence[Mapping[str, Any]]) -> None:
     """Note the files that an earlier run could not read, or not as a whole, and that are as they were."""
-    if counts.known_damaged:
-        session.out.note(f"{counted(counts.known_damaged, 'file')} could not be read as a whole by an earlier run:")
-        for damage in counts.known_damaged_first[:FIRST]:
-            session.out.note(_damage(damage))
+    if count:
+        session.out.note(f"{counted(count, 'file')} could not be read as a whole by an earlier run:")
+        for damage in first[:FIRST]:
+            session.out.note(damage_text(damage))
 
 
 def about_zone(zone: TimeZone | None, unclear: UnclearTimes) -> dict[str, Any]:
@@ -349,10 +350,10 @@ def _follow(
                 linker.index.flush()
                 linker.begin_again()
             if is_first:
-                _tell_known_damage(session, counts)
+                tell_known_damage(session, counts.known_damaged, counts.known_damaged_first)
                 is_first = False
             for damage in counts.damaged_first[damaged:]:
-                session.out.note(f"damaged: {_damage(damage)}")
+                session.out.note(f"damaged: {damage_text(damage)}")
             for uri in counts.changed[before:]:
                 session.out.note(f"{uri} has other rows now, which are indexed, too")
             for uris in (counts.held_back, counts.copies, counts.changed_while_read):

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.ingesting import RowOptions
+from tiered_index.cli.linking import damage_text, tell_known_damage
 from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, given_columns
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.session import Session, storage_uri
 from tiered_index.cli.spark import check_index, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
+from tiered_index.follow import FIRST
 from tiered_index.service.jobs.erase import check_shard_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +55,13 @@ def build(
         refused |= {"--skip-corrupt": skip_corrupt, "--mode": mode != "error"}
         if wrong := [name for name, value in refused.items() if value]:
             raise InvalidArgument(f"leave {wrong[0]} out: it is not for rows of files (--topic)")
-        return _build_files(session, source, _rows_of(of_rows, key), on, {**known, **more, "skip_bad": skip_bad})
+        return _build_files(
+            session,
+            source,
+            _rows_of(of_rows, key),
+            on,
+            {**known, **more, "skip_bad": skip_bad, "strict": of_rows.strict},
+        )
     if skip_bad:
         raise InvalidArgument("--skip-bad needs --topic")
     columns, constants = given_columns(column, constant)
@@ -95,8 +104,12 @@ def _build_files(
         )
     for text in UnclearTimes(result.doubled_times, result.missing_times).texts(result.time_zone or ""):
         session.out.note(text)
+    for damage in result.damaged_first[:FIRST]:
+        session.out.note(f"damaged: {damage_text(damage)}")
+    tell_known_damage(session, result.known_damaged, result.known_damaged_first)
     bad = [{"where": where, "problem": problem} for where, problem in result.skipped_first]
-    return _show_build(session, result, elapsed_s, skipped_first=bad)
+    _show_build(session, result, elapsed_s, skipped_first=bad)
+    return FINDING if result.damaged or (result.skipped_rows and not options["skip_bad"]) else 0
 
 
 def _show_build(session: Session, result: BuildResult, elapsed_s: float, **more: Any) -> int:

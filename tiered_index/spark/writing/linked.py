@@ -23,7 +23,7 @@ from msgspec import structs
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.schema import Schema
@@ -41,6 +41,7 @@ from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.blocks import RestartPoint
+from tiered_index.sources.damaged import DamageCounts, DamagedFiles
 from tiered_index.sources.first_rows import FieldSearch
 from tiered_index.sources.identity import OldOffsets, table_digest
 from tiered_index.sources.known_files import TORN, KnownFiles, Plan, offsets_end
@@ -50,7 +51,7 @@ from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import send_points, taken_points
 from tiered_index.sources.row_archive import without_copies
-from tiered_index.sources.rows.batch import RowBatch, RowFile, RowReading
+from tiered_index.sources.rows.batch import Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
 from tiered_index.sources.rows.table import TABLES, ColumnsFile
@@ -198,6 +199,7 @@ class PartFacts:
     bad: tuple[tuple[str, str], ...]
     sent_points: tuple[SentPoints, ...] = ()
     points: tuple[RestartPoint, ...] = ()
+    damage: Damage | None = None
     has_zoneless: bool = False
     unclear: UnclearTimes = field(default_factory=UnclearTimes)
 
@@ -211,6 +213,7 @@ class LinkedPartsReader:
     address_of: AddressOf
     skip_bad: bool
     index: StorageAddress | None = None
+    is_strict: bool = True
 
     def __call__(self, groups: Iterable[Sequence[FilePart]], names: Sequence[str]) -> Iterator[pa.RecordBatch | Census]:
         """Yield the fields `names` of the entries; with `HAS_KEY` also the `PartFacts` of each part in a `Census`.
@@ -223,7 +226,15 @@ class LinkedPartsReader:
                 segment = part.segment
                 self._check_same(files, segment)
                 file = files.file(segment.uri, segment.size_bytes)
-                opened = rows_of_form(file, segment.format, segment.size_bytes)
+                try:
+                    opened = rows_of_form(file, segment.format, segment.size_bytes)
+                    opened.reading(mapping, part.begin, part.begin)
+                except (CorruptFile, InvalidArgument) as error:
+                    if self.is_strict:
+                        raise
+                    if read == self._counted:
+                        yield Census(parts=[_nothing_of(part, Damage(error, part.begin, ""))])
+                    continue
                 for made in read(part, opened, mapping):
                     yield made if isinstance(made, Census) else made.select(list(names))
                 self._check_same(files, segment)
@@ -247,8 +258,7 @@ class LinkedPartsReader:
                 times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
                 bad += [(f"{segment.uri}, {row.where}", row.problem) for row in batch.bad[: _NAMED - len(bad)]]
                 yield self._batch(batch, 0)
-            if reading.damage is not None:
-                raise reading.damage.error
+            self._check_damage(reading)
             lines = reading.lines
             behind = bound if isinstance(file, ColumnsFile) else reading.end
             if is_first:
@@ -261,7 +271,8 @@ class LinkedPartsReader:
             unclear = UnclearTimes(*np.subtract(mapping.unclear_times, unclear).tolist())
             of_times: dict[str, Any] = {"has_zoneless": mapping.has_zoneless, "unclear": unclear}
             is_cut = reading.held_back_bytes > 0
-            learned = PartFacts(part.number, mine, is_cut, unit, skipped, tuple(bad), *points, **of_times)
+            of_file = *points, reading.damage
+            learned = PartFacts(part.number, mine, is_cut, unit, skipped, tuple(bad), *of_file, **of_times)
             yield Census(without_key=keyless, parts=[learned])
             if reading.is_whole or part.end is not None:
                 return
@@ -274,8 +285,12 @@ class LinkedPartsReader:
         reading = file.reading(mapping, part.begin, part.end)
         for batch in reading.batches(part.begin):
             yield self._batch(batch, part.segment.start - part.segment.position)
-        if reading.damage is not None:
-            raise reading.damage.error
+        self._check_damage(reading)
+
+    def _check_damage(self, reading: RowReading) -> None:
+        damage = reading.damage
+        if damage is not None and (self.is_strict or not isinstance(damage.error, CorruptFile | InvalidArgument)):
+            raise damage.error
 
     def _batch(self, batch: RowBatch, shift: int) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict(self.rows.columns(batch, shift) | {HAS_KEY: pa.repeat(True, batch.entries)})
@@ -293,7 +308,7 @@ class LinkedPartsReader:
         return end + shift
 
     def _check_bad(self, segment: LinkedSegment, batch: RowBatch) -> None:
-        if batch.bad and not self.skip_bad:
+        if batch.bad and self.is_strict and not self.skip_bad:
             bad = batch.bad[0]
             raise InvalidArgument(f"{segment.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
 
@@ -348,6 +363,10 @@ class LinkedResult(BuildResult):
     held_back: tuple[str, ...] = ()
     skipped_rows: int = 0
     skipped_first: tuple[tuple[str, str], ...] = ()
+    damaged: int = 0
+    damaged_first: tuple[dict[str, Any], ...] = ()
+    known_damaged: int = 0
+    known_damaged_first: tuple[dict[str, Any], ...] = ()
     unit: str | None = None
     time_zone: str | None = None
     doubled_times: int = 0
@@ -365,13 +384,20 @@ class FilePlan:
     old: dict[int, tuple[OldOffsets, ...]] = field(default_factory=dict)
     """The offsets that new segments replace, by the first offset of each."""
     held_back: list[str] = field(default_factory=list)
+    damaged: DamagedFiles | None = None
+    """The files that can't be read, or not as a whole; None: one ends the build."""
+    unread: list[LinkedSegment] = field(default_factory=list)
+    """The segments of those of which no row can be read."""
     # the end of all offsets before this build
     begin: int = 0
     # restart points of further segments: begin, end, and each with its offset
     points: list[tuple[int, int, list[tuple[int, RestartPoint]]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile], config: IndexConfig) -> FilePlan:
+    def of(
+        cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile], config: IndexConfig,
+        damaged: DamagedFiles | None = None,
+    ) -> FilePlan:  # fmt: skip
         """Plan the segments of files. Raises `InvalidArgument` if an `ingest` has not finished its own."""
         known, position = KnownFiles(rows.store), segments.state.positions.get(rows.store, 0)
         known.learn(segments, position)
@@ -382,15 +408,24 @@ class FilePlan:
             )
         begin = known.end
         with contextlib.closing(LinkedFiles(config)) as opened:
-            plan = cls(known, known.plan(files, lambda uri: as_it_is(opened.file(uri, 0))), begin=begin)
+            tried: tuple[Any, ...] = () if damaged is None else (damaged.is_known,)
+            of_known = known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)), *tried)
+            plan = cls(known, of_known, begin=begin, damaged=damaged)
+        damages = list[tuple[SourceFile, Damage]]()
         for unread in plan.known.unread:
-            listed, reserved = unread.listed, known.reserved(unread, rows.dialect, rows.topic_path)
+            listed, reserved, found = unread.listed, None, list[Damage]()
+            with contextlib.nullcontext() if damaged is None else damaged.passed_over(listed, found.append):
+                reserved = known.reserved(unread, rows.dialect, rows.topic_path)
+            damages += [(listed, damage) for damage in found]
             if reserved == TORN:
                 plan.held_back.append(listed.uri)
             elif reserved is not None:
                 plan.new.append((listed, *reserved))
                 if old := without_copies(segments, rows.store, unread.old):
                     plan.old[reserved[1].start] = old
+        for listed, damage in damages:
+            assert damaged is not None, "otherwise it is raised"
+            plan.unread.append(damaged.unread(known.of_unknown_form(listed, rows.topic_path), damage))
         return plan
 
     def state_known(self, log: StorageLog) -> None:
@@ -435,15 +470,25 @@ class FilePlan:
                 bound = self.new[number][2].length
                 further += [(part, bound << later) for later, part in enumerate(parts[1:], 1)]
                 del parts[1:]
-            made.append((_joined(parts), parts))
+            made.append((self._noted(_joined(parts), parts), parts))
         for part, bound in further:
             begin = self.files.end
-            segment = structs.replace(part.segment, start=begin)
+            segment = self._noted(structs.replace(part.segment, start=begin), [part])
             made.append((segment, [part]))
             if points := taken_points(list(part.points), begin, segment.end, begin - segment.position):
                 self.points.append((begin, segment.end, points))
             self.files.end += bound
         return sorted(((segment, parts) for segment, parts in made if segment.length), key=lambda of: of[0].start)
+
+    def _noted(self, segment: LinkedSegment, parts: Sequence[PartFacts]) -> LinkedSegment:
+        """Return a segment with the damage of its file, which is counted."""
+        damages = [part.damage for part in parts if part.damage is not None]
+        listed = self.new[parts[0].number][0]
+        if self.damaged is None or not damages or not self.damaged.is_damaged(listed, damages[0]):
+            return segment
+        if segment.length and segment.rows:
+            return self.damaged.noted(segment, damages[0])
+        return self.damaged.unread(segment, damages[0])
 
     def parts_of(self, finished: Sequence[tuple[LinkedSegment, Sequence[PartFacts]]]) -> Iterator[tuple[FilePart, int]]:
         """Yield the parts of finished segments for their second reading, and the bytes of each."""
@@ -464,6 +509,12 @@ class FilePlan:
 
 def _replacement(store: str, old: OldOffsets, new: tuple[int, int]) -> Replacement:
     return Replacement(store, old.start, old.end, *new, old.times)
+
+
+def _nothing_of(part: FilePart, damage: Damage) -> PartFacts:
+    """Return the facts of a part of a file of which no row can be read."""
+    nothing = structs.replace(part.segment, position=part.begin, length=0, rows=0, is_open=False)
+    return PartFacts(part.number, nothing, False, None, 0, (), damage=damage)
 
 
 def _joined(parts: Sequence[PartFacts]) -> LinkedSegment:
@@ -499,6 +550,7 @@ def link_files(
     config: IndexConfig | None = None,
     max_windows: int = 10_000,
     skip_bad: bool = False,
+    strict: bool = False,
     dry_run: bool = False,
     clock: Clock | None = None,
 ) -> LinkedResult:
@@ -508,9 +560,12 @@ def link_files(
     out, and lines that were appended to a text are added. The tables are added to those that the windows have. Other
     arguments: see `build`.
 
-    Raises `InvalidArgument` for a row that is no entry (unless `skip_bad`), for a file of another form, or one that
-    changes meanwhile, and if an `ingest` of the same topic is not finished; `CorruptFile`, `SchemaMismatch`,
-    `JobOverdue`: then nothing is published. After the storage's errors the outcome may be unknown; build again then.
+    A file is indexed as far as it can be read, and rows that are no entries are passed over; the result names them.
+    With `strict`, the first damaged file ends the build, and without `skip_bad` the first such row.
+
+    Raises `InvalidArgument` for a file that changes meanwhile, and if an `ingest` of the same topic is not finished;
+    `SchemaMismatch`, `JobOverdue`; the error of a file if none can be read: then nothing is published. After the
+    storage's errors the outcome may be unknown; build again then.
 
     The function is long, because its steps share one plan.
     """
@@ -525,18 +580,24 @@ def link_files(
         check_own_columns(index.genesis.layout.schema)
         rows = rows.with_keys_of(log.state.positions).with_times_of(log.state.positions)
         mapping = rows.mapping()
-        plan = FilePlan.of(rows, Segments(log.state, index.opened), _listed(sources, of_source, stack), of_source)
+        damage_counts = DamageCounts()
+        damaged = DamagedFiles(damage_counts, mapping, is_strict=strict)
+        files = _listed(sources, of_source, stack)
+        plan = FilePlan.of(rows, Segments(log.state, index.opened), files, of_source, damaged)
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
             with IndexReader.open(config=of_source, environment=False) as stored, stored.export(rows.topic) as batches:
                 check_queue(rows.topic, batches)
         _decide(plan, mapping, rules_of(log.state.positions, rows.store))
         rows = replace(rows, unit=mapping.unit, is_guessed=rows.is_guessed or rows.unit is None)
         points_to = None if dry_run else index.meter.address(index.address)
-        reader = LinkedPartsReader(rows, of_source, index.meter.sources(settings.s3, storage), skip_bad, points_to)
+        addresses = index.meter.sources(settings.s3, storage)
+        reader = LinkedPartsReader(rows, of_source, addresses, skip_bad, points_to, strict)
         if not dry_run:
             plan.state_known(log)
         if not plan.new:
-            about_files, number = _about_files(plan, (), rows), log.state.number
+            if plan.unread and not dry_run:
+                link(log, None, plan.unread, ())
+            about_files, number = _about_files(plan, (), rows, damage_counts), log.state.number
             return LinkedResult(**about_files, dry_run=dry_run, log_number=number, metrics=index.meter.metrics)
         with typed_errors(f"reading {name}"), described(spark, "build: read files for lengths and windows"):
             entries = Entries.of_parts(spark, _groups(plan.parts()), _NAMES, reader)
@@ -545,10 +606,12 @@ def link_files(
         rows = rows.with_times_read(
             {part.unit for part in parts}, has_zoneless=any(part.has_zoneless for part in parts)
         )
-        about_files = _about_files(plan, parts, rows)
-        if not census.entries:
-            raise InvalidArgument(f"none of {about_files['rows']:,} rows of {name} has a key")
         finished = plan.finished(parts)
+        about_files = _about_files(plan, parts, rows, damage_counts)
+        if not census.entries:
+            if not about_files["rows"] and (damages := [part.damage for part in parts if part.damage is not None]):
+                raise damages[0].error
+            raise InvalidArgument(f"none of {about_files['rows']:,} rows of {name} has a key")
         built = index.plan(census, scale, shards, max_windows)
         result = expected_result(built, census, settings, LinkedResult, **about_files)
         if dry_run:
@@ -558,7 +621,7 @@ def link_files(
         def publish(tables: list[FinishedObject], sent: list[SentObject]) -> tuple[LogState, int]:
             of_driver = [send_points(log, rows.store, *each) for each in plan.points]
             sent += [each for _, each in of_driver]
-            segments = [segment for segment, _ in finished]
+            segments = [*(segment for segment, _ in finished), *plan.unread]
             every: list[Segment] = [*segments, *(archived for archived, _ in (*of_points, *of_driver))]
             topics = {topic for _, topic in census.topics}
             replaced = plan.replaced(segments)
@@ -600,7 +663,7 @@ def _decide(plan: FilePlan, mapping: RowMapping, known_keys: Collection[str]) ->
             next(rows.reading(mapping, segment.position, segment.end).batches(segment.position), None)
 
 
-def _about_files(plan: FilePlan, parts: Sequence[PartFacts], rows: RowsOfFiles) -> dict[str, Any]:
+def _about_files(plan: FilePlan, parts: Sequence[PartFacts], rows: RowsOfFiles, damage: DamageCounts) -> dict[str, Any]:
     """Return the fields that a `LinkedResult` has beside those of a build."""
     cut = [plan.new[part.number][0].uri for part in parts if part.held_back]
     return {
@@ -614,6 +677,10 @@ def _about_files(plan: FilePlan, parts: Sequence[PartFacts], rows: RowsOfFiles) 
         "held_back": (*plan.held_back, *cut),
         "skipped_rows": sum(part.skipped for part in parts),
         "skipped_first": tuple([bad for part in parts for bad in part.bad][:_NAMED]),
+        "damaged": damage.damaged,
+        "damaged_first": tuple(damage.damaged_first),
+        "known_damaged": damage.known_damaged,
+        "known_damaged_first": tuple(damage.known_damaged_first),
         "unit": rows.unit if parts else None,
         "time_zone": rows.zone,
         "doubled_times": sum(part.unclear.doubled for part in parts),
