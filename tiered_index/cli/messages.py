@@ -189,8 +189,8 @@ def write_messages(
         pages.conclude(out, summary)
         if truncated := keys.statuses["truncated"]:
             out.line(f"{truncated:,} truncated: more with a greater --max, or --all")
-    counts = f"{pages.count:,} found{f' ({states(by_state)})' if by_state else ''}"
-    pages.conclude(out, f"{counts}, {pages.conclusion}{seen}")
+    total = f"{pages.count:,} found{f' ({states(by_state)})' if by_state else ''}"
+    pages.conclude(out, f"{total}, {pages.conclusion}{seen}")
     requests, size = counted(pages.costs["message_requests"], "request"), human_bytes(pages.costs["message_bytes"])
     return pages.finish(out, f"{requests} for messages ({size}), in all ")
 
