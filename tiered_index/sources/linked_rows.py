@@ -347,7 +347,11 @@ class FileRows:
         except _Changed:
             if segment.format.rpartition("+")[2] not in RESTARTED:
                 raise
+        try:
             return self._text(search, segment, file, rows, at, size, is_restarted=False)
+        except CorruptFile as error:
+            # it is no longer packed, or packed in another form
+            raise _Changed from error
 
     def _text(
         self,
