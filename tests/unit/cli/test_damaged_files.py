@@ -184,7 +184,7 @@ def test_files_of_which_nothing_can_be_read_are_an_error(folder, ingest, name, c
     assert ingest(folder).code == code
 
 
-def test_of_ten_thousand_files_the_damaged_ones_alone_are_lacking(folder, ingest, found, monkeypatch):
+def test_of_ten_thousand_files_the_damaged_ones_alone_are_lacking(folder, ingest, found_keys, monkeypatch):
     for number in range(10_000):
         (folder / f"{number:05}.log").write_bytes(lines(number, number + 1))
     for number, data in (
@@ -197,7 +197,7 @@ def test_of_ten_thousand_files_the_damaged_ones_alone_are_lacking(folder, ingest
     assert done.code == 1, done.err
     assert (done.document["rows"], done.document["damaged"], done.document["read_files"]) == (9_997, 3, 9_997)
     assert [each["file"][-9:] for each in done.document["damaged_first"]] == ["00000.log", "05000.log", "09999.log"]
-    assert found((0, 1, 4999, 5000, 5001, 9998, 9999)) == {"1", "4999", "5001", "9998"}
+    assert found_keys((0, 1, 4999, 5000, 5001, 9998, 9999)) == {"1", "4999", "5001", "9998"}
     opened, open_file = [], LocalFile.open
 
     def noted(self):
@@ -213,7 +213,7 @@ def test_of_ten_thousand_files_the_damaged_ones_alone_are_lacking(folder, ingest
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
-def test_a_line_that_is_too_long_is_one_bad_row(folder, where, ingest, found, monkeypatch, pack):
+def test_a_line_that_is_too_long_is_one_bad_row(folder, where, ingest, found_keys, monkeypatch, pack):
     """Also if it is longer than the offsets that were reserved, and in one of several blocks."""
     for name, value in (("MAX_ROW_BYTES", 3000), ("BLOCK_BYTES", 1000), ("_LEAST_BOUND", 8000), ("_RATIO", 0)):
         monkeypatch.setattr(rows_of_text, name, value)
@@ -223,7 +223,7 @@ def test_a_line_that_is_too_long_is_one_bad_row(folder, where, ingest, found, mo
     assert (done.code, done.document["rows"], done.document["skipped"], done.document["damaged"]) == (1, 60, 1, 0)
     (bad,) = done.document["skipped_first"]
     assert f"line 21 (byte {len(lines(0, 20)):,})" in bad["where"] and "is longer than 3,000 bytes" in bad["problem"]
-    assert found(range(60)) == {*map(str, range(60))} and found([99]) == set()
+    assert found_keys(range(60)) == {*map(str, range(60))} and found_keys([99]) == set()
     segments = indexed(where)
     assert sum(segment.length for segment in segments) == len(text) and not any(each.is_open for each in segments)
     # lines behind it have their numbers
@@ -231,7 +231,7 @@ def test_a_line_that_is_too_long_is_one_bad_row(folder, where, ingest, found, mo
     assert answer[0]["message"]["line"] == 61
 
 
-def test_a_long_line_without_an_end_is_read_when_it_has_one(folder, where, ingest, found, monkeypatch):
+def test_a_long_line_without_an_end_is_read_when_it_has_one(folder, where, ingest, found_keys, monkeypatch):
     for name, value in (("MAX_ROW_BYTES", 3000), ("BLOCK_BYTES", 1000)):
         monkeypatch.setattr(rows_of_text, name, value)
     log, begin = folder / "a.log", lines(0, 20) + b'{"k": "99", "pad": "' + b"x" * 9000
@@ -241,28 +241,28 @@ def test_a_long_line_without_an_end_is_read_when_it_has_one(folder, where, inges
     log.write_bytes(begin + b'"}\n' + lines(20, 30))
     second = ingest(folder)
     assert (second.code, second.document["rows"], second.document["skipped"]) == (1, 10, 1)
-    assert found(range(30)) == {*map(str, range(30))}
+    assert found_keys(range(30)) == {*map(str, range(30))}
 
 
 @pytest.mark.parametrize("zeros", [1, 5000, 200_000])
 @pytest.mark.parametrize("at", [0, 20])
-def test_bytes_that_are_0_after_a_truncation_hide_no_row(folder, ingest, found, monkeypatch, zeros, at):
+def test_bytes_that_are_0_after_a_truncation_hide_no_row(folder, ingest, found_keys, monkeypatch, zeros, at):
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 30_000)
     monkeypatch.setattr(rows_of_text, "MAX_ROW_BYTES", 60_000)
     (folder / "a.log").write_bytes(lines(0, at) + bytes(zeros) + lines(at, 40))
     done = ingest(folder)
     assert (done.code, done.document["rows"]) == (1, 40)
     assert f"(byte {len(lines(0, at)):,})" in done.document["skipped_first"][0]["where"]
-    assert found(range(40)) == {*map(str, range(40))}
+    assert found_keys(range(40)) == {*map(str, range(40))}
 
 
-def test_rows_of_csv_behind_bytes_that_are_0_have_their_own_keys(folder, ingest, found):
+def test_rows_of_csv_behind_bytes_that_are_0_have_their_own_keys(folder, ingest, found_keys):
     (folder / "a.csv").write_bytes(f"k,at\n1,{BEGIN_S}\n".encode() + bytes(9) + f"2,{BEGIN_S}\n".encode())
     done = ingest(folder)
-    assert (done.code, done.document["entries"], found((1, 2))) == (1, 2, {"1", "2"})
+    assert (done.code, done.document["entries"], found_keys((1, 2))) == (1, 2, {"1", "2"})
 
 
-def test_a_damaged_row_group_is_passed_over(folder, ingest, found):
+def test_a_damaged_row_group_is_passed_over(folder, ingest, found_keys):
     data = bytearray(parquet(folder / "a.parquet", rows(1000, 1060), write_page_checksum=True, compression=None))
     at = data.index(b"1025")
     data[at] ^= 1
@@ -271,7 +271,7 @@ def test_a_damaged_row_group_is_passed_over(folder, ingest, found):
     assert (done.code, done.document["rows"]) == (1, 40), done.err
     (damage,) = done.document["damaged_first"]
     assert damage["position"] == 20 and "row group 1 can't be read" in damage["reason"]
-    assert found(range(1000, 1060)) == {*map(str, (*range(1000, 1020), *range(1040, 1060)))}
+    assert found_keys(range(1000, 1060)) == {*map(str, (*range(1000, 1020), *range(1040, 1060)))}
 
 
 LATER = [{"k": f"{n}", "at": BEGIN_S + n} for n in range(5000)] + [{"k": "5000", "b": "late", "at": BEGIN_S}]
@@ -295,7 +295,7 @@ KEYS = ("--topic", "t", "--key", "k", "--key", "b", "--time", "at")
         ({"1.log": b'"at": 5}\n' + as_lines([{"k": "1", "b": "x", "at": BEGIN_S}])}, "1x", {}),
     ],
 )  # fmt: skip
-def test_keys_that_some_rows_or_files_lack_are_counted(folder, ingest, found, files, keys, lacking):
+def test_keys_that_some_rows_or_files_lack_are_counted(folder, ingest, found_keys, files, keys, lacking):
     for name, data in files.items():
         (path := folder / name).parent.mkdir(exist_ok=True)
         if isinstance(data, bytes):
@@ -304,7 +304,7 @@ def test_keys_that_some_rows_or_files_lack_are_counted(folder, ingest, found, fi
             parquet(path, data)
     done = ingest(folder, fields=KEYS)
     assert done.code == (1 if b'"at": 5}' in files.get("1.log", b"")[:9] or done.document["skipped"] else 0), done.err
-    assert (done.document["lacking"], found(keys)) == (lacking, {*keys})
+    assert (done.document["lacking"], found_keys(keys)) == (lacking, {*keys})
     assert done.document["damaged"] == 0
 
 
@@ -333,7 +333,7 @@ def test_sources_without_a_file_beside_others_are_counted(folder, where, ingest)
     assert ingest(folder / "a.log", folder / "gone.log").code == 2
 
 
-def test_files_that_vanish_or_can_not_be_opened_stop_no_other(folder, ingest, found, monkeypatch):
+def test_files_that_vanish_or_can_not_be_opened_stop_no_other(folder, ingest, found_keys, monkeypatch):
     for number, name in enumerate("abc"):
         (folder / f"{name}.log").write_bytes(lines(number, number + 1))
     raw = os.fsencode(folder) + b"/d\xff.log"
@@ -362,10 +362,10 @@ def test_files_that_vanish_or_can_not_be_opened_stop_no_other(folder, ingest, fo
     assert len(reasons) == 2 and "Permission denied" in reasons[0] and "is not UTF-8" in reasons[1]
     # it is no fault of the file
     again = ingest(folder)
-    assert (again.code, again.document["rows"], found((1, 2))) == (1, 1, {"1", "2"})
+    assert (again.code, again.document["rows"], found_keys((1, 2))) == (1, 1, {"1", "2"})
 
 
-def test_objects_that_a_bucket_lists_and_does_not_have_stop_no_other(ingest, found, monkeypatch, s3_environment):
+def test_objects_that_a_bucket_lists_and_does_not_have_stop_no_other(ingest, found_keys, monkeypatch, s3_environment):
     serve_s3(monkeypatch, s3_environment)
     uri = f"s3://{s3_environment.new_bucket()}/logs"
     with open_storage(uri, any_names=True) as bucket:
@@ -387,10 +387,10 @@ def test_objects_that_a_bucket_lists_and_does_not_have_stop_no_other(ingest, fou
     files = {each["file"].removeprefix(uri): each["reason"] for each in done.document["damaged_first"]}
     assert "no object" in files["/x/b.log"] and files.keys() - {"/x/b.log"} <= {"/x", "/x/"}
     again = ingest(f"{uri}/**/*")
-    assert (again.document["rows"], found((0, 1, 2))) == (1, {"0", "1", "2"})
+    assert (again.document["rows"], found_keys((0, 1, 2))) == (1, {"0", "1", "2"})
 
 
-def test_a_follower_reads_a_packed_file_once_it_is_whole_or_stands_still(tmp_path, folder, found, where):
+def test_a_follower_reads_a_packed_file_once_it_is_whole_or_stands_still(tmp_path, folder, found_keys, where):
     """A file of which the end comes later has its rows once, at the same offsets."""
     packed, now_s = gzip.compress(of_random(0, 4000)), itertools.count(0, 20)
     torn, whole = folder / "a.gz", folder / "b.gz"
@@ -417,7 +417,7 @@ def test_a_follower_reads_a_packed_file_once_it_is_whole_or_stands_still(tmp_pat
             pass
         assert look() == (4010, 1)
         index.flush()
-    assert found((0, 100, 3999, 5000)) == {"0", "100", "3999", "5000"}
+    assert found_keys((0, 100, 3999, 5000)) == {"0", "100", "3999", "5000"}
 
 
 def test_a_follower_names_damaged_files_and_goes_on(folder, where):
