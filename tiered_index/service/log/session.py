@@ -3,8 +3,8 @@
 If a root starts while the storage is unavailable, the life cycle claims the epoch later. The lease only decides when
 another host may claim; only the log's fences make this correct. It is a numbered object ``lease/EPOCH/N``; the
 greatest name counts. It names the lock of its root: the holder of that lock takes over immediately, but a copy of
-the root waits like any other root. Renewals age by the storage's clock. If that clock was set back, or differs from
-the host's, the claimer watches the lease by its monotonic clock. Threads: the life cycle's, and the
+the root waits like any other root. Wall clocks of hosts do not count. Renewals age by the storage's clock. If
+that clock was set back, the claimer watches the lease by its monotonic clock. Threads: the life cycle's, and the
 opener's before.
 """
 
@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from tiered_index.clock import MOST_SKEW_MS, Clock
+from tiered_index.clock import Clock
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -109,8 +109,8 @@ class LeaseWatch:
     def check(self, root_id: str, place: str, *, waits: bool = False) -> None:
         """Raise `LockHeld` if the lease of another root is valid.
 
-        `waits`: if the storage's clock was set back since the last renewal, or differs from this machine's, wait until
-        the lease is renewed or its time to live has passed.
+        `waits`: if the storage's clock was set back since the last renewal, wait until the lease is renewed or its time
+        to live has passed.
         """
         while (left_s := self._left_s(root_id, place, waits)) > 0:
             threading.Event().wait(min(left_s, _LOOK_S))
@@ -126,15 +126,11 @@ class LeaseWatch:
         was_renewed = self._name not in ("", current.name)
         if self._name != current.name:
             self._name, self._since_s = current.name, now_s
-        watched_ms, storage_ms = (now_s - self._since_s) * 1000, self._storage.now_ms()
-        age_ms = storage_ms - current.written_ms
-        # by a clock that is wrong, a lease may look old while its writer is alive
-        is_wrong = age_ms <= -current.lease.ttl_ms or abs(storage_ms - self._clock.now_ms()) > MOST_SKEW_MS
-        lived_ms = watched_ms if is_wrong else max(age_ms, watched_ms)
-        if lived_ms >= current.lease.ttl_ms:
+        age_ms, watched_ms = current.age_ms(self._storage), (now_s - self._since_s) * 1000
+        if max(age_ms, watched_ms) >= current.lease.ttl_ms:
             return 0.0
-        left_s = (current.lease.ttl_ms - max(lived_ms, 0)) / 1000
-        if waits and not was_renewed and is_wrong:
+        left_s = (current.lease.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
+        if waits and not was_renewed and age_ms <= -current.lease.ttl_ms:
             return left_s
         take_over = "`tiered-index recover --take-over`, with --root and --storage, does not wait"
         if _has_ended(current):
