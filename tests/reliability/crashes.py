@@ -303,7 +303,7 @@ class Crashes:
         for path in sorted(world.root.rglob("*")):
             if path.is_file():
                 digest = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(world.root)).encode(), digest))
-        for name, (data, _) in world.storage._shelf.objects.items():  # type: ignore[attr-defined]
+        for name, (data, *_) in world.storage._shelf.objects.items():  # type: ignore[attr-defined]
             digest = zlib.crc32(data, zlib.crc32(name.encode(), digest))
         # after a kill, a later power cut may lose unsynced bytes: such states differ even if their bytes are equal
         key = hash((digest, disk.has_unsynced))
