@@ -67,11 +67,13 @@ def made() -> dict[str, str]:
 
 def run(clone: Path, script: str, **environment: str) -> str:
     """Run a script of bash in a folder, and return its output. Raises `Failed`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "MAKE"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "MAKE"))
+    }
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=clone,
-        env=kept | _FAST | environment,
+        env=environment | _FAST | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -52,10 +52,10 @@ def imported(path: Path) -> frozenset[str]:
     names = set[str]()
     for statement in on_loading(ast.parse(path.read_text()).body):
         if isinstance(statement, ast.Import):
-            found = [alias.name for alias in statement.names]
+            imported = [alias.name for alias in statement.names]
         else:
-            found = [statement.module or "", *(f"{statement.module}.{alias.name}" for alias in statement.names)]
-        for name in found:
+            imported = [statement.module or "", *(f"{statement.module}.{alias.name}" for alias in statement.names)]
+        for name in imported:
             parts = name.split(".")
             names |= {".".join(parts[: end + 1]) for end in range(len(parts))}
     return frozenset(names)

@@ -668,19 +668,21 @@ def test_a_row_has_no_key_twice_and_one_without_a_key_leaves_the_topics_of_other
 
 
 def test_a_small_object_is_read_by_one_request(tmp_path, monkeypatch):
-    storage, asked = MemoryStorage(), []
+    storage, calls = MemoryStorage(), []
     for number in range(40):
         storage.put(f"{number:02}.log", lines(number, number + 1))
     for name in ("get", "get_range", "head"):
         monkeypatch.setattr(
-            storage, name, lambda *given, call=getattr(storage, name): (asked.append(given), call(*given))[1]
+            storage,
+            name,
+            lambda *arguments, call=getattr(storage, name): (calls.append(arguments), call(*arguments))[1],
         )
     infos = sorted(storage.list(""), key=lambda info: info.name)
     files = [stored_file(StoredFile(f"s3://logs/{i.name}", storage, i.name, i.size_bytes), i) for i in infos]
     with IndexService.open(root=tmp_path / "root", storage="memory://small") as index:
         mapping = RowMapping(("order_id",), "at", "s")
         assert FileLinker(index, "t", mapping, PatientPut(index, 10.0)).run(files).rows == 40
-    assert len(asked) == 40
+    assert len(calls) == 40
 
 
 def test_a_topic_may_be_the_number_0(tmp_path, ingest, rows_of):

@@ -88,10 +88,10 @@ class TrustedTime:
         """
         clock, now_s = self._clock, self._clock.monotonic_s()
         if isinstance(clock, SteadyClock) and 0 < abs(clock.jump_ms()) <= _MOST_PAUSE_MS and now_s >= self._followed_s:
-            self._followed_s = now_s + _AGAIN_S
             try:
                 agreed_now_ms(self._storage, clock)
             except ConfigError:
+                self._followed_s = now_s + _AGAIN_S
                 return
             clock.trust()
 

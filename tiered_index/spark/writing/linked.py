@@ -351,6 +351,9 @@ class LinkedResult(BuildResult):
     that are no entries, and `skipped_first` has place and problem of the first ones. `unit` is that of times that are
     numbers, `time_zone` that of times without one. `doubled_times` counts those that its clocks show twice, and
     `missing_times` those that they leave out.
+
+    `damaged` counts files that could be read in part or not at all, and `damaged_first` names the first ones.
+    `known_damaged` and `known_damaged_first` are those that an earlier run has found so.
     """
 
     files: int = 0
@@ -413,10 +416,10 @@ class FilePlan:
             plan = cls(known, of_known, begin=begin, damaged=damaged)
         damages = list[tuple[SourceFile, Damage]]()
         for unread in plan.known.unread:
-            listed, reserved, found = unread.listed, None, list[Damage]()
-            with contextlib.nullcontext() if damaged is None else damaged.passed_over(listed, found.append):
+            listed, reserved, damages = unread.listed, None, list[Damage]()
+            with contextlib.nullcontext() if damaged is None else damaged.passed_over(listed, damages.append):
                 reserved = known.reserved(unread, rows.dialect, rows.topic_path)
-            damages += [(listed, damage) for damage in found]
+            damages += [(listed, damage) for damage in damages]
             if reserved == TORN:
                 plan.held_back.append(listed.uri)
             elif reserved is not None:
