@@ -208,10 +208,6 @@ def test_a_large_row_group_of_an_object_is_read_in_pieces(tmp_path, monkeypatch,
     assert read == texts
     few_large = max(sizes_read) > 1 << 20 and len(sizes_read) < 6
     assert (max(sizes_read) <= 1 << 19 and len(sizes_read) > 10) if is_large else few_large
-        (max(sizes_read) <= 1 << 19 and len(sizes_read) > 10)
-        if is_large
-        else (max(sizes_read) > 1 << 20 and len(sizes_read) < 6)
-    )
 
 
 @pytest.mark.parametrize("is_field", [False, True], ids=["column", "field of a structure"])

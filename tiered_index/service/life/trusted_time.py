@@ -78,8 +78,11 @@ class TrustedTime:
         """
         now_ms, now_s, last = self._storage.now_ms(), self._clock.monotonic_s(), self._storage_time
         self._storage_time = now_ms, now_s
-        if last is not None:
-            self._check(now_ms, last[0] + round((now_s - last[1]) * 1000), _MOST_JUMP_MS)
+        if last is not None and (jump_ms := now_ms - last[0] - round((now_s - last[1]) * 1000)) > _MOST_JUMP_MS:
+            raise ConfigError(
+                f"no orphan is deleted now: the clock of {self._storage.uri} is {human_duration(jump_ms // 1000)} "
+                "further than the time since the last sweep; the next one is in an hour"
+            )
 
     def follow_wall(self) -> None:
         """Let the writer's clock follow the wall clock after a jump, if the storage's clock made it, too.
