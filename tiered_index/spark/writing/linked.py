@@ -416,10 +416,10 @@ class FilePlan:
             plan = cls(known, of_known, begin=begin, damaged=damaged)
         damages = list[tuple[SourceFile, Damage]]()
         for unread in plan.known.unread:
-            listed, reserved, damages = unread.listed, None, list[Damage]()
-            with contextlib.nullcontext() if damaged is None else damaged.passed_over(listed, damages.append):
+            listed, reserved, of_file = unread.listed, None, list[Damage]()
+            with contextlib.nullcontext() if damaged is None else damaged.passed_over(listed, of_file.append):
                 reserved = known.reserved(unread, rows.dialect, rows.topic_path)
-            damages += [(listed, damage) for damage in damages]
+            damages += [(listed, damage) for damage in of_file]
             if reserved == TORN:
                 plan.held_back.append(listed.uri)
             elif reserved is not None:
