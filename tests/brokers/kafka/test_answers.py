@@ -9,6 +9,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import ingest
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
+from tiered_index.storage.local.storage import LocalStorage
 
 
 def test_a_producer_with_a_fast_clock_makes_no_answer_complete_up_to_the_future(run, topics, producing, topic, storage):
@@ -70,7 +71,8 @@ def test_expire_tells_of_archived_records_and_has_a_rule_of_a_topic_for_them(
 
     topics.delete_records(topic, {0: 20})
     now_ms = SystemClock().now_ms()
-    monkeypatch.setattr(SystemClock, "now_ms", lambda clock: now_ms + 60_000)
+    for clock in (SystemClock, LocalStorage):
+        monkeypatch.setattr(clock, "now_ms", lambda clock: now_ms + 60_000)
 
     def expire(rule, *options):
         done = run_here("expire", "--storage", storage, "--set", f"{rule}=1s", *options)
