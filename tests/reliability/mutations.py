@@ -390,12 +390,15 @@ def _guarded(base: Path) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MOST_BYTES, limits[1]))
     logging.disable(logging.CRITICAL)
     sys.addaudithook(watch)  # it stays in the process, but checks only while it is active
+    # a module that is imported meanwhile is not written as bytecode: that would be a file outside
+    without_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             yield
     finally:
         active[0] = False
+        sys.dont_write_bytecode = without_bytecode
         resource.setrlimit(resource.RLIMIT_AS, limits)
         logging.disable(logging.NOTSET)
 
