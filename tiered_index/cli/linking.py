@@ -17,7 +17,7 @@ from tiered_index.cli.ending import Ending
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.ingesting import DEFAULT_TIME, IngestOptions
 from tiered_index.cli.options import IntakeOptions
-from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.output import ProgressDisplay, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
 from tiered_index.errors import (
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # without an end stands still
 POLL_S, _STILL_S = 10.0, 60.0
 _PACK_XZ = "xz -dc FILE | xz --block-size=4MiB > NEW"
+# damaged files that a document names
+_MOST_NAMED = 100
 # rows that a dry run shows
 _SHOWN = 5
 
@@ -103,21 +105,18 @@ class RowIngestion:
                     dropped_keys=self.ingest_options.kafka.drop_key or (),
                 )
                 counts = linker.counts
-                counts.vanished += unlisted.vanished
-                for path, reason in unlisted.unnamed.items():
-                    counts.name_damaged(path, reason)
                 if self.follow:
-                    linker.progress = lambda size: progress.update(counts.entries, f"{human_bytes(size)} read")
+                    looks = _Looks(self.session, linker, progress, listed, unlisted)
+                    looks.follow(self.ingest_options.run.poll or POLL_S)
                 else:
                     linker.progress = lambda size: progress.update(size, f"{human_count(counts.entries)} entries")
-                if self.follow:
-                    _follow(self.session, linker, listed, self.ingest_options.run.poll or POLL_S)
-                else:
+                    _count_unlisted(counts, unlisted)
                     linker.run(files)
             self._tell(linker, unlisted)
             taken_s = putting.elapsed_s
             putting.settle()
-            document = self._document(putting, linker, taken_s) | {"empty_sources": len(unlisted.empty)}
+            document = self._document(putting, linker, taken_s)
+            document |= {"empty_sources": len(unlisted.empty), "missing_sources": unlisted.missing}
         return self._show(linker.counts, document)
 
     @contextlib.contextmanager
@@ -201,9 +200,10 @@ class RowIngestion:
             out.note(f"nor can {len(keys.unread) - FIRST:,} more (--json names them)")
         if not self.follow:
             tell_known_damage(self.session, counts.known_damaged, counts.known_damaged_first)
-        if unlisted.empty and not self.follow:
-            empty = listed_names(unlisted.empty, 3)
-            out.note(f"no file that has data: {empty}")
+        if not self.follow:
+            tell_missing(self.session, unlisted.missing)
+            if empty := [source for source in unlisted.empty if source not in unlisted.missing]:
+                out.note(f"no file that has data: {listed_names(empty, 3)}")
         if counts.vanished:
             out.note(f"{counted(counts.vanished, 'file')} vanished before they were read")
         for key, lacking in counts.lacking.items():
@@ -280,7 +280,7 @@ class RowIngestion:
             "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
             "elapsed": human_seconds(document["elapsed_s"]),
         }
-        show_put(out, document, shown)
+        show_put(out, document, shown, streamed=self.follow)
         if counts.is_none_read and not self.follow:
             out.error_line("nothing was indexed: no row of the files can be read")
             return CorruptFile.exit_code
@@ -329,37 +329,112 @@ def about_zone(zone: TimeZone | None, unclear: UnclearTimes) -> dict[str, Any]:
     return {"time_zone": name, "doubled_times": unclear.doubled, "missing_times": unclear.missing}
 
 
-def _follow(
-    session: Session, linker: FileLinker, listed: Callable[[], AbstractContextManager[list[SourceFile]]], poll_s: float
-) -> None:
-    """Index new rows until a signal. A file or a storage that is away is tried again."""
-    # new rows do not wait until all known ones have the keys that were added
-    linker.reread_s = max(poll_s, 1.0)
-    linker.still_s = _STILL_S
-    is_first = True
-    with Ending() as ending:
-        while not ending.event.is_set():
-            counts = linker.counts
-            before, damaged = len(counts.changed), counts.damaged
-            try:
-                with listed() as files:
-                    linker.run(files)
-            except (ObjectNotFound, StorageUnavailable) as error:
-                # a follower outlives an outage
-                session.out.note(f"{error}: trying again")
-                linker.index.flush()
-                linker.begin_again()
-            if is_first:
-                tell_known_damage(session, counts.known_damaged, counts.known_damaged_first)
-                is_first = False
-            for damage in counts.damaged_first[damaged:]:
-                session.out.note(f"damaged: {damage_text(damage)}")
-            for uri in counts.changed[before:]:
-                session.out.note(f"{uri} has other rows now, which are indexed, too")
-            for uris in (counts.held_back, counts.copies, counts.changed_while_read):
-                # the next look tells
-                uris.clear()
-            ending.event.wait(poll_s)
+def tell_missing(session: Session, missing: Sequence[str]) -> None:
+    """Note the sources that are the path of no file."""
+    if missing:
+        session.out.note(f"no such file or folder: {listed_names(missing, 10)}")
+
+
+def _count_unlisted(counts: FileCounts, unlisted: Unlisted) -> None:
+    """Count the files that a listing could not give."""
+    counts.vanished += unlisted.vanished
+    for path, reason in unlisted.unnamed.items():
+        counts.name_damaged(path, reason)
+
+
+class _Looks:
+    """Looks at files again and again. Tells after each look what it has found: by notes, on the progress bar, and with
+    --json by a line if anything has changed.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        linker: FileLinker,
+        progress: ProgressDisplay,
+        listed: Callable[[], AbstractContextManager[list[SourceFile]]],
+        unlisted: Unlisted,
+    ) -> None:
+        self._out, self._session, self._linker, self._progress = session.out, session, linker, progress
+        self._listed, self._unlisted = listed, unlisted
+        self._unnamed = set[str]()
+        self._last: dict[str, Any] = {}
+        self._trouble: str | None = None
+        self._problems = list[str]()
+        # the damaged files that the last look named, then the first ones and the first bad rows of all looks
+        self._named, self._damaged, self._skipped = (
+            list[dict[str, Any]](),
+            list[dict[str, Any]](),
+            list[dict[str, str]](),
+        )
+        self._changed = 0
+
+    def follow(self, poll_s: float) -> None:
+        """Index new rows until a signal. A file or a storage that is away is tried again."""
+        linker, counts = self._linker, self._linker.counts
+        linker.progress = lambda size: self._show_progress()
+        # new rows do not wait until all known ones have the keys that were added
+        linker.reread_s = max(poll_s, 1.0)
+        linker.still_s = _STILL_S
+        with Ending() as ending:
+            while not ending.event.is_set():
+                self._look()
+                if not self._last:
+                    tell_known_damage(self._session, counts.known_damaged, counts.known_damaged_first)
+                    if self._unlisted.empty:
+                        self._out.note(f"no file that has data yet: {listed_names(self._unlisted.empty, 3)}")
+                self._tell()
+                ending.event.wait(poll_s)
+        counts.damaged_first, counts.skipped_first = self._damaged, self._skipped
+
+    def _look(self) -> None:
+        linker = self._linker
+        self._trouble = None
+        try:
+            with self._listed() as files:
+                unlisted = self._unlisted
+                new = {path: reason for path, reason in unlisted.unnamed.items() if path not in self._unnamed}
+                self._unnamed |= new.keys()
+                _count_unlisted(linker.counts, replace(unlisted, unnamed=new))
+                linker.run(files)
+        except (ObjectNotFound, StorageUnavailable) as error:
+            # a follower outlives an outage
+            self._trouble = str(error)
+            self._out.note(f"{error}: trying again")
+            linker.index.flush()
+            linker.begin_again()
+
+    def _tell(self) -> None:
+        """Tell what a look has found that the looks before have not."""
+        counts = self._linker.counts
+        named, skipped = counts.damaged_first, counts.skipped_first
+        # a file that may not be opened is tried at each look
+        damaged = [damage for damage in named if damage not in self._named]
+        counts.damaged -= len(named) - len(damaged)
+        for damage in damaged:
+            self._out.note(f"damaged: {damage_text(damage)}")
+        for uri in counts.changed[self._changed :]:
+            self._out.note(f"{uri} has other rows now, which are indexed, too")
+        not_whole = counts.known_damaged + len(named)
+        of_files = f"{counted(not_whole, 'file')} can't be read as a whole" if not_whole else None
+        self._problems = [*self._linker.index.health()["problems"], *filter(None, [self._trouble, of_files])]
+        self._show_progress()
+        numbers = ("read_files", "rows", "entries", "skipped", "damaged")
+        line = {"status": "following", **{name: getattr(counts, name) for name in numbers}, "problems": self._problems}
+        if line != self._last and self._out.as_json:
+            self._out.record(line | {"damaged_first": damaged, "skipped_first": skipped})
+            self._out.flush()
+        self._last, self._named, self._changed = line, named, len(counts.changed)
+        self._damaged += damaged[: max(0, _MOST_NAMED - len(self._damaged))]
+        self._skipped += skipped[: max(0, FIRST - len(self._skipped))]
+        counts.damaged_first, counts.skipped_first = [], []
+        for uris in (counts.held_back, counts.copies, counts.changed_while_read):
+            # the next look tells
+            uris.clear()
+
+    def _show_progress(self) -> None:
+        counts = self._linker.counts
+        self._progress.update(counts.entries, "; ".join([f"{human_bytes(counts.read_bytes)} read", *self._problems]))
 
 
 def _first_rows(files: Sequence[SourceFile], dialect: Dialect | None) -> tuple[SourceFile, RowFile] | None:

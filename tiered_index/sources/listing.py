@@ -171,11 +171,13 @@ class Unlisted:
     """What sources have beside the files that are listed.
 
     - `empty`: the sources without a file that has data.
+    - `missing`: those of them that are the path of no file or folder.
     - `vanished`: the number of files that were deleted while they were listed.
     - `unnamed`: the local files that no URI can name, with the reason.
     """
 
     empty: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     vanished: int = 0
     unnamed: dict[str, str] = field(default_factory=dict)
 
@@ -187,22 +189,20 @@ def listed_files(
     """Yield the files of sources, each once, sorted by URI. Their storages are open within the block.
 
     `unlisted` gets what is left out. Raises `InvalidArgument` if no source has a file that has data, unless they
-    `may_lack` files; for a local path that is not there; for the folder of a table, or a local folder or glob within
-    one; without `unlisted` for a file that no URI can name; the storage's errors.
+    `may_lack` files; if all are local paths that are not there; for the folder of a table, or a local folder or glob
+    within one; without `unlisted` for a file that no URI can name; the storage's errors.
     """
     with contextlib.ExitStack() as stack:
-        files_by_uri, left_out = dict[str, SourceFile](), Unlisted()
+        files_by_uri, left_out = dict[str, SourceFile](), Unlisted(missing=missing_paths(sources, may_lack=may_lack))
         for source in sources:
             path = local_path(source)
-            if path is None:
-                files = _stored(stack, source, config)
-            else:
-                files = _local(path, source, left_out, may_lack=may_lack)
+            files = _stored(stack, source, config) if path is None else _local(path, source, left_out)
             if not files:
                 left_out.empty.append(source)
             files_by_uri.update((each.uri, each) for each in files)
         if unlisted is not None:
-            unlisted.empty, unlisted.vanished, unlisted.unnamed = left_out.empty, left_out.vanished, left_out.unnamed
+            unlisted.empty, unlisted.missing = left_out.empty, left_out.missing
+            unlisted.vanished, unlisted.unnamed = left_out.vanished, left_out.unnamed
         if left_out.unnamed and (unlisted is None or not files_by_uri):
             raise InvalidArgument(next(iter(left_out.unnamed.values())))
         if left_out.empty and not files_by_uri and not may_lack:
@@ -212,22 +212,25 @@ def listed_files(
         yield [files_by_uri[uri] for uri in sorted(files_by_uri)]
 
 
-def check_exists(source: str) -> None:
-    """Raise `InvalidArgument` if a source is the path of no file or folder, and no glob."""
-    path = local_path(source)
-    if path is not None and not path.exists() and wildcard_at(source) is None:
-        raise InvalidArgument(f"{path}: No such file or directory")
+def missing_paths(sources: Sequence[str], *, may_lack: bool = False) -> list[str]:
+    """Return the sources that are the path of no file or folder, and no glob.
+
+    Raises `InvalidArgument` if no other source is given, unless they `may_lack` files.
+    """
+    paths = [(source, local_path(source)) for source in sources if wildcard_at(source) is None]
+    missing = [(source, path) for source, path in paths if path is not None and not path.exists()]
+    if missing and len(missing) == len(sources) and not may_lack:
+        raise InvalidArgument(f"{missing[0][1]}: No such file or directory")
+    return [source for source, _ in missing]
 
 
-def _local(path: Path, source: str, left_out: Unlisted, *, may_lack: bool) -> list[SourceFile]:
+def _local(path: Path, source: str, left_out: Unlisted) -> list[SourceFile]:
     folders = set[Path]()
     if path.is_file():
         return [each for each in _there([path], left_out) if each.size_bytes]
     if path.is_dir():
         glob, folders = Glob.below(path), {path}
     else:
-        if not may_lack:
-            check_exists(source)
         glob = _local_glob(path, source)
     paths = list(glob.paths())
     folders |= {each.parent for each in paths}

@@ -4,6 +4,7 @@ import bz2
 import functools
 import gzip
 import itertools
+import json
 import lzma
 import os
 import re
@@ -330,7 +331,13 @@ def test_sources_without_a_file_beside_others_are_counted(folder, where, ingest)
     assert "no file that has data: " in done.err and "*.nothing" in done.err
     for source in beside:
         assert ingest(source).code == 2
-    assert ingest(folder / "a.log", folder / "gone.log").code == 2
+    done = ingest(folder / "a.log", folder / "gone.log", folder / "empty")
+    assert (done.code, done.document["empty_sources"]) == (0, 2), done.err
+    assert done.document["missing_sources"] == [str(folder / "gone.log")]
+    assert f"no such file or folder: {folder}/gone.log\n" in done.err and f"has data: {folder}/empty\n" in done.err
+    for sources in ([folder / "gone.log"], [folder / "gone.log", f"{folder.as_uri()}/gone"]):
+        done = ingest(*sources)
+        assert (done.code, "gone.log: No such file or directory" in done.err) == (2, True)
 
 
 def test_files_that_vanish_or_can_not_be_opened_stop_no_other(folder, ingest, found_keys, monkeypatch):
@@ -422,16 +429,57 @@ def test_a_follower_reads_a_packed_file_once_it_is_whole_or_stands_still(tmp_pat
 
 def test_a_follower_names_damaged_files_and_goes_on(folder, where):
     (folder / "a.log").write_bytes(lines(0, 3))
-    (folder / "b.json").write_bytes(b"[1]\n")
-    # else it may still be written
-    os.utime(folder / "b.json", (BEGIN_S, BEGIN_S))
+    not_whole = "{} can't be read as a whole".format
+
+    def damage(name):
+        (folder / name).write_bytes(b"[1]\n")
+        # else it may still be written
+        os.utime(folder / name, (BEGIN_S, BEGIN_S))
+        return (folder / name).as_uri()
+
+    def named():
+        return [
+            [damage["file"] for damage in record["damaged_first"]] for record in records() if record["damaged_first"]
+        ]
+
+    first = damage("b.json")
     arguments = (folder, *FIELDS, *where, "--follow", "--poll", "0.05", "--json")
     with running("ingest", *map(str, arguments)) as (process, records):
-        until(lambda: run_here("query", "t", "2", *where, "--json").out.count('"row"') == 1, every_s=0.1)
-        (folder / "c.log").write_bytes(lines(3, 5))
-        until(lambda: run_here("query", "t", "4", *where, "--json").out.count('"row"') == 1, every_s=0.1)
+        until(lambda: records() and records()[-1]["rows"] == 3, every_s=0.1)
+        # each damaged file is told once, when it is found, and is a problem for as long as it is there
+        assert named() == [[first]] and records()[-1]["problems"] == [not_whole("1 file")]
+        second = damage("d.json")
+        (folder / "c.log").write_bytes(lines(3, 5) + b"[2]\n")
+        until(lambda: records()[-1]["rows"] == 5 and records()[-1]["damaged"] == 2, every_s=0.1)
+        assert named() == [[first], [second]] and records()[-1]["problems"] == [not_whole("2 files")]
+        (bad,) = (bad for record in records() for bad in record["skipped_first"])
+        assert bad["where"].startswith((folder / "c.log").as_uri()) and "not a JSON object" in bad["problem"]
+        (folder / "b.json").unlink()
+        until(lambda: records()[-1]["problems"] == [not_whole("1 file")], every_s=0.1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 1
-        document = records()[-1]
-    assert (document["rows"], document["damaged"]) == (5, 1)
-    assert document["damaged_first"][0]["file"] == (folder / "b.json").as_uri()
+        *looks, document = records()
+    assert {look["status"] for look in looks} == {"following"} and document["status"] == "stopped"
+    assert (document["rows"], document["damaged"], document["skipped"]) == (5, 2, 1)
+    assert [damage["file"] for damage in document["damaged_first"]] == [first, second]
+
+
+def test_a_follower_tells_once_that_a_file_can_not_be_opened(folder, ingest, monkeypatch):
+    for number, name in enumerate("ab"):
+        (folder / f"{name}.log").write_bytes(lines(number, number + 1))
+    looks, open_file = itertools.count(1), LocalFile.open
+
+    def denied(self):
+        if self.path.name != "b.log":
+            return open_file(self)
+        if next(looks) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise InvalidArgument(f"{self.path}: Permission denied") from PermissionError()
+
+    for name in ("open", "ranges", "ahead"):
+        monkeypatch.setattr(listing.PinnedFile, name, denied)
+    done = ingest(folder, "--follow", "--poll", "0.01")
+    *lines_of_looks, document = map(json.loads, done.out.splitlines())
+    assert (done.code, document["rows"], document["damaged"]) == (1, 1, 1), done.err
+    assert done.err.count("Permission denied") == len(document["damaged_first"]) + 1 == 2
+    assert len(lines_of_looks) == 1

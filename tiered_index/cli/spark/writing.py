@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.ingesting import RowOptions
-from tiered_index.cli.linking import damage_text, tell_known_damage
+from tiered_index.cli.linking import damage_text, tell_known_damage, tell_missing
 from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, given_columns
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.session import Session, storage_uri
@@ -89,12 +89,11 @@ def _build_files(
     session: Session, sources: Sequence[str], rows: RowsOfFiles, on: SparkOptions, options: dict[str, Any]
 ) -> int:
     """Index the rows of files where they are, and return the exit code."""
-    from tiered_index.sources.listing import check_exists
+    from tiered_index.sources.listing import missing_paths
     from tiered_index.sources.rows.zone import UnclearTimes
     from tiered_index.spark.writing.linked import link_files
 
-    for source in sources:
-        check_exists(source)
+    tell_missing(session, missing_paths(sources))
     result, elapsed_s = run_job(link_files, spark_of(session, on), sources, rows, **options)
     for uri in result.changed:
         session.out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")

@@ -20,7 +20,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.sources.columns import check_kinds
-from tiered_index.sources.listing import check_exists
+from tiered_index.sources.listing import missing_paths
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
@@ -61,7 +61,8 @@ def _paths(source: object) -> list[str]:
             )
         return archives
     for path in paths:
-        check_exists(path)
+        # entries of a list that lacks a file would be too few
+        missing_paths([path])
     return [path if (place := local_path(path)) is None else str(place) for path in paths]
 
 
