@@ -82,6 +82,7 @@ class AddedKeys:
     ) -> None:
         self._index, self._log, self._patient, self._columns_of = index, log, put, columns_of
         self._positions: dict[str, int] = {}
+        self._is_published = True
         # of the last segment that was not read, by its start: how many rows have no copies
         self._uncopied: dict[int, int | None] = {}
         self.counts = KeyCounts()
@@ -116,15 +117,22 @@ class AddedKeys:
             self._put_all(added_positions(self._positions, scope, key, {self._log: end}))
         for key in dropped:
             self._put_all(dropped_positions(self._positions, scope, key, {self._log: end}))
-        if known and (added or dropped):
-            # at once: lookups must know which rows lack entries of a new key, and other writers what the keys are
-            self._index.flush()
-            self._index.publish_positions(positions_of(self._positions, self._log))
+        self._is_published = self._is_published and not (added or dropped)
+        if known:
+            # lookups must know which rows lack entries of a new key, and other writers what the keys are
+            self.publish()
         counts, further = self.counts, [key for key in known if key not in wanted and key not in dropped]
         counts.added += added if known else []
         counts.dropped += dropped
         counts.further = further
         return [*further, *dict.fromkeys(wanted)]
+
+    def publish(self) -> None:
+        """Publish the keys at once, if they are new. Do so before the first copy of a row that has them."""
+        if not self._is_published:
+            self._index.flush()
+            self._index.publish_positions(positions_of(self._positions, self._log))
+            self._is_published = True
 
     def _put_all(self, positions: dict[str, int]) -> None:
         for name, at in positions.items():

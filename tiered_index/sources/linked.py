@@ -42,7 +42,7 @@ from tiered_index.sources.known_files import TORN, UNKNOWN_FORM, KnownFiles, Pla
 from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.restart import encode_points, taken_points
-from tiered_index.sources.row_archive import SEGMENT_BYTES, CopiedTexts, RowArchiver, without_copies
+from tiered_index.sources.row_archive import SEGMENT_BYTES, CopiedTexts, RowArchiver, copied_from, without_copies
 from tiered_index.sources.rows.batch import UNREADABLE, Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
@@ -213,6 +213,7 @@ class FileLinker:
     def _learn(self) -> None:
         """Learn the segments of the log."""
         self._waiting = []
+        self._put_copied()
         segments = self.index.segment_archive.segments()
         self._known.learn(segments, self.position)
         self._points_end, self._points_sent = segments.end(points_store(self._store)), []
@@ -223,6 +224,18 @@ class FileLinker:
                 check_queue(self.topic, batches)
         self.mapping = self._given
         self._learn_times()
+
+    def _put_copied(self) -> None:
+        """Put the entries of copied rows whose entries a killed run has not put: from then on the copies are the rows.
+
+        So copies and entries agree, whatever this run is told, and whatever has become of the files.
+        """
+        for copied in copied_from(self.index.segment_archive, self._store, self.position):
+            self._name_topics(copied.rows["topic"].unique().to_pylist())
+            self.patient(copied.columns, self._store, copied.end)
+            self.counts.rows += copied.messages
+            self.counts.entries += len(copied.columns)
+            self.index.flush()
 
     def _count(self, plan: Plan) -> None:
         counts = self.counts
@@ -308,7 +321,12 @@ class FileLinker:
         if batch.topics is None:
             return np.broadcast_to(np.array(self.topic, np.object_), len(batch.positions))
         topics = batch.topics.cast(pa.string()).dictionary_encode()
-        for topic in topics.dictionary.to_pylist():
+        self._name_topics(topics.dictionary.to_pylist())
+        return topics
+
+    def _name_topics(self, topics: Iterable[str]) -> None:
+        """Name the topics of rows whose topic is a field, before their first entry."""
+        for topic in topics if self.topic is None else ():
             if topic not in self._topics:
                 if len(self._topics) == _MOST_TOPICS:
                     raise InvalidArgument(
@@ -317,7 +335,6 @@ class FileLinker:
                     )
                 self._put_name(files_topic(topic))
                 self._topics.add(topic)
-        return topics
 
     def _put_position(self, source: str, position: int) -> None:
         self.patient(NO_ENTRIES, source, position)
@@ -431,6 +448,8 @@ class FileLinker:
     def _put_waiting(self) -> None:
         """Archive the rows that wait, and then put their entries."""
         if self._archiver is not None:
+            if self._archiver.size_bytes:
+                self._keys.publish()
             self._archiver.send()
         waiting, self._waiting = self._waiting, []
         for columns, position in waiting:

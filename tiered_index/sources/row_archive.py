@@ -315,7 +315,7 @@ class RowsOfLog:
         Raises as `missing`, and `CorruptFile` at a damaged file; with `skip_missing` and `skip_corrupt` these are
         `skipped` instead.
         """
-        reached, queue = self._begin if position is None else position, int(self.store.rpartition("/")[2])
+        reached = self._begin if position is None else position
         missing = deque(self.missing(position, skip_missing=skip_missing))
         for segment in segments:
             if segment.end <= reached:
@@ -332,26 +332,44 @@ class RowsOfLog:
             topics = [topic for topic in rows["topic"].unique().to_pylist() if self.takes(topic)]
             is_read = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
             rows = rows.filter(pc.and_(is_read, pc.greater_equal(rows[NUMBER], begin)))
-            entries = self._entries(rows, queue)
-            yield ArchivedRows(entries, segment.end, len(rows), tuple(skipped), rows, begin)
+            yield ArchivedRows(_entries(rows, self.store), segment.end, len(rows), tuple(skipped), rows, begin)
             reached = segment.end
         if missing:
             rows = SCHEMA.empty_table()
-            yield ArchivedRows(self._entries(rows, queue), reached, 0, tuple(missing), rows, reached)
+            yield ArchivedRows(_entries(rows, self.store), reached, 0, tuple(missing), rows, reached)
 
-    def _entries(self, rows: pa.Table, queue_id: int) -> pa.RecordBatch:
-        """Return an entry for each key of each row."""
-        counts = pc.list_value_length(rows["keys"]).to_numpy().astype(np.int64)
-        of_entry = np.repeat(np.arange(len(rows)), counts)
-        columns = {
-            "topic": rows["topic"].take(pa.array(of_entry)).combine_chunks(),
-            "queue_id": np.full(len(of_entry), queue_id, np.int64),
-            "key": pc.list_flatten(rows["keys"]).cast(KEY_TYPE).combine_chunks(),
-            "offset": rows[NUMBER].to_numpy()[of_entry],
-            "size": rows["size"].to_numpy()[of_entry],
-            "timestamp_ms": rows["timestamp"].cast(pa.int64()).to_numpy()[of_entry],
-        }
-        return pa.RecordBatch.from_pydict(columns)
+
+def _entries(rows: pa.Table, store: str) -> pa.RecordBatch:
+    """Return an entry for each key of each archived row of a store."""
+    counts = pc.list_value_length(rows["keys"]).to_numpy().astype(np.int64)
+    of_entry = np.repeat(np.arange(len(rows)), counts)
+    columns = {
+        "topic": rows["topic"].take(pa.array(of_entry)).combine_chunks(),
+        "queue_id": np.full(len(of_entry), int(store.rpartition("/")[2]), np.int64),
+        "key": pc.list_flatten(rows["keys"]).cast(KEY_TYPE).combine_chunks(),
+        "offset": rows[NUMBER].to_numpy()[of_entry],
+        "size": rows["size"].to_numpy()[of_entry],
+        "timestamp_ms": rows["timestamp"].cast(pa.int64()).to_numpy()[of_entry],
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[ArchivedRows]:
+    """Yield the archived rows of a log of files from a position on, up to the first ones that have no copies.
+
+    Those of a damaged copy have none. Raises the storage's errors.
+    """
+    store = rows_store(log)
+    for copy in archive.segments().of(store, position):
+        if copy.start > position:
+            break
+        try:
+            rows = decoded_rows(archive, copy)
+        except (CorruptFile, ObjectNotFound):
+            break
+        rows = rows.filter(pc.greater_equal(rows[NUMBER], position))
+        yield ArchivedRows(_entries(rows, store), copy.end, len(rows), (), rows, position)
+        position = copy.end
 
 
 @dataclass(frozen=True)

@@ -301,6 +301,67 @@ def test_a_key_is_added_to_copied_rows_also_without_their_files(tmp_path, where,
     assert found("e=e1") == [] and run_here("verify", "--deep", *where).code == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "edited"),
+    [
+        (("--key", "a", "--archive"), b"u4"),
+        (("--key", "a", "--key", "of=c.d", "--archive"), b""),
+        (("--key", "c.d", "--drop-key", "a", "--archive"), b""),
+        (("--key", "of=c.d"), b""),
+        (("--key", "a", "--archive"), None),
+    ],
+)
+@pytest.mark.parametrize("topic", ["t", "field:kind"])
+def test_copies_of_a_killed_run_and_the_entries_of_the_next_one_agree(tmp_path, ingest, topic, options, edited):
+    """A run is killed between copies and entries. Whatever changes before the next one, each row has one copy."""
+    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+    log, kinds = tmp_path / "a.log", topic != "t"
+    log.write_bytes(lines(0, 20))
+    index = IndexService(config)
+
+    def put(columns, source, position):
+        if len(columns["key"]):
+            raise Crash
+        index.put_source_batch(columns, source, position)
+
+    mapping = RowMapping(("a",), "at", "s", "kind" if kinds else None)
+    linker = FileLinker(index, None if kinds else "t", mapping, PatientPut(index, 10.0), archive=True)
+    linker.patient = put
+    with listed_files([str(log)], config) as files, pytest.raises(Crash):
+        linker.run(files)
+    index.abandon()
+    if edited is None:
+        log.unlink()
+        log = tmp_path / "b.log"
+    with log.open("ab") as file:
+        file.write(lines(20, 30))
+    if edited:
+        log.write_bytes(log.read_bytes().replace(edited, b"v4"))
+    ingest(log, *options, of=("--topic", topic, "--time", "at"))
+    with IndexReader.open(config=config) as reader, reader.export() as batches:
+        entries = [entry for batch in batches for entry in batch.to_pylist()]
+        store = linked_store("" if kinds else "t", TOPICS_QUEUE * kinds).replace("files:", "rows:")
+        copies = [
+            row for segment in reader.segments().of(store)
+            for row in decoded_rows(reader.segment_archive, segment).to_pylist()
+        ]  # fmt: skip
+    copied = {copy[NUMBER]: copy for copy in copies}
+    of_copies = {
+        (row["topic"], at, int(row["timestamp"].timestamp()) * 1000, fingerprint(row["topic"], key))
+        for at, row in copied.items() for key in row["keys"]
+    }  # fmt: skip
+    of_rows = {
+        (entry["topic"], entry["offset"], entry["timestamp_ms"], entry["fingerprint"])
+        for entry in entries
+        if entry["offset"] in copied
+    }
+    assert len(copies) == len(copied) and of_rows == of_copies
+    # an edited file is another one, whose rows are all new
+    assert edited or len({copy["text"] for copy in copies}) == len(copies)
+    # rows that had no copy are found, too
+    assert len({entry["offset"] for entry in entries}) > 22
+
+
 def test_an_added_key_finds_rows_by_the_topic_that_their_own_run_found(tmp_path, ingest, numbers_of):
     """Two runs found topics in two fields: a pass reads each file's topics where its run did."""
     for name, field, number in (("1.log", "kind", 1), ("2.log", "sort", 2)):
