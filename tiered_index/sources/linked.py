@@ -182,10 +182,13 @@ class FileLinker:
             )
             self._count(plan)
             self._state(plan)
+            # rows of a run that was killed before it put any have the keys of this one
+            is_new = is_first and not self._keys.known()
+            if is_new:
+                self._settle(self.position)
             self._resume(plan)
-            if is_first:
-                end = max(self.position, self._known.end)
-                self.mapping = self.mapping.with_keys(self._keys.settle(self._given.keys, self.dropped_keys, end))
+            if is_first and not is_new:
+                self._settle(max(self.position, self._known.end))
             waiting = deque(plan.unread)
             while waiting:
                 self._index(self._reserved(waiting))
@@ -197,6 +200,10 @@ class FileLinker:
         until_s = self.clock_s() + self.reread_s
         self._keys.run(self.mapping, lambda: self.clock_s() < until_s)
         return self.counts
+
+    def _settle(self, end: int) -> None:
+        """Settle the keys of the log. Rows before offset `end` are read again for new ones."""
+        self.mapping = self.mapping.with_keys(self._keys.settle(self._given.keys, self.dropped_keys, end))
 
     def _without_written(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
         """Return the files without those that are still being written, unless these are read at once."""

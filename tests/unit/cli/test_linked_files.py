@@ -367,7 +367,7 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
     kills, is_done = 0, False
     while not is_done:
         index = IndexService(config)
-        until_killed = Killed(index, moments, moments.randrange(60 if kills else 15) if kills < 6 else 10_000)
+        until_killed = Killed(index, moments, moments.randrange(60 if kills else 5) if kills < 6 else 10_000)
         index.link = until_killed(index.link)
         index.send_columns, index.name_columns = until_killed(index.send_columns), until_killed(index.name_columns)
         topic, field = (None, "order_id") if form == "topics" else ("orders", None)
