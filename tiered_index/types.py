@@ -685,6 +685,7 @@ class TopicSummary(_Record):
     - `end_ms`: Time of the last entry, inclusive. Null: no file states it.
     - `uncounted_files`: Files of an older version, which do not count their entries by topic. The sums leave these
       files out.
+    - `key_names`: What keys with a name begin with, such as `order=`. Only the service tells it.
     """
 
     topic: str
@@ -693,6 +694,7 @@ class TopicSummary(_Record):
     begin_ms: int | None = None
     end_ms: int | None = None
     uncounted_files: int = 0
+    key_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

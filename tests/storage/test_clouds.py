@@ -11,13 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.cli.command_lines import run_here
 from tests.storage.google_server import GoogleServer, google_server
 from tests.support.object_store import Reply, error
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.errors import ConfigError, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.sources.places import opened_place
 from tiered_index.storage.base import PART_BYTES, Storage
 from tiered_index.storage.clouds import CloudStorage
+from tiered_index.storage.context import deadline_at
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.probe import check_storage, probe, probe_put_if_absent
@@ -132,6 +134,47 @@ def test_requests_of_a_listing_are_counted(uri, google, count):
     google.objects |= {f"{place}/{number:05}": stored for number in range(count)}
     assert len([*storage.list("log/")]) == count
     assert storage.total.requests == len(google.requests)
+
+
+@pytest.mark.parametrize("name", ["a//b.log", "/b.log", "tab\tb.log", "a/../b.log"])
+def test_a_key_that_obstore_can_not_name_is_named_and_stops_no_other_source(uri, google, tmp_path, name):
+    place, parameters = uri.split("?")
+    bucket, row = uri.split("/")[2], b'{"k": "%d", "timestamp": 1700000000000}\n'
+    for number, key in enumerate(["good/a.log", "good/b.log", "odd/held", "odd/b.log"]):
+        google.answer("PUT", f"/{bucket}/some/prefix/{key}", {}, row % number)
+    google.objects[f"{bucket}/some/prefix/odd/{name}"] = google.objects.pop(f"{bucket}/some/prefix/odd/held")
+    with open_storage(uri, any_names=True) as storage:
+        assert [info.name for info in storage.list("good/")] == ["good/a.log", "good/b.log"]
+        with pytest.raises(StorageMisconfigured, match="rename the object"):
+            list(storage.list())
+        # obstore would read odd/b.log
+        for read in (storage.get, storage.head, lambda name: storage.get_range(name, 0, 1)):
+            with pytest.raises(InvalidArgument, match="can't be read: its name has"):
+                read(f"odd/{name}")
+    where = ("--topic", "t", "--key", "k", "--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects")
+    done = run_here("ingest", f"{place}/odd/?{parameters}", f"{place}/good/?{parameters}", *where, "--json")
+    assert (done.code, done.document["rows"], done.document["damaged"]) == (1, 2, 1), done.err
+    [damage] = done.document["damaged_first"]
+    assert damage["file"].startswith(f"{place}/odd/") and "rename the object" in damage["reason"]
+    done = run_here("ingest", f"{place}/odd/?{parameters}", *where, "--json")
+    assert done.code == StorageMisconfigured.exit_code and "rename the object" in done.err
+
+
+def test_no_listing_asks_for_the_same_page_for_ever(uri, google, monkeypatch):
+    monkeypatch.setattr("tiered_index.storage.obstores._LONGEST_PAGE_S", 0.5)
+    more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    endless = b"<ListBucketResult>" + more + b"</ListBucketResult>"
+    with open_storage(uri) as storage:
+        with monkeypatch.context() as patched:
+            patched.setattr(google, "answer", lambda *_: Reply(200, endless))
+            with pytest.raises(StorageMisconfigured, match=r"gs://.*gone on for 0.5 s without a name"):
+                list(storage.list())
+            with deadline_at(time.monotonic() + 0.1), pytest.raises(BudgetExceeded, match="timeout_s"):
+                list(storage.list())
+        google.requests.clear()
+        assert list(storage.list()) == []
+        # no client has gone on
+        assert len(google.requests) <= 3
 
 
 def test_a_long_write_may_take_longer_than_the_limit_of_a_read(uri, google, monkeypatch):

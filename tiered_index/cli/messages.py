@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ from tiered_index.cli.explaining import lost_text, print_failed, print_not_read
 from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.options import KafkaClientOptions, LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
-from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.paging import CommandBudget, Pages, similar_with_entries
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat, json_line, json_text
@@ -357,6 +357,13 @@ class MessageQuestion:
         reader = self.stack.enter_context(IndexReader.open(config=self.config)) if self.has_index else None
         return reader, [self._of_index(reader, place, msg_id)]
 
+    def similar(self, reader: IndexReader | None, positions: Collection[str]) -> list[str]:
+        """As `similar_with_entries`; nothing is similar to a place."""
+        topic, key, index = self.options.topic, self.msg_id, self.client if reader is None else reader
+        if topic is None or key is None or index is None or self.is_record:
+            return []
+        return similar_with_entries(index, topic, key, positions)
+
     def _of_index(
         self, reader: IndexReader | None, place: MessageOptions, msg_id: str
     ) -> Callable[..., MessagesResult]:
@@ -411,7 +418,7 @@ def message(
     with contextlib.ExitStack() as stack:
         question = MessageQuestion(stack, config, client, msg_id, options, kafka)
         question.check()
-        pages = Pages(question.open, NO_MESSAGES, options.cursor, budget, every=False)
+        pages = Pages(question.open, NO_MESSAGES, options.cursor, budget, every=False, similar=question.similar)
         (answer,) = pages
         is_found = any(message.message is not None for message in answer.messages)
         if not is_found and pages.exceeded is None and isinstance(pages.reader, IndexReader):

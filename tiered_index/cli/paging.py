@@ -24,17 +24,40 @@ from tiered_index.service.read.messages import MessagesResult
 from tiered_index.service.read.results import PageTotals
 from tiered_index.service.read.rows import once
 from tiered_index.service.reader import IndexReader
+from tiered_index.spelling import similar_keys
 from tiered_index.storage.context import deadline_at
-from tiered_index.systems import FILES, KAFKA, ROCKETMQ, Words, position_names, words_of
-from tiered_index.types import Explain, FileReport, Freshness, QueryResult, TopicsResult, format_time
+from tiered_index.systems import FILES, KAFKA, ROCKETMQ, Words, key_names_of, position_names, words_of
+from tiered_index.types import Explain, FileReport, Freshness, Lookup, QueryResult, TopicsResult, format_time
 
 # Time for a page after the command's time has ended: it only names the files that it would have read
 _MOMENT_S = 1e-6
 
 # Most unknown topics that are named
 _MOST_TOPICS = 5
+# bounds of the lookup of similar keys, and most of them that are named
+_REQUESTS_OF_HINTS, _HINTS_S, _MOST_SIMILAR = 64, 5.0, 5
 
 R = TypeVar("R", QueryResult, MessagesResult, TopicsResult)
+
+
+def similar_with_entries(
+    index: Any, topic: str, key: str, positions: Collection[str], within: RangeOptions = RangeOptions()
+) -> list[str]:
+    """Return keys like `key` that have entries in a range, by the names of positions. It costs few requests.
+
+    `index` is an index or the client of a service, which tells the names of keys of the topics that a token sees.
+    """
+    bounds: dict[str, Any] = {"allow_partial": True, "max_requests": _REQUESTS_OF_HINTS, "timeout_s": _HINTS_S}
+    names = key_names_of(positions, topic)
+    if not isinstance(index, IndexReader) and not names:
+        names = [name for known in index.topics(**bounds) if known.topic == topic for name in known.key_names]
+    similar = similar_keys(key, names)
+    lookups = [Lookup(topic, other, within.begin, within.end, 1) for other in similar]
+    try:
+        answers = index.query_many(lookups, **bounds)
+    except BudgetExceeded as error:
+        answers = error.result if isinstance(error.result, Sequence) else ()
+    return [other for other, answer in zip(similar, answers, strict=False) if len(answer)][:_MOST_SIMILAR]
 
 
 class CommandBudget:

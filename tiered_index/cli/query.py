@@ -15,15 +15,13 @@ from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.messages import NO_MESSAGES, MessagesOfKeys, leave_messages_out, write_messages, write_values
 from tiered_index.cli.options import KafkaClientOptions, LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Output
-from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.paging import CommandBudget, Pages, similar_with_entries
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BudgetExceeded, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
-from tiered_index.spelling import similar_keys
-from tiered_index.systems import key_names_of
-from tiered_index.types import IndexItem, Lookup, QueryResult, describe_places, format_time, own_columns
+from tiered_index.types import IndexItem, QueryResult, describe_places, format_time, own_columns
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
 # the most that a service may return at once
 _PAGE_OF_SERVICE = 1000
-# bounds of the lookup of similar keys, and most of them that are named
-_REQUESTS_OF_HINTS, _HINTS_S, _MOST_SIMILAR = 64, 5.0, 5
 # More entries than a key can have.
 _EVERY = 2**62
 
@@ -129,15 +125,9 @@ class KeyQuestion:
         return reader, [partial(self._page_of_tag, reader, look_up) if self.options.tag else look_up]
 
     def similar(self, reader: IndexReader | None, positions: Collection[str]) -> list[str]:
-        """Return similar keys that have entries in the range, by the names of positions. It costs few requests."""
-        similar, within = similar_keys(self.key, key_names_of(positions, self.topic)), self.within
-        index: Any = self.client if reader is None else reader
-        lookups = [Lookup(self.topic, key, within.begin, within.end, 1) for key in similar]
-        try:
-            answers = index.query_many(lookups, allow_partial=True, max_requests=_REQUESTS_OF_HINTS, timeout_s=_HINTS_S)
-        except BudgetExceeded as error:
-            answers = error.result if isinstance(error.result, Sequence) else ()
-        return [key for key, answer in zip(similar, answers, strict=False) if len(answer)][:_MOST_SIMILAR]
+        """As `similar_with_entries`, in the range of the command."""
+        index = self.client if reader is None else reader
+        return similar_with_entries(index, self.topic, self.key, positions, self.within)
 
     def _of_service(self, client: IndexClient) -> Callable[..., Any]:
         self.stack.enter_context(client)

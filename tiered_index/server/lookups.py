@@ -44,7 +44,7 @@ from tiered_index.service.read.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.linked_rows import FileRow
 from tiered_index.storage.context import check_deadline, deadline_at
-from tiered_index.systems import ROCKETMQ
+from tiered_index.systems import ROCKETMQ, key_names_of, position_names
 from tiered_index.types import Explain, QueryResult, TopicsResult
 
 K = TypeVar("K", bound=parameters.OneKey)
@@ -415,7 +415,10 @@ class LookupHandlers(Handlers):
 
         def look_up() -> Any:
             answer = self.served.lookups.topics(*params.range_ms(), params.allow_partial)
-            return replace(answer, topics=tuple(topic for topic in answer.topics if caller.sees(topic.topic)))
+            names = position_names(self.served.lookups)
+            seen = (topic for topic in answer.topics if caller.sees(topic.topic))
+            named = (replace(topic, key_names=tuple(key_names_of(names, topic.topic))) for topic in seen)
+            return replace(answer, topics=tuple(named))
 
         redaction, files = self.served.redaction, _tells_files(request, params)
 

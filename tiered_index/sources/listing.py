@@ -22,6 +22,7 @@ from tiered_index.sources.globs import Glob, is_hidden, wildcard_at
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, opened_place, readings, split_object
 from tiered_index.sources.table_folders import check_no_tables, table_error, table_folder
 from tiered_index.storage.base import ObjectInfo, Storage, list_whole
+from tiered_index.storage.buckets import NotListable
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import beside, split_parameters
 
@@ -173,7 +174,7 @@ class Unlisted:
     - `empty`: the sources without a file that has data.
     - `missing`: those of them that are the path of no file or folder.
     - `vanished`: the number of files that were deleted while they were listed.
-    - `unnamed`: the local files that no URI can name, with the reason.
+    - `unnamed`: the local files that no URI can name, and the sources that can't be listed, with the reason.
     """
 
     empty: list[str] = field(default_factory=list)
@@ -194,9 +195,15 @@ def listed_files(
     """
     with contextlib.ExitStack() as stack:
         files_by_uri, left_out = dict[str, SourceFile](), Unlisted(missing=missing_paths(sources, may_lack=may_lack))
+        refusal: NotListable | None = None
         for source in sources:
             path = local_path(source)
-            files = _stored(stack, source, config) if path is None else _local(path, source, left_out)
+            try:
+                files = _stored(stack, source, config) if path is None else _local(path, source, left_out)
+            except NotListable as error:
+                left_out.unnamed[source] = str(error)
+                refusal = refusal or error
+                continue
             if not files:
                 left_out.empty.append(source)
             files_by_uri.update((each.uri, each) for each in files)
@@ -204,6 +211,8 @@ def listed_files(
             unlisted.empty, unlisted.missing = left_out.empty, left_out.missing
             unlisted.vanished, unlisted.unnamed = left_out.vanished, left_out.unnamed
         if left_out.unnamed and (unlisted is None or not files_by_uri):
+            if refusal is not None:
+                raise refusal
             raise InvalidArgument(next(iter(left_out.unnamed.values())))
         if left_out.empty and not files_by_uri and not may_lack:
             path, hidden = local_path(left_out.empty[0]), "; names that begin with . or _ are left out"

@@ -36,7 +36,7 @@ from tiered_index.storage.buckets import BucketStorage, Extent
 from tiered_index.storage.cloud_settings import SETTINGS, CloudSettings, azure_settings, google_settings
 from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import Service
-from tiered_index.storage.obstores import NO_RETRIES, StoreReads, client_options, obstore
+from tiered_index.storage.obstores import NO_RETRIES, NOT_NAMED, StoreReads, client_options, obstore
 from tiered_index.storage.pools import DaemonPool
 from tiered_index.storage.retry import LONGEST_WAIT_S, RetryLoop
 
@@ -129,7 +129,17 @@ class CloudStorage(BucketStorage):
             raise StorageMisconfigured(
                 f"opening {self.uri}: obstore refuses the credentials of the environment: {SETTINGS}"
             ) from error
-        self.client = _CloudReads(self._store, self.uri, self._service, sees_ends=self._sees_ends)
+        facts = {"sees_ends": self._sees_ends, "is_trusted": settings.endpoint is None}
+        self.client = _CloudReads(self._store, self.uri, self._service, **facts)
+
+    def _key(self, name: str) -> str:
+        """As `BucketStorage._key`. Raises `InvalidArgument` for a key that obstore takes for another one."""
+        if NOT_NAMED.search(key := super()._key(name)):
+            raise InvalidArgument(
+                f"{self.uri}: object {name!r} can't be read: its name has an empty part, `.`, `..`, a slash at its "
+                "start or end, or a control character. Rename it"
+            )
+        return key
 
     @abstractmethod
     def _settings(self, environment: Mapping[str, str]) -> CloudSettings:
@@ -208,9 +218,9 @@ class _CloudReads(StoreReads):
     # errors of services for tokens are JSON
     _bodies = StoreReads._bodies + r"|\s*\{"
 
-    def __init__(self, store: Any, uri: str, service: Service, *, sees_ends: bool) -> None:
+    def __init__(self, store: Any, uri: str, service: Service, *, sees_ends: bool, is_trusted: bool) -> None:
         super().__init__(uri, partial(RetryLoop, uri))
-        self.sees_ends = sees_ends
+        self.sees_ends, self._is_trusted = sees_ends, is_trusted
         self._store, self.service = store, service
 
     def get(self, key: str, extent: Extent, what: str) -> tuple[bytes, int]:

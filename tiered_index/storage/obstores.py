@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -17,12 +18,17 @@ from typing import Any, ClassVar
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import PAGE, START_AFTER, ObjectInfo
 from tiered_index.storage.buckets import WAYS_ROUND, Extent, Headers, NotListable, Reads, plain_etag
-from tiered_index.storage.context import sending
+from tiered_index.storage.context import check_deadline, remaining_s, sending
 from tiered_index.storage.faults import CERTIFICATE, NO_TLS, Refusal, of_refusal
+from tiered_index.storage.pools import start_thread
 from tiered_index.storage.retry import PassingFault, RetryLoop
 
 # Objects of a listing that are checked at once: obstore goes on with a page that a service repeats
 _CHUNK = 20
+# Longest time until the next objects of a listing: obstore asks for the same page without objects again and again
+_LONGEST_PAGE_S = 120.0
+NOT_NAMED = re.compile(r"[\0-\x1f\x7f]|\A/|//|/\Z|(\A|/)\.{1,2}(/|\Z)")
+"""Keys that obstore refuses, or whose slashes it strips."""
 # `RetryLoop` repeats requests and counts them
 NO_RETRIES = {"max_retries": 0}
 # A proxy that can't exist: nothing listens on port 0. obstore follows redirects, and would send signatures and tokens
@@ -36,7 +42,7 @@ _CAUSE = r'(?:message|error): "([^"]+)"'
 # Parts of obstore's messages, the class of the typed error, and the remedy, with those of the service
 _TOLD: tuple[tuple[str, Callable[[str], TieredIndexError], str], ...] = (
     (f"redirect without LOCATION|{NOWHERE},", StorageMisconfigured, "{0.redirected}"),
-    ("invalid path|parse path", NotListable.lacking, "{0.odd}"),
+    ("invalid path|parse path", NotListable, "obstore can't name this key: rename the object, or name others"),
     ("non-partial|missing from response|(?i:content.range)", StorageMisconfigured.lacking, "{0.odd}"),
     ("missing field", StorageMisconfigured.lacking, "the service leaves out what a listing needs"),
     ("Requested |body error|ill-formed", PassingFault, "the answer is not the one that was asked for"),
@@ -48,6 +54,9 @@ _TOLD: tuple[tuple[str, Callable[[str], TieredIndexError], str], ...] = (
 )
 # obstore, and the process that loaded it
 _loaded: tuple[Any, int] | None = None
+# The loop of asyncio in which listings are awaited, because an awaited one can be ended
+_loop: Any = None
+_loop_lock = threading.Lock()
 
 
 def obstore() -> Any:
@@ -85,7 +94,10 @@ def client_options(
 
 
 class StoreReads(Reads):
-    """Reads one bucket through obstore, which makes one attempt of each request. The subclass sets `_store`."""
+    """Reads one bucket through obstore, which makes one attempt of each request.
+
+    The subclass sets `_store`, and `_is_trusted` if the service is the provider's own, whose listings end.
+    """
 
     # Whether each page of a listing is a listing of its own. obstore takes a page without the token of the next one
     # for the last, and not every service can begin a listing after a name.
@@ -93,6 +105,7 @@ class StoreReads(Reads):
     # The start of a body that may be the service's
     _bodies: ClassVar[str] = r"\ufeff?\s*($|<\?xml|<Error)"
     _store: Any
+    _is_trusted = False
 
     def __init__(self, uri: str, loop: Callable[..., RetryLoop]) -> None:
         self._uri, self._obstore = uri, obstore()
@@ -142,7 +155,7 @@ class StoreReads(Reads):
                 # obstore strips slashes from the end
                 offset = max(after, start).partition("//")[0].rstrip("/") or None
                 listing = self.send("list", self._store, folder, offset=offset, chunk_size=min(_CHUNK, PAGE))
-            objects = next(listing, ())
+            objects = next(listing, ()) if self._is_trusted else self._awaited(listing)
             if objects and is_page and not is_sent:
                 sending()
             page = [
@@ -160,6 +173,24 @@ class StoreReads(Reads):
             if len(page) < min(_CHUNK, PAGE):
                 return
             after, taken = page[-1].name, taken + len(page)
+
+    def _awaited(self, listing: Any) -> Sequence[Any]:
+        """Return the next objects of a listing, none at its end. Raises `NotListable` if they don't come."""
+        asyncio = importlib.import_module("asyncio")
+        future = asyncio.run_coroutine_threadsafe(_next(listing), _running_loop(asyncio))
+        left_s = remaining_s()
+        try:
+            objects: Sequence[Any] = future.result(_LONGEST_PAGE_S if left_s is None else min(left_s, _LONGEST_PAGE_S))
+        except TimeoutError as error:
+            if future.done():
+                raise
+            check_deadline(f"listing {self._uri}")
+            problem = f"a listing has gone on for {_LONGEST_PAGE_S:g} s without a name"
+            raise NotListable.lacking(f"{self._uri}: {problem}: {self.service.wrong}") from error
+        finally:
+            # also after an interrupt
+            future.cancel()
+        return objects
 
     def _refusal_of(self, text: str) -> Refusal | None:
         """Return the answer that obstore's error tells; None: there was no answer."""
@@ -186,6 +217,24 @@ class StoreReads(Reads):
             cause = re.search(_CAUSE, text)
             return PassingFault(f"{said}: {cause[1]}" if cause else said)
         return StorageMisconfigured(said)
+
+
+async def _next(listing: Any) -> Sequence[Any]:
+    try:
+        objects: Sequence[Any] = await anext(listing)
+    except StopAsyncIteration:
+        return ()
+    return objects
+
+
+def _running_loop(asyncio: Any) -> Any:
+    global _loop
+    with _loop_lock:
+        if _loop is None:
+            loop = asyncio.new_event_loop()
+            start_thread(threading.Thread(target=loop.run_forever, name="tiered-index-lists", daemon=True))
+            _loop = loop
+        return _loop
 
 
 def epoch_ms(moment: Any) -> int:

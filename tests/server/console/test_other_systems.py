@@ -14,6 +14,7 @@ from tests.server.console.pages import BEGIN_MS, check_access, rows
 from tiered_index import IndexReader, IndexService
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.message_sources import MessageSources
+from tiered_index.server.tokens import add_token
 from tiered_index.service.read.messages import Fetched
 
 pytestmark = pytest.mark.long
@@ -103,17 +104,39 @@ def test_rows_of_files_are_listed_and_opened(opened, tmp_path):
         expect(message).to_contain_text("has changed since it was indexed")
 
 
-def test_a_miss_offers_named_keys_and_other_forms(opened, tmp_path):
-    """Of order 136 and user 136, neither of which is the key 136, and of a UUID."""
+@pytest.mark.parametrize("kind", ["reader", "writer", "token"])
+def test_a_miss_offers_named_keys_and_other_forms(opened, tmp_path, kind):
+    """Of order 136 and user 136, neither of which is the key 136, and of a UUID; commands ask the service for them."""
     uuid, log = "6f1d2c3b-4a59-4687-9788-112233445566", tmp_path / "app.ndjson"
     log.write_text(json.dumps({"order": 136, "user": 136, "id": uuid, "at": 1_700_000_000}) + "\n")
-    storage = f"file://{tmp_path}/objects"
-    keys = ("--key", "order=order", "--key", "user=user", "--key", "id", "--time", "at", "--wait")
-    done = run_here("ingest", log, "--topic", "t", *keys, "--root", tmp_path / "root", "--storage", storage)
-    assert done.code == 0, done.err
-    with IndexReader.open(storage) as reader, on_a_port(reader) as client:
+    root, storage, secret = tmp_path / "root", f"file://{tmp_path}/objects", "other"
+    where = ("--time", "at", "--wait", "--root", root, "--storage", storage)
+    for topic, *keys in (("t", "--key", "order=order", "--key", "user=user", "--key", "id"), (secret, "--key", "x=id")):
+        done = run_here("ingest", log, "--topic", topic, *keys, *where)
+        assert done.code == 0, done.err
+    tokens = {"tokens": tmp_path / "tokens.json"} if kind == "token" else {}
+    token = add_token(tokens["tokens"], "team", "read", ["t"]) if tokens else ""
+    index = IndexService.open(root=root, storage=storage) if kind == "writer" else IndexReader.open(storage)
+    with index, on_a_port(index, **tokens) as client:
+        url = str(client.base_url)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        known = client.get("/v1/topics", headers=headers).json()["topics"]
+        names = {"t": ["order=", "user="]} | ({} if token else {secret: ["x="]})
+        assert {topic["topic"]: topic["key_names"] for topic in known} == names
         for typed, offered in (("136", ["order=136", "user=136"]), (uuid.replace("-", "").upper(), [uuid])):
-            page = opened(str(client.base_url), f"#search?topic=t&key={typed}")
+            page = opened(url, f"#{f'token={token}&' if token else ''}search?topic=t&key={typed}")
             for key in offered:
                 expect(page.get_by_role("link", name=f"key {key} of topic t")).to_be_visible()
             expect(page.locator("#said li")).to_have_count(len(offered))
+            (tmp_path / "token").write_text(token)
+            command = (
+                "query",
+                "t",
+                typed,
+                "--url",
+                url,
+                "--json",
+                *(["--token-file", tmp_path / "token"] if token else []),
+            )
+            said = run_here(*command).document["hints"]
+            assert said == [f"keys are exact: {key!r} has entries" for key in offered]

@@ -847,6 +847,10 @@ def test_a_key_that_nothing_has_is_hinted_at_by_its_other_forms(tmp_path, where,
             assert (answer["hints"], answer["status"]) == (hints, "complete")
             text = run_here("query", *index, *options, "--", "t", key).out
             assert [line for line in text.splitlines() if line.startswith("keys are exact")] == hints
+        done = run_here("message", *index, "--topic", "t", "--json", "--", key)
+        assert (done.code, done.document["messages"], done.document.get("hints", [])) == (1, [], hints)
+        text = run_here("message", *index, "--topic", "t", "--", key).out
+        assert [line for line in text.splitlines() if line.startswith("keys are exact")] == hints
     assert run_here("query", *where, "-q", "--", "t", key).out == ""
     # no form of another topic or time
     later = run_here("query", *where, "--begin", "2024-02-04", "--json", "--", "t", key).document["hints"]

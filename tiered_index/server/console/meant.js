@@ -6,14 +6,6 @@ const MOST = 200;
 const UUID = /^(?:urn:uuid:)?\{?([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{12})\}?$/i;
 const NAME = /^[A-Za-z_][A-Za-z0-9_.-]*=(?!=)/;
 
-// Returns the names of keys, such as "order=", by the names of an index's positions: --key order=order_id gives one.
-export function namesOf(positions) {
-  const rules = positions.filter((one) => one.startsWith("kafka-key:")).map((one) => one.slice("kafka-key:".length));
-  rules.push(...positions.filter((one) => one.startsWith("topic-key:"))
-    .map((one) => decodeURIComponent(one.slice(one.lastIndexOf("/") + 1))));
-  return [...new Set(rules.map((rule) => NAME.exec(rule)?.[0]).filter(Boolean))];
-}
-
 const cases = (texts) => texts.flatMap((one) => [one, one.toLowerCase(), one.toUpperCase()]);
 
 // Returns other spellings of a value: a UUID without hyphens or with them, and bytes as digits after 0x.

@@ -2,7 +2,7 @@
 import { Problem, brokeOff, json, lines } from "./api.js";
 import { Lanes } from "./chart.js";
 import * as commands from "./commands.js";
-import { found, namesOf } from "./meant.js";
+import { found } from "./meant.js";
 import * as message from "./message.js";
 import { ERROR, NUMBER, SPAN, Table, ago, bytes, cents, column, count, counted, entryOf, fileList, find, make, spans, state,
   tell, time } from "./page.js";
@@ -167,11 +167,11 @@ export function show(params) {
 }
 
 async function suggestTopics() {
-  if (suggested) return;
+  if (await suggested) return;
   // a few requests only: a topic can also be typed
   const bounds = { allow_partial: true, max_requests: 16, timeout_s: 5 };
-  suggested = await json("v1/topics", bounds).catch(() => null);
-  find("topics").replaceChildren(...(suggested?.topics ?? []).map(({ topic }) => make("option", { value: topic })));
+  suggested = json("v1/topics", bounds).then(({ topics }) => topics).catch(() => null);
+  find("topics").replaceChildren(...((await suggested) ?? []).map(({ topic }) => make("option", { value: topic })));
 }
 
 function forget() {
@@ -277,12 +277,12 @@ async function narrow(whole, topics, signal) {
 }
 
 // Offers similar keys and topics that have entries, if the key has none.
-async function offer(mine, freshness) {
+async function offer(mine) {
   const [key, topic] = [asked.key, single()];
   const templates = (localStorage.getItem(TEMPLATES) ?? "").split(/\s+/).filter(Boolean);
-  const known = (suggested?.topics ?? []).map((one) => one.topic);
-  const names = namesOf(freshness.flatMap(({ positions }) => Object.keys(positions ?? {})));
-  const some = await found({ key, topic }, templates, names, known, times()).catch(() => []);
+  const known = (await suggested) ?? [];
+  const names = [...new Set(known.flatMap((one) => one.key_names))];
+  const some = await found({ key, topic }, templates, names, known.map((one) => one.topic), times()).catch(() => []);
   if (mine !== stopping || !some.length) return;
   const link = (one) => make("li", {}, make("a", { href: addressOf([
     ["topic", one.topic], ["key", one.key], ["begin_ms", asked.begin_ms], ["end_ms", asked.end_ms]]) },
@@ -475,7 +475,7 @@ function conclude(end) {
   const topics = single() ? [asked.topic] : [...new Set(items.map(({ topic }) => topic))];
   find("commands").replaceChildren(...(topics.length ? [commands.shown(commands.ofKey(topics, asked, items.every(({ file }) => file === undefined)))] : []));
   drawMissing();
-  if (!items.length && !asked.having) offer(stopping, end.freshness);
+  if (!items.length && !asked.having) offer(stopping);
 }
 
 // Shows a missing part of the answer next to the list: its times and its files.

@@ -58,7 +58,7 @@ class S3Reads(StoreReads):
     def __init__(self, place: Place, bucket: str, uri: str, loop: Callable[..., RetryLoop]) -> None:
         """Open the bucket without a request. Raises `StorageMisconfigured`."""
         super().__init__(uri, loop)
-        self._place = place
+        self._place, self._is_trusted = place, place.options.endpoint_url is None
         try:
             self._store = _opened(place, bucket)
         except self.errors as error:

@@ -35,7 +35,7 @@ from tiered_index.storage.base import (
 )
 from tiered_index.storage.buckets import BucketStorage, NotListable
 from tiered_index.storage.faults import NO_S3, PROXIED
-from tiered_index.storage.obstores import epoch_ms, obstore
+from tiered_index.storage.obstores import NOT_NAMED, epoch_ms, obstore
 from tiered_index.storage.retry import RetryLoop
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.place import find_place
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from tiered_index.storage.s3.writes import Writes
 
 _T = TypeVar("_T")
-# Keys that obstore refuses, or whose slashes it strips
-_NOT_OBSTORES = re.compile(r"[\0-\x1f\x7f]|\A/|//|/\Z|(\A|/)\.{1,2}(/|\Z)")
 
 
 class S3Storage(BucketStorage):
@@ -110,7 +108,7 @@ class S3Storage(BucketStorage):
         return self._opened(self._boto3)
 
     def _client_of(self, name: str) -> S3Reads | Boto3Reads:
-        return self._opened(self._twin) if name and _NOT_OBSTORES.search(self._base + name) else self._reads
+        return self._opened(self._twin) if name and NOT_NAMED.search(self._base + name) else self._reads
 
     @property
     def _lister(self) -> S3Reads | Boto3Reads:
@@ -121,7 +119,7 @@ class S3Storage(BucketStorage):
 
         obstore refuses some keys, strips slashes at the ends of others, and sees no end of a listing (`list_whole`).
         """
-        self._lists_by_boto3 |= _NOT_OBSTORES.search(f"{prefix}_") is not None
+        self._lists_by_boto3 |= NOT_NAMED.search(f"{prefix}_") is not None
         last = start
         if self._lister.sees_ends:
             yield from super()._listed(doing, prefix, start)
