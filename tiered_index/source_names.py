@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-SYSTEM_NAME = "(?:rocketmq|kafka|files)(?:-[a-z]+)*:"
-"""A regular expression of how positions of these systems begin."""
+SYSTEM_NAME = "(?:(?:rocketmq|kafka|files)(?:-[a-z]+)*|rows|points):"
+"""A regular expression of how positions and logs of these systems begin."""
 _LOGS = {"kafka:": "records of Kafka", "files:": "rows of files", "rows:": "rows of files"}
 _LOG = re.compile("|".join(_LOGS))
 

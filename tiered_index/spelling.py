@@ -99,6 +99,9 @@ def _spellings(value: str) -> Iterator[str]:
         yield from (f"0x{int(value):0{digits}x}" for digits in (16, 8) if int(value) < 1 << (4 * digits - 1))
     if (digits := _HEX.fullmatch(value)) is not None:
         data = bytes.fromhex(digits[1])
-        yield from (f"0x{data.hex()}", data.hex(), data.hex().upper(), key_text(data))
+        lower, upper = data.hex(), data.hex().upper()
+        yield from (f"0x{lower}", lower, upper, key_text(data))
+        if value[1] in "xX":
+            yield f"0x{upper}"
         if len(data) in (4, 8):
             yield str(int.from_bytes(data, signed=True))

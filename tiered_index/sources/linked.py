@@ -74,12 +74,14 @@ class FileCounts(DamageCounts):
 
     - `changed`: URIs of files with other rows, so that their earlier ones can't be read any more.
     - `rewritten`: URIs of files whose rows from some place on are read anew, in place of the earlier ones.
+    - `continued`: the number of files of which an earlier run has read rows, and this one the rest.
     - `copies`: URIs of files that are not read, because they are copies of others.
     - `lacking`: the number of files that were read and have no row with a key, by the key's path.
     """
 
     read_files: int = 0
     known: int = 0
+    continued: int = 0
     rows: int = 0
     entries: int = 0
     keyless: int = 0
@@ -98,7 +100,8 @@ class FileCounts(DamageCounts):
     @property
     def is_none_read(self) -> bool:
         """Whether no row of any file could be read, because all are damaged."""
-        return self.damaged + self.skipped > 0 and not self.rows and self.known == self.known_damaged
+        has_known = self.known > self.known_damaged or self.continued > 0
+        return self.damaged + self.skipped > 0 and not self.rows and not has_known
 
 
 @dataclass
@@ -373,6 +376,7 @@ class FileLinker:
             ]
             if not is_read:
                 continue
+            self.counts.continued += unread.position > 0
             old = without_copies(self.index.segment_archive.segments(), self._store, unread.old)
             if reserved is None:
                 # the file ends where it was cut
@@ -530,7 +534,7 @@ class FileLinker:
             has_keys = [has or has_now for has, has_now in zip(has_keys, batch.has_keys or has_keys, strict=True)]
             if len(reading.points) >= MOST_POINTS:
                 self._send_points(segment, reading, batch.end + shift)
-            self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
+            self.progress(begun_bytes + min(batch.end, listed.size_bytes))
         # the rows before its end are those of the file that was listed
         has_moved = reading.damage is not None and isinstance(reading.damage.error, FileMoved)
         if has_moved:
@@ -545,9 +549,11 @@ class FileLinker:
         may_get_more = has_rest and segment.is_open and may_grow(segment.format)
         if not may_get_more:
             self._put_at(NO_ENTRIES, segment.end)
-        self.counts.read_files += 1
-        self.counts.read_bytes = begun_bytes + listed.size_bytes
-        self.progress(self.counts.read_bytes)
+        if not segment.is_open or reading.is_whole or has_moved:
+            # otherwise the file goes on in a further segment
+            self.counts.read_files += 1
+            self.counts.read_bytes = begun_bytes + listed.size_bytes
+            self.progress(self.counts.read_bytes)
         self._note_lacking(has_keys if count > bad else [])
         if reading.held_back_bytes:
             self.counts.held_back.append(listed.uri)

@@ -483,3 +483,28 @@ def test_a_follower_tells_once_that_a_file_can_not_be_opened(folder, ingest, mon
     assert (done.code, document["rows"], document["damaged"]) == (1, 1, 1), done.err
     assert done.err.count("Permission denied") == len(document["damaged_first"]) + 1 == 2
     assert len(lines_of_looks) == 1
+
+
+def test_damage_behind_rows_of_an_earlier_run_is_no_run_without_rows(folder, ingest, found_keys):
+    """Such a run ends with 1: some rows of its only file are there."""
+    (folder / "a.ndjson").write_bytes(lines(0, 5))
+    assert ingest(folder).code == 0
+    with (folder / "a.ndjson").open("ab") as log:
+        log.write(b"no row\n")
+    done = ingest(folder)
+    assert (done.code, done.document["skipped"], done.document["rows"]) == (1, 1, 0)
+    assert found_keys(range(6)) == {"0", "1", "2", "3", "4"}
+
+
+def test_a_row_behind_the_bound_of_a_packed_text_is_found_at_once_and_its_file_counted_once(
+    tmp_path, monkeypatch, folder, ingest, found_keys
+):
+    """A packed text that is long is read in several segments. The first one may have no row with the key."""
+    monkeypatch.setattr(rows_of_text, "_LEAST_BOUND", 1 << 16)
+    monkeypatch.setattr(rows_of_text, "_RATIO", 1)
+    keyless = as_lines({"other": number, "at": BEGIN_S} for number in range(30_000))
+    (folder / "a.gz").write_bytes(gzip.compress(keyless + lines(0, 3)))
+    done = ingest(folder / "a.gz")
+    assert (done.code, done.document["read_files"], done.document["rows"]) == (0, 1, 30_003)
+    assert done.document["read_bytes"] == (folder / "a.gz").stat().st_size
+    assert found_keys(range(3)) == {"0", "1", "2"}

@@ -831,12 +831,17 @@ ID = "6f1d2c3b-4a59-4687-9788-112233445566"
         (ID.upper(), [ID]),
         (f"{{{ID.replace('-', '')}}}", [ID]),
         ("00ff", ["0x00ff"]),
+        ("0xabcd", ["0xABCD"]),
         (" 'Order-7' ", ["order=Order-7"]),
         ("nobody", []),
     ],
 )
 def test_a_key_that_nothing_has_is_hinted_at_by_its_other_forms(tmp_path, where, ingest, key, similar):
-    rows = [{"order": 136, "user": 136, "id": ID}, {"order": 137, "user": 1, "id": "0x00ff"}, {"order": "Order-7"}]
+    rows = [
+        {"order": 136, "user": 136, "id": ID},
+        {"order": 137, "user": 1, "id": "0x00ff"},
+        {"order": "Order-7", "id": "0xABCD"},
+    ]
     (tmp_path / "a.ndjson").write_bytes(as_lines({**row, "at": "2024-02-03"} for row in rows))
     keys = ("--key", "order=order", "--key", "user=user", "--key", "id")
     ingest(tmp_path / "a.ndjson", "--wait", fields=("--topic", "t", *keys, "--time", "at"))
