@@ -189,6 +189,47 @@ def test_a_row_group_that_is_far_larger_than_its_file_is_named_before_it_is_read
     assert pool.max_memory() < 1 << 20
 
 
+@pytest.mark.parametrize("form", ["list", "field of a structure", "map"])
+@pytest.mark.parametrize("most", ["of a row", "of a file"])
+def test_lists_of_far_more_items_than_rows_may_have_are_named_before_they_are_read(tmp_path, monkeypatch, form, most):
+    """A row of 60 million items in a file of 900 bytes took 784 MiB."""
+    count, rows = 200_000, 1 if most == "of a row" else 1000
+    monkeypatch.setattr(parquet, "MAX_ROW_KEYS", 100_000 if most == "of a row" else 1 << 20)
+    monkeypatch.setattr(parquet, "LARGE_ITEMS", 1 << 20 if most == "of a row" else 50_000)
+    monkeypatch.setattr(parquet, "MAX_ROW_GROUP_RATIO", 1)
+    items = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), ["a"]).cast(pa.string())
+    ends = pa.array(range(0, count + 1, count // rows), pa.int32())
+    column, path = pa.ListArray.from_arrays(ends, items), tmp_path / "rows.parquet"
+    name = "k"
+    if form == "map":
+        column = pa.MapArray.from_arrays(ends, items, items)
+    elif form == "field of a structure":
+        column, name = pa.StructArray.from_arrays([column], ["tags"]), "k.tags"
+    pq.write_table(pa.table({"n": range(rows), "k": column}), path)
+    assert path.stat().st_size < 20_000
+    table = ParquetTable(LocalFile(path))
+    said = rf"rows.parquet: row group 0 states 200,000 items of {name}\S* in {rows:,} rows, but a row may have"
+    with arrow_memory() as pool, pytest.raises(InvalidArgument, match=said):
+        next(table.read(["n", name]))
+    assert pool.max_memory() < 1 << 20
+    assert sum(len(part) for _, part in table.read(["n"])) == rows
+    monkeypatch.setattr(parquet, "MAX_ROW_KEYS", 1 << 20)
+    monkeypatch.setattr(parquet, "LARGE_ITEMS", 1 << 20)
+    assert sum(len(part) for _, part in table.read(["n", name])) == rows
+
+
+def test_pieces_of_many_columns_have_no_more_bytes_than_those_of_few(tmp_path, monkeypatch):
+    path, pieces, opened = tmp_path / "wide.parquet", [], pq.ParquetFile
+    pq.write_table(pa.table({f"c{number}": [number] for number in range(256)}), path)
+    table = ParquetTable(LocalFile(path))
+    monkeypatch.setattr(
+        pq, "ParquetFile", lambda *place, **how: pieces.append(how["buffer_size"]) or opened(*place, **how)
+    )
+    for names in (["c0"], table.schema.names):
+        assert [len(part) for _, part in table.read(names)] == [1]
+    assert pieces == [1 << 20, (64 << 20) // 256]
+
+
 @pytest.mark.parametrize("is_large", [False, True])
 def test_a_large_row_group_of_an_object_is_read_in_pieces(tmp_path, monkeypatch, is_large):
     monkeypatch.setattr(parquet, "LARGE_ROW_GROUP_BYTES", 1 << 20 if is_large else 1 << 30)

@@ -247,6 +247,74 @@ def test_a_dictionary_may_grow_from_batch_to_batch(tmp_path):
         assert [key for _, _, key in sorted(entries)] == ["k2", "k0", "k3", "k0", "k4", "k0"]
 
 
+@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file], ids=["stream", "file"])
+def test_each_message_of_an_arrow_file_is_read_once(tmp_path, monkeypatch, new):
+    """Each batch decoded the dictionary of all batches again."""
+    path, of_texts = tmp_path / "a.arrow", pa.array([f"text {number}" for number in range(1000)])
+    batches = [
+        pa.record_batch({"at": [BEGIN_S] * 9, "k": pa.DictionaryArray.from_arrays(range(at, at + 9), of_texts)})
+        for at in range(0, 90, 9)
+    ]
+    with new(path, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    positions, read_bytes = [], ArrowTable._bytes
+
+    def counted(table, handle, position, size):
+        positions.append(position)
+        return read_bytes(table, handle, position, size)
+
+    monkeypatch.setattr(ArrowTable, "_bytes", counted)
+    entries, bad, reading = read(path)
+    assert [key for _, _, key in sorted(entries)] == [f"text {number}" for number in range(90)]
+    assert (bad, reading.damage) == ([], None)
+    assert len(positions) == len({*positions}) == 11
+    # from a batch on, with its dictionary
+    positions.clear()
+    assert [key for _, _, key in sorted(read(path, start=85)[0])] == [f"text {number}" for number in range(85, 90)]
+
+
+def test_an_index_outside_a_dictionary_is_damage_of_its_batch_alone(tmp_path):
+    path, of_texts, kind = tmp_path / "a.arrow", pa.array(["a", "b"]), pa.DictionaryArray
+    columns = [
+        kind.from_arrays(pa.array(places, pa.int32()), of_texts, safe=False)
+        for places in ([0, 1], [1, 2], [-1, 0], [1, 0])
+    ]
+    batches = [pa.record_batch({"at": [BEGIN_S] * 2, "k": column}) for column in columns]
+    with pa.ipc.new_file(path, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    entries, bad, reading = read(path)
+    assert [(at, key) for at, _, key in sorted(entries)] == [(0, "a"), (1, "b"), (6, "b"), (7, "a")]
+    assert not bad and reading.damage.position == 2 and "rows from 2 on" in reading.damage.problem
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_whole_rows_are_read_in_parts_whose_texts_are_small(tmp_path, monkeypatch, form):
+    """Texts of 16,000 rows of 500 columns took 1 GiB of Python's values."""
+    monkeypatch.setattr(rows_of_table, "_TEXTS_BYTES", 10_000)
+    path, count = tmp_path / f"a.{form}", 3000
+    table = pa.table(
+        {"k": [str(number) for number in range(count)], "at": [BEGIN_S] * count, "a long name": range(count)}
+    )
+    if form == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    opened = open_rows(local_file(path).file, path.stat().st_size, path.read_bytes()[:100])
+    for whole in (False, True):
+        reading, end, texts = opened.reading(RowMapping(("k",), "at", "s"), 0, count, whole=whole), 0, []
+        for batch in reading.batches(0):
+            assert batch.positions.tolist() == [*range(end, batch.end)]
+            end = batch.end
+            if whole:
+                texts += (part := batch.texts(batch.positions, batch.sizes))
+                assert sum(map(len, part)) < 10_000
+        assert end == count
+    assert [json.loads(text)["a long name"] for text in texts] == [*range(count)]
+
+
 def test_runs_of_equal_cells_are_read_in_small_batches(tmp_path, monkeypatch):
     """Each row of runs was a step of Python, and a batch of a text that all rows have took its bytes for each row."""
     count, path = 30_000, tmp_path / "runs.arrow"

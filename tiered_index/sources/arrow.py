@@ -8,12 +8,14 @@ added up (nested types, views, and in a body dictionaries that grow from batch t
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.kernels import crc32
@@ -230,43 +232,41 @@ class ArrowTable:
     def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
         """Yield columns `names` of the rows from `start`, as tables with the number of their first row."""
         columns = [number for number, name in enumerate(self.names) if name in names]
+        options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
         with self._place.open() as handle:
+            stream = _Stream(options)
             for number, (_, _, first) in enumerate(self._batches):
                 ends = self._batches[number + 1 :][:1]
                 # a batch that states no row may be damaged
                 if first < (ends[0][2] if ends else self.rows) <= start:
                     continue
-                rows = self._batch(handle, number, columns)
+                rows = self._batch(handle, number, stream)
                 skip = max(0, start - first)
                 try:
-                    rows.validate(full=True)
+                    stream.validate(rows)
                     for at in range(skip, len(rows), BATCH_ROWS):
                         for begin, part in bounded(rows.slice(at, BATCH_ROWS), first + at, self._place):
                             yield begin, pa.Table.from_batches([part])
                 except (pa.ArrowException, UnicodeDecodeError) as error:
                     raise self._damaged(f"rows from {first:,} on: {error}") from error
 
-    def _batch(self, handle: IO[bytes], number: int, columns: Sequence[int]) -> pa.RecordBatch:
+    def _batch(self, handle: IO[bytes], number: int, stream: _Stream) -> pa.RecordBatch:
+        """Return a batch. `stream` has the dictionaries of the one before it."""
         position, size, first = self._batches[number]
         before = [(at, length) for at, length, batch in self._dictionaries if batch <= number]
-        total = sum(length for _, length in before) + size
-        pieces = [self._schema_bytes]
-        if total <= _FILE_BATCH_BYTES:
-            pieces += [self._bytes(handle, at, length) for at, length in (*before, (position, size))]
-        options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
-        data = b"".join(pieces)
-        del pieces
+        total, new = sum(length for _, length in before) + size, before[stream.dictionaries :]
         try:
             if total <= _FILE_BATCH_BYTES:
-                messages = [m for m in pa.ipc.MessageReader.open_stream(pa.BufferReader(data)) if m.type != "schema"]
-                total = sum(_decompressed_bytes(message, may_grow=True) for message in messages)
+                messages = [self._bytes(handle, at, length) for at, length in (*new, (position, size))]
+                sizes = [_decompressed_bytes(pa.ipc.read_message(message), may_grow=True) for message in messages]
+                total = stream.dictionary_bytes + sum(sizes)
             if total > _FILE_BATCH_BYTES:
                 raise InvalidArgument(
                     f"{self._place}: the batch of row {first + 1:,} has {total:,} bytes, but may have "
                     f"{_FILE_BATCH_BYTES:,}: write the file with smaller batches"
                 )
-            with pa.ipc.open_stream(pa.py_buffer(data), options=options) as stream:
-                rows = next(iter(stream))
+            stream.dictionaries, stream.dictionary_bytes = len(before), total - sizes[-1]
+            rows = stream.next(self._schema_bytes, messages)
         except (pa.ArrowException, OSError, ValueError, struct.error, IndexError, StopIteration) as error:
             if isinstance(error, InvalidArgument) and str(error) != _NO_STREAM:
                 raise
@@ -274,6 +274,59 @@ class ArrowTable:
         stated = (self._batches[number + 1][2] if number + 1 < len(self._batches) else self.rows) - first
         CorruptFile.unless_equal(str(self._place), f"rows of the batch at byte {position:,}", stated, len(rows))
         return rows
+
+
+class _Stream(io.RawIOBase):
+    """A stream of messages as Arrow reads them, one batch at a time: so each dictionary is decoded once."""
+
+    def __init__(self, options: pa.ipc.IpcReadOptions) -> None:
+        super().__init__()
+        self._options, self._left = options, memoryview(b"")
+        self._reader: Any = None
+        self._valid: dict[int, pa.Array] = {}
+        self.dictionaries = self.dictionary_bytes = 0
+        """The number of dictionaries that were read, and their decompressed bytes."""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        size = len(self._left) if size < 0 else size
+        data, self._left = self._left[:size], self._left[size:]
+        return data.tobytes()
+
+    def next(self, schema: bytes, messages: Sequence[bytes]) -> pa.RecordBatch:
+        """Return the batch of further messages. Raises Arrow's errors, and `StopIteration`."""
+        self._left = memoryview(b"".join(messages if self._reader is not None else (schema, *messages)))
+        if self._reader is None:
+            self._reader = pa.ipc.open_stream(pa.PythonFile(self, "r"), options=self._options)
+        rows: pa.RecordBatch = self._reader.read_next_batch()
+        return rows
+
+    def validate(self, rows: pa.RecordBatch) -> None:
+        """Validate a batch, each dictionary once. Raises Arrow's errors."""
+        for number, column in enumerate(rows.columns):
+            known = self._valid.get(number)
+            if known is None or not _is_shared(column, known):
+                column.validate(full=True)
+                if pa.types.is_dictionary(column.type):
+                    self._valid[number] = column
+                continue
+            column.indices.validate(full=True)
+            places = pc.min_max(column.indices)
+            if len(column) > column.null_count and not 0 <= places["min"].as_py() <= places["max"].as_py() < len(
+                column.dictionary
+            ):
+                raise pa.ArrowInvalid("an index is outside its dictionary")
+
+
+def _is_shared(column: pa.DictionaryArray, known: pa.DictionaryArray) -> bool:
+    """Return whether two columns have one dictionary in memory."""
+    buffers = (
+        [None if each is None else (each.address, each.size) for each in array.dictionary.buffers()]
+        for array in (column, known)
+    )
+    return len(column.dictionary) == len(known.dictionary) and next(buffers) == next(buffers)
 
 
 def _too_large(most_bytes: int) -> TooLarge:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -37,8 +38,12 @@ MAX_ROW_GROUP_ROW_BYTES = 128 << 20
 _CELL_BYTES = 8
 # Decompressed bytes of a large row group, and how many times those of the file it may state
 LARGE_ROW_GROUP_BYTES, MAX_ROW_GROUP_RATIO = 256 << 20, 1000
-# A local file, and a large row group of an object, are read in pieces
+# A local file, and a large row group of an object, are read in pieces, one of each column at a time
 _PIECE_BYTES, _LARGE_PIECE_BYTES = 1 << 20, 8 << 20
+# Bytes of the pieces of all columns, and least bytes of a piece
+_PIECES_BYTES, _LEAST_PIECE_BYTES = 64 << 20, 64 << 10
+# Items of lists in a row group, above which they may be at most so many times the bytes of the file
+LARGE_ITEMS = 16 << 20
 # Arrow copies text with offsets of 64 bits twice as fast. It has the option from version 21 on.
 _TEXT = {"binary_type": pa.large_binary()} if "binary_type" in inspect.signature(pq.ParquetFile).parameters else {}
 _POOL = threading.Lock()
@@ -67,7 +72,6 @@ class ParquetTable:
                 [pa.field(f.name, known_layout(f.type), f.nullable) for f in file.schema_arrow],
                 file.schema_arrow.metadata,
             )
-        self._lists = {field.name for field in self.schema if has_items(field.type)}
         # Rows of each row group
         self.group_rows = [self._rows(self.metadata.row_group(n)) for n in range(self.metadata.num_row_groups)]
         *self.starts, self.rows = accumulate(self.group_rows, initial=0)
@@ -78,28 +82,31 @@ class ParquetTable:
     @contextlib.contextmanager
     def _opened(
         self,
-        handle: IO[bytes],
+        handle: IO[bytes] | _NoPages,
         metadata: pq.FileMetaData | None = None,
         *,
         whole: bool = True,
         dictionaries: Sequence[str] = (),
+        leaves: int = 1,
     ) -> Iterator[pq.ParquetFile]:
         """Yield the open file; checksums of pages are verified. `whole`: columns are read to their ends.
 
-        Columns of text whose paths are in `dictionaries` are read as dictionaries.
+        Columns of text whose paths are in `dictionaries` are read as dictionaries. So many `leaves` are read at once.
         """
-        is_local = isinstance(self._place, LocalFile)
+        is_local, is_stub = isinstance(self._place, LocalFile), isinstance(handle, _NoPages)
         is_buffered = whole and not is_local and self._is_small
+        piece_bytes = _PIECE_BYTES if is_local or not whole else _LARGE_PIECE_BYTES
+        piece_bytes = max(_LEAST_PIECE_BYTES, min(piece_bytes, _PIECES_BYTES // max(1, leaves)))
         try:
             # with the footer it reads nothing yet
             with contextlib.nullcontext() if metadata is None else _memory_of_system():
                 file = pq.ParquetFile(
                     # Arrow reads a path faster than a Python file
-                    self._place.path if isinstance(self._place, LocalFile) else handle,
+                    self._place.path if isinstance(self._place, LocalFile) and not is_stub else handle,
                     metadata=metadata,
                     # one request for neighbouring columns of a row group, which are in memory then
                     pre_buffer=is_buffered,
-                    buffer_size=0 if is_buffered else _PIECE_BYTES if is_local or not whole else _LARGE_PIECE_BYTES,
+                    buffer_size=0 if is_buffered else piece_bytes,
                     coerce_int96_timestamp_unit=self._times,
                     page_checksum_verification=True,
                     **({"read_dictionary": list(dictionaries)} if dictionaries else _TEXT),
@@ -121,7 +128,8 @@ class ParquetTable:
 
         Raises `CorruptFile`, and `InvalidArgument` for a row that needs too much memory.
         """
-        with self._place.ranges() as handle, self._opened(handle, self.metadata) as file:
+        leaves = len(self._leaves(names))
+        with self._place.ranges() as handle, self._opened(handle, self.metadata, leaves=leaves) as file:
             for number, (begin, count) in enumerate(zip(self.starts, self.group_rows, strict=True)):
                 if begin + count > start:
                     yield from self._group(file, number, names, max(0, start - begin))
@@ -183,7 +191,9 @@ class ParquetTable:
                 f"{self._place}: row group {number} states {size_bytes:,} bytes, more than {MAX_ROW_GROUP_RATIO:,} "
                 "times those of the file: write smaller row groups, or pages"
             )
-        most = BATCH_ROWS if self._lists.isdisjoint(names) else LIST_ROWS
+        lists = [name for name in names if any(self._is_list(place) for place in self._leaves([name]))]
+        self._check_items(number, lists)
+        most = LIST_ROWS if lists else BATCH_ROWS
         at_once = max(1, min(most, count, BATCH_BYTES * count // max(1, size_bytes)))
         if at_once * (size_bytes + _CELL_BYTES * len(names)) <= BATCH_BYTES:
             # also if each cell has all that the row group states
@@ -195,14 +205,55 @@ class ParquetTable:
             at_once = min(at_once, BATCH_BYTES // max(1, self._cell_bytes(number, names)))
         return max(1, at_once)
 
+    def _leaves(self, names: Sequence[str]) -> list[int]:
+        """Return the numbers of the leaves of columns, or of fields of structures."""
+        wanted = {*names}
+        paths = (self.metadata.schema.column(place).path for place in range(self.metadata.num_columns))
+        return [
+            place
+            for place, path in enumerate(paths)
+            if path in wanted or path.partition(".")[0] in wanted or any(path.startswith(f"{name}.") for name in wanted)
+        ]
+
+    def _is_list(self, place: int) -> bool:
+        return int(self.metadata.schema.column(place).max_repetition_level) > 0
+
+    def _check_items(self, number: int, names: Sequence[str]) -> None:
+        """Raise `InvalidArgument` if lists of a row group state more items than its rows may have, or than it may.
+
+        Arrow has all items of a row in memory at once. `names` are columns with lists.
+        """
+        if not names or not self._has_metadata(number, names):
+            return
+        group, count = self.metadata.row_group(number), self.group_rows[number]
+        most = max(LARGE_ITEMS, self._file_bytes * MAX_ROW_GROUP_RATIO)
+        for place in self._leaves(names):
+            items = int(group.column(place).num_values)
+            if items > count * MAX_ROW_KEYS or items > most:
+                raise InvalidArgument(
+                    f"{self._place}: row group {number} states {items:,} items of {group.column(place).path_in_schema} "
+                    f"in {count:,} rows, but a row may have {MAX_ROW_KEYS:,}, and a row group of this file "
+                    f"{most:,}: write the file without this column"
+                )
+
+    def _has_metadata(self, number: int, names: Sequence[str]) -> bool:
+        """Return whether Arrow can read the metadata of columns of a row group. It reads no page of them."""
+        with self._opened(_NoPages(self._file_bytes), self.metadata, whole=False) as file:
+            try:
+                next(file.iter_batches(1, row_groups=[number], columns=list(names), use_threads=False), None)
+            except _PageWanted:
+                return True
+            except DAMAGE:
+                # the reading of the rows says why
+                return False
+        return False
+
     def _cell_bytes(self, number: int, names: Sequence[str]) -> int:
         """Return the most bytes of the cells of a row in columns: of text those of the longest that cells repeat.
 
         A few bytes can say that a million cells have the same long text. Text that is not repeated has its own bytes.
         """
-        wanted = {*names}
-        leaves = [self.metadata.schema.column(place) for place in range(self.metadata.num_columns)]
-        leaves = [leaf for leaf in leaves if leaf.path in wanted or leaf.path.partition(".")[0] in wanted]
+        leaves = [self.metadata.schema.column(place) for place in self._leaves(names)]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         fixed = sum(max(_CELL_BYTES, int(leaf.length)) for leaf in leaves)
         if not texts:
@@ -215,6 +266,34 @@ class ParquetTable:
             except (CorruptFile, *DAMAGE):
                 # the reading of the rows says why
                 return fixed
+
+
+class _PageWanted(OSError):
+    """Arrow wants to read a page."""
+
+
+class _NoPages(io.RawIOBase):
+    """Stands for a file of which no byte may be read."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self._size_bytes, self._position = size_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size_bytes)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        raise _PageWanted(size)
 
 
 def _longest_repeated(column: pa.Array) -> int:

@@ -36,6 +36,10 @@ TABLES: dict[str, Callable[[File], ParquetTable | ArrowTable]] = {"parquet": Par
 """The readers of files with columns, by the format of their segments."""
 
 
+# About the bytes of the texts of rows that are made at once: each cell is a value of Python then
+_TEXTS_BYTES = 4 << 20
+
+
 class ColumnsFile(RowFile):
     """A file with columns, of a format of `TABLES`: Parquet, or Arrow IPC as a file or a stream."""
 
@@ -174,10 +178,11 @@ class ColumnsReading(RowReading):
                 read = file.table.read(of_file, self.end)
                 continue
             first, table = rows_from
-            rows = table.slice(0, self._bound - first)
-            self.end = first + len(rows)
-            batch = self._batch(file.completed(rows.combine_chunks(), names), first)
-            yield replace(batch, begin=first, source=rows) if self._whole else batch
+            for rows in _texts_at_once(table.slice(0, self._bound - first), whole=self._whole):
+                self.end = first + len(rows)
+                batch = self._batch(file.completed(rows.combine_chunks(), names), first)
+                yield replace(batch, begin=first, source=rows) if self._whole else batch
+                first = self.end
         self.end = self._bound
         if file.table.damage is not None and self._bound == file.table.rows:
             self.damage = self.damage or Damage(file.table.damage, self.end, f"row {self.end + 1:,}")
@@ -186,6 +191,16 @@ class ColumnsReading(RowReading):
 
     def _batch(self, table: pa.Table, first: int) -> RowBatch:
         return rows_of_columns(table, self._ways, self._mapping, np.arange(first, first + len(table)))
+
+
+def _texts_at_once(rows: pa.Table, *, whole: bool) -> Iterator[pa.Table]:
+    """Yield rows, those that are wanted as `whole` texts in parts of about `_TEXTS_BYTES`.
+
+    The text of a number has its name and some 20 characters, which are three times its bytes.
+    """
+    names_bytes = sum(len(name) + 4 for name in rows.schema.names)
+    most = max(1, _TEXTS_BYTES // (names_bytes + 3 * rows.nbytes // max(1, len(rows)))) if whole else len(rows)
+    yield from (rows.slice(begin, most) for begin in range(0, len(rows), most))
 
 
 class Way(NamedTuple):
