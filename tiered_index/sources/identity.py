@@ -127,6 +127,12 @@ class KnownFile:
             end = segment.position + length
             yield segment, end if following is None else min(end, following.position)
 
+    def offsets(self) -> Iterator[tuple[int, int]]:
+        """Yield the offsets [start, end) of the rows that count, for each segment."""
+        for segment, end in self.parts():
+            shift = segment.start - segment.position
+            yield segment.start, max(segment.start, end + shift)
+
     @property
     def end(self) -> int:
         """The position before which its rows are indexed, or will be without a look at what follows."""

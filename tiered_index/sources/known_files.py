@@ -17,7 +17,7 @@ thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -194,6 +194,19 @@ class KnownFiles:
             if before.position + before.length == segment.position and before.lines is not None:
                 return before.lines[0] + sum(before.lines[1])
         return None
+
+    def offsets_before(self, segment: LinkedSegment) -> list[tuple[int, int]]:
+        """Return the offsets of the rows of a file before a segment."""
+        known = self._by_uri.get(segment.uri)
+        return [each for each in known.offsets() if each[0] < segment.start] if known is not None else []
+
+    def offsets_without_file(self) -> Iterator[tuple[int, int]]:
+        """Yield the offsets of rows that no file has any more, because files were read again."""
+        reached = 0
+        for start, end in sorted(each for known in self.files for each in known.offsets()):
+            if reached < start:
+                yield reached, start
+            reached = max(reached, end)
 
     def reserved(
         self, unread: UnreadFile, dialect: Dialect | None, topic_field: str | None

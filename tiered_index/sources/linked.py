@@ -145,8 +145,8 @@ class FileLinker:
         self._written: WrittenFiles | None = None
         # the offsets that wait for a new reading, by the first offset of its open segment
         self._replaced: dict[int, tuple[OldOffsets, ...]] = {}
-        # the rows with archived copies that a new reading leaves out, by the same
-        self._copied: dict[int, CopiedTexts] = {}
+        # the rows with archived copies that a new reading leaves out, and the names of its file, by the same
+        self._copied: dict[int, tuple[CopiedTexts, list[str]]] = {}
         self._is_begun = False
         self._given, self._keys = self.mapping, AddedKeys(self.index, self._store, self.patient, self._columns)
         self.counts.keys = self._keys.counts
@@ -195,8 +195,9 @@ class FileLinker:
             waiting = deque(plan.unread)
             while waiting:
                 self._index(self._reserved(waiting))
-        if any(unread.old for unread in plan.unread):
-            # the new rows are answers once they are in the storage
+        replaced = self.index.log_state.expired.replaced.stores.get(self._store)
+        if replaced is not None and replaced.readings:
+            # the new rows are answers once they are in the storage, also those of a run that was killed
             self.index.seal()
             with contextlib.suppress(StorageUnavailable, BackPressure):
                 self.index.run_lifecycle()
@@ -268,6 +269,8 @@ class FileLinker:
         """Read the segments that an earlier run has not finished."""
         resumed = sorted(plan.resumed, key=lambda of: of[1].start)
         self._replaced = {segment.start: self._known.waiting(segment) for _, segment in resumed}
+        # the log does not say which of them are read again, if all of their old rows have copies
+        self._leave_out((segment, self._replaced[segment.start]) for _, segment in resumed)
         try:
             # with the keys of that time
             for keys, of_keys in groupby(resumed, lambda of: self._keys.at(of[1].start)):
@@ -361,6 +364,7 @@ class FileLinker:
     def _reserved(self, waiting: deque[UnreadFile]) -> list[_Reading]:
         """Reserve offsets for the next files by one record, and return them with their open segments."""
         readings, replaced, size_bytes, held_bytes = list[_Reading](), list[Replacement](), 0, 0
+        again = list[tuple[LinkedSegment, Sequence[OldOffsets]]]()
         while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES and held_bytes < _HELD_BYTES:
             unread = waiting.popleft()
             listed = unread.listed
@@ -392,11 +396,23 @@ class FileLinker:
             replaced += self._replacements(old, (segment.start, segment.end))
             if old:
                 self._replaced[segment.start] = old
-            if old != unread.old:
-                self._copied[segment.start] = CopiedTexts(self.index.segment_archive, self._store, unread.old)
+            if unread.old:
+                again.append((segment, unread.old))
+        self._leave_out(again)
         if readings or replaced:
             self.index.link([segment for _, _, segment in readings], [], [], replaced)
         return readings
+
+    def _leave_out(self, again: Iterable[tuple[LinkedSegment, Sequence[OldOffsets]]]) -> None:
+        """Let segments that are read in place of old offsets leave out the rows that stay answers by their copies."""
+        copied: CopiedTexts | None = None
+        for segment, old in again:
+            if copied is None:
+                copied = CopiedTexts(self.index.segment_archive, self._store, self._known.offsets_without_file())
+            if copied:
+                ranges = [(start, end) for start, end, _ in old]
+                names = copied.names(segment.uri, ranges + self._known.offsets_before(segment)[:1])
+                self._copied[segment.start] = copied, names
 
     def _index(self, readings: Sequence[_Reading], offset: int = 0) -> None:
         """Read segments to their ends, from an offset on."""
@@ -527,7 +543,7 @@ class FileLinker:
             reading.lines_before = self._known.lines_before(segment)
         count, bad, times, has_keys = 0, 0, None, [False] * len(self.mapping.keys)
         for of_file in reading.batches(max(offset, segment.start) - shift):
-            batch = of_file if copied is None else copied.left_out(of_file)
+            batch = of_file if copied is None else copied[0].left_out(of_file, copied[1])
             self._put(listed, batch, shift, max(offset, segment.start))
             count, bad = count + batch.rows + len(batch.bad), bad + len(batch.bad)
             times = joined_times(times, batch.times)

@@ -131,28 +131,58 @@ def without_copies(segments: Segments, log: str, old: Iterable[OldOffsets]) -> t
 
 
 class CopiedTexts:
-    """The texts of rows at old offsets that have archived copies: a newer reading leaves out as many equal rows."""
+    """The texts of archived rows that no segment of a file has any more: they stay answers.
 
-    def __init__(self, archive: SegmentArchive, log: str, old: Iterable[OldOffsets]) -> None:
-        self._counts = Counter[bytes]()
-        for start, end, _ in old:
-            for copy in archive.segments().of(rows_store(log), start):
+    A newer reading of a file leaves out as many equal rows of it. `unread` are ranges of offsets without a file.
+    """
+
+    def __init__(self, archive: SegmentArchive, log: str, unread: Iterable[tuple[int, int]]) -> None:
+        self._archive, self._store = archive, rows_store(log)
+        self._counts: dict[str, Counter[bytes]] = {}
+        self._read: tuple[str, pa.Table] | None = None
+        segments = archive.segments()
+        for start, end in unread if segments.end(self._store) else ():
+            for copy in segments.of(self._store, start):
                 if copy.start >= end:
                     break
-                rows = decoded_rows(archive, copy)
-                is_old = pc.and_(pc.greater_equal(rows[NUMBER], start), pc.less(rows[NUMBER], end))
-                self._counts.update(map(_digest, rows.filter(is_old)["text"].to_pylist()))
+                rows = self._rows(copy, start, end)
+                for file, text in zip(rows["file"].to_pylist(), rows["text"].to_pylist(), strict=True):
+                    self._counts.setdefault(file, Counter())[_digest(text)] += 1
 
     def __bool__(self) -> bool:
         return bool(self._counts)
 
-    def left_out(self, batch: RowBatch) -> RowBatch:
-        """Return the rows of a batch without those that have copies. The batch has whole rows."""
+    def names(self, uri: str, ranges: Iterable[tuple[int, int]]) -> list[str]:
+        """Return the names that a file has had: its URI, and those of the first copied rows of ranges of its offsets."""
+        names, segments = [uri], self._archive.segments()
+        for start, end in ranges if self else ():
+            for copy in segments.of(self._store, start):
+                if copy.start >= end:
+                    break
+                if rows := self._rows(copy, start, end)["file"][:1].to_pylist():
+                    names += rows
+                    break
+        return [*dict.fromkeys(names)]
+
+    def _rows(self, copy: ArchivedSegment, start: int, end: int) -> pa.Table:
+        """Return the rows of an archived segment at offsets [start, end)."""
+        if self._read is None or self._read[0] != copy.name:
+            self._read = copy.name, decoded_rows(self._archive, copy)
+        rows = self._read[1]
+        begin, behind = np.searchsorted(rows[NUMBER].to_numpy(), (start, end)).tolist()
+        return rows.slice(begin, behind - begin)
+
+    def left_out(self, batch: RowBatch, names: Iterable[str]) -> RowBatch:
+        """Return the rows of a batch of a file with `names` without those that have copies. The batch has whole rows."""
+        counts = [self._counts[name] for name in names if name in self._counts]
+        if not counts:
+            return batch
         positions, firsts = np.unique(batch.positions, return_index=True)
         known = set[int]()
         for position, text in zip(positions.tolist(), batch.texts(positions, batch.sizes[firsts]), strict=True):
-            if self._counts[digest := _digest(text)]:
-                self._counts[digest] -= 1
+            digest = _digest(text)
+            if (has_copy := next((of_name for of_name in counts if of_name[digest]), None)) is not None:
+                has_copy[digest] -= 1
                 known.add(position)
         return batch.only(~np.isin(batch.positions, list(known))) if known else batch
 
