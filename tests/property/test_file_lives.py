@@ -104,7 +104,9 @@ class Life:
         self.did.append(act.__name__)
         before = {name: file.data for name, file in self.files.items()}
         act()
-        self.did[-1] += " " + ",".join(n for n in sorted({*before, *self.files}) if n not in self.files or before.get(n) != self.files[n].data)
+        self.did[-1] += " " + ",".join(
+            n for n in sorted({*before, *self.files}) if n not in self.files or before.get(n) != self.files[n].data
+        )
 
     def numbers(self, least, most):
         count = self.moments.randrange(least, most)

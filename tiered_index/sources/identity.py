@@ -7,8 +7,8 @@ not read. Otherwise its content decides:
   another log. If a later block is, the text before that block is the same, and its rows keep their offsets.
 - A text that has grown is read at its first and its last known block. A text of the same size is read as a whole,
   because an edit may be anywhere; of gzip with one member, the CRC32 and the length at its end say the same.
-- Of Parquet, the log has a CRC32 of the first bytes and the footer, of Arrow one of all batches. Another one is another
-  table.
+- Of Parquet, the log has a CRC32 of the first bytes and the footer, of Arrow one of all batches, and one of the first
+  and the last bytes until these are read. Another one is another table.
 
 One thread.
 """
@@ -31,7 +31,7 @@ from tiered_index.format.segment import LOST, LinkedSegment, Times
 from tiered_index.kernels import crc32
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.places import HeldFile, LocalFile, StoredFile
 from tiered_index.sources.rows.forms import PARQUET_MAGIC, rows_of_form
 from tiered_index.sources.rows.table import TABLES
 from tiered_index.sources.rows.text import (
@@ -224,9 +224,13 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The file has the known rows before `position`, the begin of a row. From there on it has others."""
+    """The file has the known rows before `position`, the begin of a row. From there on it is read anew.
+
+    `is_known`: it has all that is known of the rows, because the run that read the rest was killed.
+    """
 
     position: int
+    is_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +252,12 @@ def what_is(listed: SourceFile, known: KnownFile) -> Verdict:
     if known.end == 0:
         return Grown(0)
     if known.is_table:
-        if known.digest is None:
+        if known.last.format != content.table_format:
+            return Other()
+        if known.digest is None or known.digest == content.first_digest:
             # a run was killed in its midst: it is read again as a whole
-            return Cut(0)
-        if known.last.format != content.table_format or known.digest != content.digest:
+            return Cut(0, is_known=known.digest is not None)
+        if known.digest != content.digest:
             return Other()
         return Grown(known.end) if known.unfinished else Same()
     return _what_text_is(content, known)
@@ -277,7 +283,7 @@ def _what_text_is(content: Content, known: KnownFile) -> Verdict:
         if reached >= end:
             return Grown(end) if has_more or reached > end else Same()
         # the rest was read by a run that was killed, or of a file that has gone meanwhile
-        return Cut(content.row_begin(known, same_end))
+        return Cut(content.row_begin(known, same_end), is_known=True)
     if is_at_end:
         # a part of the known text, and nothing else
         return Same()
@@ -315,6 +321,13 @@ class Content:
         with contextlib.suppress(CorruptFile, InvalidArgument):
             return table_digest(self.listed.file, self.table_format, self.listed.size_bytes)
         return None
+
+    @cached_property
+    def first_digest(self) -> tuple[int, int] | None:
+        """The digest by which a file of Arrow is known while it is read; None: it is of another form."""
+        if self.table_format != "arrow":
+            return None
+        return first_digest(self.listed.file, self.listed.size_bytes)
 
     @contextlib.contextmanager
     def text(self) -> Iterator[IO[bytes]]:
@@ -464,6 +477,20 @@ def table_digest(file: LocalFile | StoredFile, table_format: str, size_bytes: in
             handle.seek(size_bytes - footer_bytes)
             tail = handle.read(footer_bytes)
     return size_bytes, crc32(tail, crc32(head))
+
+
+def first_digest(file: LocalFile | StoredFile, size_bytes: int) -> tuple[int, int]:
+    """Return the size and a CRC32 of the first and the last 64 KiB of a file. Raises the storage's errors."""
+    with file.ranges() as handle:
+        head = handle.read(min(HEAD_BYTES, size_bytes))
+        handle.seek(max(0, size_bytes - HEAD_BYTES))
+        return size_bytes, crc32(handle.read(min(HEAD_BYTES, size_bytes)), crc32(head))
+
+
+def first_text(file: LocalFile | StoredFile, head: bytes, compression: str) -> bytes:
+    """Return the first bytes of the text of a packed file, as far as its first bytes `head` have them."""
+    with decompressed(HeldFile(file, head), compression, to_damage=True) as handle:
+        return text_before_damage(file, handle, compression, HEAD_BYTES)[0]
 
 
 def crc32_of(blocks: Iterable[Block], end: int) -> int | None:

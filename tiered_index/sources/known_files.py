@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from msgspec import structs
@@ -40,6 +41,8 @@ from tiered_index.sources.identity import (
     Same,
     Verdict,
     begins_with,
+    first_digest,
+    first_text,
     names_before,
     table_digest,
     what_is,
@@ -49,7 +52,8 @@ from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.forms import is_growing_text, open_rows
 from tiered_index.sources.rows.mapping import Dialect
-from tiered_index.sources.rows.text import BLOCK_BYTES
+from tiered_index.sources.rows.table import TABLES
+from tiered_index.sources.rows.text import BLOCK_BYTES, TextFile
 
 # fields of a segment that say what its text has
 _OF_TEXT = ("rows", "times", "blocks", "lines")
@@ -230,11 +234,14 @@ class KnownFiles:
             return None
         # what a later run compares if this one is killed
         blocks = None
-        if rows.format == "parquet":
-            size_bytes, digest = table_digest(listed.file, rows.format, listed.size_bytes)
+        if rows.format in TABLES:
+            digest_of = partial(table_digest, table_format=rows.format) if rows.format == "parquet" else first_digest
+            size_bytes, digest = digest_of(listed.file, size_bytes=listed.size_bytes)
             blocks = size_bytes, (digest,)
-        elif may_grow(rows.format):
-            blocks = len(first), (crc32(first),)
+        elif isinstance(rows, TextFile) and (
+            text := first if rows.compression is None else first_text(listed.file, head, rows.compression)
+        ):
+            blocks = len(text), (crc32(text),)
         of_file = listed.uri, self.store, self.end, length, rows.format, listed.size_bytes, listed.stamp
         segment = LinkedSegment(*of_file, published_ms, position, blocks=blocks, is_open=True, topic_field=topic_field)
         self.add(segment)
@@ -401,7 +408,8 @@ class _Decision:
             for known in dict.fromkeys([*named, *by_size.get(listed.size_bytes, ())]):
                 if known in self._claimed:
                     continue
-                if isinstance(verdict := self._verdict(listed, known), Same | Grown):
+                verdict = self._verdict(listed, known)
+                if isinstance(verdict, Same | Grown) or (isinstance(verdict, Cut) and verdict.is_known):
                     if known not in has_gone:
                         has_gone[known] = not self._is_there(known)
                     if has_gone[known]:
@@ -417,12 +425,36 @@ class _Decision:
         return now is not None and (known.has_hints(now) or not isinstance(self._verdict(now, known), Other))
 
     def _drop_copies(self) -> None:
-        """Leave out the new files that are copies."""
-        for uri in sorted(self._listed.keys() - self._known.keys()):
+        """Leave out the new files that are copies, or of which known ones are copies."""
+        rotated: dict[str, list[str]] = {}
+        new = self._listed.keys() - self._known.keys()
+        folders = {_folder(uri) for uri in new}
+        for uri in self._known:
+            if (folder := _folder(uri)) in folders:
+                for name in names_before(uri.removeprefix(folder)):
+                    rotated.setdefault(folder + name, []).append(uri)
+        for uri in sorted(new):
             folder = _folder(uri)
             for name in names_before(uri.removeprefix(folder)):
                 if uri in self._listed and uri not in self._known:
                     self._compare(self._listed[uri], folder + name)
+            for copy_uri in rotated.get(uri, ()):
+                if uri in self._listed and uri not in self._known and copy_uri in self._known:
+                    self._compare_restored(self._listed[uri], self._listed[copy_uri])
+
+    def _compare_restored(self, listed: SourceFile, copy: SourceFile) -> None:
+        """Leave out a new file if its rows are those of a known one, or the known one if the new one has further rows."""
+        known = self._known[copy.uri]
+        mark = listed.uri, listed.size_bytes, listed.stamp, copy.uri, copy.size_bytes, copy.stamp
+        verdict = Same() if mark in self._compared else self._verdict(listed, known)
+        if known.is_table or not known.end:
+            return
+        if isinstance(verdict, Same):
+            self._compared.add(mark)
+            self._drop(listed.uri)
+        elif isinstance(verdict, Grown) and known.has_hints(copy):
+            self._drop(copy.uri)
+            self._claim(listed, known, verdict)
 
     def _compare(self, listed: SourceFile, original_uri: str) -> None:
         """Leave out a new file if it is a copy of the one at a URI, or this one if it is a copy of the new one."""

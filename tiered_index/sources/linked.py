@@ -294,8 +294,11 @@ class FileLinker:
                 f"{segment.uri} is indexed in part by --topic {TOPIC_FIELD}{segment.topic_field}: pass that topic once"
             )
         damages = list[Damage]()
-        with self._damaged.passed_over(listed, damages.append):
-            return rows_of_form(listed.file, segment.format, listed.size_bytes)
+        try:
+            with self._damaged.passed_over(listed, damages.append):
+                return rows_of_form(listed.file, segment.format, listed.size_bytes)
+        except FileMoved:
+            self.counts.changed_while_read.append(listed.uri)
         return damages[0] if damages else None
 
     def _positions(self) -> dict[str, int]:
