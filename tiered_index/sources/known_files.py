@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from msgspec import structs
@@ -107,6 +107,8 @@ class KnownFiles:
         self.unread: dict[str, LinkedSegment] = {}
         """The segments of files of which no row could be read, by URI."""
         self._position = 0
+        # the places of segments of files with columns that have other content now
+        self._replaced_tables: list[tuple[str, int]] = []
         # those at a URI, and those whose text no file has any more
         self._by_uri: dict[str, KnownFile] = {}
         self._lost: list[KnownFile] = []
@@ -141,7 +143,7 @@ class KnownFiles:
 
         Raises as `Segments`.
         """
-        self._by_uri, self._lost, self.unread, self._position = {}, [], {}, position
+        self._by_uri, self._lost, self.unread, self._position, self._replaced_tables = {}, [], {}, position, []
         replaced = segments.state.expired.replaced.stores.get(self.store, ReplacedRanges())
         self._waiting = {
             start: [OldOffsets(begin, end, None) for begin, end in reading.old]
@@ -164,7 +166,9 @@ class KnownFiles:
         else:
             known = self._by_uri.get(segment.uri)
         if segment.position == 0:
-            # what a file with columns had before was replaced
+            if known is not None and known.is_table and segment.etag != LOST:
+                # its rows were replaced, so it must not be found again
+                self._replaced_tables += [other.place for other in known.segments]
             known = KnownFile([], self._position)
             if segment.etag == LOST:
                 self._lost.append(known)
@@ -281,7 +285,8 @@ class KnownFiles:
             new.append(listed)
         plan = _Decision(self, new, opened).plan()
         plan.known += len(files) - len(new)
-        plan.gone += gone
+        plan.gone += gone + self._replaced_tables
+        self._replaced_tables = []
         return plan
 
 
@@ -331,6 +336,9 @@ class _Decision:
         self._drop_copies()
         for listed in self._listed.values():
             self._decide(listed)
+        for uri in self._plan.copies:
+            if (before := self._by_uri.get(uri)) is not None and before not in self._claimed:
+                self._plan.retired += self._replace(before)
         for known in self._files:
             if known not in self._claimed and known.unfinished:
                 self._plan.lost.append(known.uri)
@@ -412,9 +420,27 @@ class _Decision:
                 if isinstance(verdict, Same | Grown) or (isinstance(verdict, Cut) and verdict.is_known):
                     if known not in has_gone:
                         has_gone[known] = not self._is_there(known)
-                    if has_gone[known]:
+                    if has_gone[known] and not self._is_copy(listed):
                         self._claim(listed, known, verdict)
                         break
+
+    def _is_copy(self, listed: SourceFile) -> bool:
+        """Return whether a new file has only rows of a known one in its folder, from which suffixes tell it apart."""
+        folder = _folder(listed.uri)
+        before = [folder + name for name in names_before(listed.uri.removeprefix(folder))]
+        others = (self._known.get(uri) for uri in (*before, *self._rotated.get(listed.uri, ())))
+        return any(known is not None and isinstance(self._verdict(listed, known), Same) for known in others)
+
+    @cached_property
+    def _rotated(self) -> dict[str, list[str]]:
+        """The URIs of known files in the folders of new ones, by the URI that each had before its rotation."""
+        rotated: dict[str, list[str]] = {}
+        folders = {_folder(uri) for uri in self._listed.keys() - self._known.keys()}
+        for uri in self._known:
+            if (folder := _folder(uri)) in folders:
+                for name in names_before(uri.removeprefix(folder)):
+                    rotated.setdefault(folder + name, []).append(uri)
+        return rotated
 
     def _is_there(self, known: KnownFile) -> bool:
         """Return whether a file that is not claimed is at its place."""
@@ -426,19 +452,14 @@ class _Decision:
 
     def _drop_copies(self) -> None:
         """Leave out the new files that are copies, or of which known ones are copies."""
-        rotated: dict[str, list[str]] = {}
+        self.__dict__.pop("_rotated", None)
         new = self._listed.keys() - self._known.keys()
-        folders = {_folder(uri) for uri in new}
-        for uri in self._known:
-            if (folder := _folder(uri)) in folders:
-                for name in names_before(uri.removeprefix(folder)):
-                    rotated.setdefault(folder + name, []).append(uri)
         for uri in sorted(new):
             folder = _folder(uri)
             for name in names_before(uri.removeprefix(folder)):
                 if uri in self._listed and uri not in self._known:
                     self._compare(self._listed[uri], folder + name)
-            for copy_uri in rotated.get(uri, ()):
+            for copy_uri in self._rotated.get(uri, ()):
                 if uri in self._listed and uri not in self._known and copy_uri in self._known:
                     self._compare_restored(self._listed[uri], self._listed[copy_uri])
 
@@ -512,6 +533,7 @@ class _Decision:
             old = self._replace(before)
         if known is not None:
             self._plan.retired += old
+            self._plan.gone += [segment.place for segment in before.segments] if old and before is not None else []
             self._continue(listed, known, self._verdicts.get(listed.uri))
         elif listed.uri not in self._unlisted:
             self._plan.unread.append(UnreadFile(listed, 0, tuple(old)))
