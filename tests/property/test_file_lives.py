@@ -32,6 +32,7 @@ class File:
     - `torn`: the rest of a last line, which is not written yet.
     - `form`: how the text is packed.
     - `archived`: the rows that an undisturbed run has copied, and `known` those that some run may have read.
+    - `has_moved`: it had another name before, and copies of its rows have that.
     - `is_apart`: a run has indexed it as a file of its own.
     - `left`: the rows that it had before, and that only copies have; `maybe` those of which a killed run may have some.
     """
@@ -44,6 +45,7 @@ class File:
     archived: Counter = field(default_factory=Counter)
     known: Counter = field(default_factory=Counter)
     is_apart: bool = False
+    has_moved: bool = False
     left: Counter = field(default_factory=Counter)
     maybe: Counter = field(default_factory=Counter)
 
@@ -101,9 +103,9 @@ class Life:
         """Return the name of the file in the same folder, before or after its rotation, that has all rows of a file."""
         folder, slash, last = name.rpartition("/")
         file, befores = self.files[name], names_before(last)
-        for other_name, other in self.files.items():
+        for other_name, other in self.files.items() if self.is_text and file.text else ():
             of_other = other_name.rpartition("/")
-            if not self.is_text or not file.text or of_other[:2] != (folder, slash) or not other.text.startswith(file.text):
+            if of_other[:2] != (folder, slash) or not other.text.startswith(file.text):
                 continue
             is_before = of_other[2] in befores
             if is_before or last in names_before(of_other[2]):
@@ -199,7 +201,8 @@ class Life:
                 after.left, after.maybe = left - back, maybe - rows
         self.write(name, after, is_new=is_new)
         self.edited.add(name)
-        if name in self.moved or before.known - before.archived:
+        after.has_moved = before.has_moved
+        if name in self.moved or before.has_moved or before.known - before.archived:
             # of a text whose reading was killed, the first block is a larger one
             self.doubt(name)
 
@@ -287,7 +290,8 @@ class Life:
         self.files[other] = self.taken(name)
         for names in (*marks, self.moved):
             names.add(other)
-        if other in self.edited:
+        self.files[other].has_moved = True
+        if other in self.edited or other in self.grown:
             self.doubt(other)
 
     def rotate(self):

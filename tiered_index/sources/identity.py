@@ -212,7 +212,9 @@ def has_rows(listed: SourceFile, segment: LinkedSegment, end: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """The file has the known rows, and none behind them."""
+    """The file has the known rows, and none behind them. `is_part`: it has only the first ones of them."""
+
+    is_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +287,7 @@ def _what_text_is(content: Content, known: KnownFile) -> Verdict:
         # the rest was read by a run that was killed, or of a file that has gone meanwhile
         return Cut(content.row_begin(known, same_end), is_known=True)
     if is_at_end:
-        # a part of the known text, and nothing else
-        return Same()
+        return Same(is_part=True)
     return Cut(content.row_begin(known, same_end)) if same_end < end else Grown(end)
 
 
@@ -553,3 +554,9 @@ def names_before(name: str) -> list[str]:
     while (rotated := _ROTATED.search(name)) is not None and rotated.start():
         names.append(name := name[: rotated.start()])
     return names
+
+
+def first_name(uri: str) -> str:
+    """Return the name that a file had before all rotations."""
+    name = uri[uri.rfind("/") + 1 :]
+    return [name, *names_before(name)][-1]

@@ -42,6 +42,7 @@ from tiered_index.sources.identity import (
     Verdict,
     begins_with,
     first_digest,
+    first_name,
     first_text,
     names_before,
     table_digest,
@@ -408,21 +409,30 @@ class _Decision:
         by_name: dict[str, list[KnownFile]] = {}
         for known in free:
             by_size.setdefault(known.last.size_bytes, []).append(known)
-            by_name.setdefault(_first_name(known.uri), []).append(known)
-        has_gone = dict[KnownFile, bool]()
+            by_name.setdefault(first_name(known.uri), []).append(known)
+        has_gone, parts = dict[KnownFile, bool](), list[tuple[SourceFile, KnownFile, Verdict]]()
         for listed in files if free else ():
             folder = _folder(listed.uri)
-            named = sorted(by_name.get(_first_name(listed.uri), ()), key=lambda known: _folder(known.uri) != folder)
+            named = sorted(by_name.get(first_name(listed.uri), ()), key=lambda known: _folder(known.uri) != folder)
             for known in dict.fromkeys([*named, *by_size.get(listed.size_bytes, ())]):
                 if known in self._claimed:
                     continue
                 verdict = self._verdict(listed, known)
-                if isinstance(verdict, Same | Grown) or (isinstance(verdict, Cut) and verdict.is_known):
-                    if known not in has_gone:
-                        has_gone[known] = not self._is_there(known)
-                    if has_gone[known] and not self._is_copy(listed):
-                        self._claim(listed, known, verdict)
-                        break
+                if not (isinstance(verdict, Same | Grown) or (isinstance(verdict, Cut) and verdict.is_known)):
+                    continue
+                if known not in has_gone:
+                    has_gone[known] = not self._is_there(known)
+                if not has_gone[known] or self._is_copy(listed):
+                    continue
+                if isinstance(verdict, Same) and verdict.is_part:
+                    # another one may have all rows
+                    parts.append((listed, known, verdict))
+                    continue
+                self._claim(listed, known, verdict)
+                break
+        for listed, known, verdict in parts:
+            if known not in self._claimed and listed.uri not in self._known:
+                self._claim(listed, known, verdict)
 
     def _is_copy(self, listed: SourceFile) -> bool:
         """Return whether a new file has only rows of a known one in its folder, from which suffixes tell it apart."""
@@ -464,7 +474,7 @@ class _Decision:
                     self._compare_restored(self._listed[uri], self._listed[copy_uri])
 
     def _compare_restored(self, listed: SourceFile, copy: SourceFile) -> None:
-        """Leave out a new file if its rows are those of a known one, or the known one if the new one has further rows."""
+        """Leave out a new file if a known one has its rows, or the known one if the new one has further rows."""
         known = self._known[copy.uri]
         mark = listed.uri, listed.size_bytes, listed.stamp, copy.uri, copy.size_bytes, copy.stamp
         verdict = Same() if mark in self._compared else self._verdict(listed, known)
@@ -482,7 +492,9 @@ class _Decision:
         if (original := self._original(listed, original_uri)) is None or listed.uri in self._known:
             return
         mark = listed.uri, listed.size_bytes, listed.stamp, original.uri, original.size_bytes, original.stamp
-        known = self._known.get(original_uri) or self._by_uri.get(original_uri)
+        known = self._known.get(original_uri)
+        if known is None and (at_uri := self._by_uri.get(original_uri)) not in self._claimed:
+            known = at_uri
         verdict = None if known is None or not known.end else self._verdict(listed, known)
         if mark in self._compared or isinstance(verdict, Same) or _begins_with(original, listed):
             self._compared.add(mark)
@@ -639,12 +651,6 @@ def _begins_with(longer: SourceFile, shorter: SourceFile) -> bool:
 
 def _folder(uri: str) -> str:
     return uri[: uri.rfind("/") + 1]
-
-
-def _first_name(uri: str) -> str:
-    """Return the name that a file had before all rotations."""
-    name = uri[uri.rfind("/") + 1 :]
-    return [name, *names_before(name)][-1]
 
 
 def unread_stamp(uri: str, place: str) -> str:

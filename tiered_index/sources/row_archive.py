@@ -34,7 +34,7 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.messages import Search
 from tiered_index.service.read.segments import Segments
-from tiered_index.sources.identity import OldOffsets
+from tiered_index.sources.identity import OldOffsets, first_name
 from tiered_index.sources.restart import group_rows
 from tiered_index.sources.rows.batch import RowBatch
 from tiered_index.sources.rows.mapping import KEY_TYPE
@@ -147,20 +147,20 @@ class CopiedTexts:
                     break
                 rows = self._rows(copy, start, end)
                 for file, text in zip(rows["file"].to_pylist(), rows["text"].to_pylist(), strict=True):
-                    self._counts.setdefault(file, Counter())[_digest(text)] += 1
+                    self._counts.setdefault(first_name(file), Counter())[_digest(text)] += 1
 
     def __bool__(self) -> bool:
         return bool(self._counts)
 
     def names(self, uri: str, ranges: Iterable[tuple[int, int]]) -> list[str]:
-        """Return the names that a file has had: its URI, and those of the first copied rows of ranges of its offsets."""
-        names, segments = [uri], self._archive.segments()
+        """Return the names of a file before rotations: now, and when the first rows of its offsets were copied."""
+        names, segments = [first_name(uri)], self._archive.segments()
         for start, end in ranges if self else ():
             for copy in segments.of(self._store, start):
                 if copy.start >= end:
                     break
-                if rows := self._rows(copy, start, end)["file"][:1].to_pylist():
-                    names += rows
+                if files := self._rows(copy, start, end)["file"][:1].to_pylist():
+                    names += map(first_name, files)
                     break
         return [*dict.fromkeys(names)]
 
@@ -173,7 +173,7 @@ class CopiedTexts:
         return rows.slice(begin, behind - begin)
 
     def left_out(self, batch: RowBatch, names: Iterable[str]) -> RowBatch:
-        """Return the rows of a batch of a file with `names` without those that have copies. The batch has whole rows."""
+        """Return the rows of a batch of a file with `names` that have no copies. The batch has whole rows."""
         counts = [self._counts[name] for name in names if name in self._counts]
         if not counts:
             return batch
