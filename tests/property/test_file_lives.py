@@ -202,6 +202,8 @@ class Life:
         self.write(name, after, is_new=is_new)
         self.edited.add(name)
         after.has_moved = before.has_moved
+        # a row whose copy was erased is not replaced, because offsets near it have copies
+        after.maybe |= Counter({n: 1 for n in self.without_copies if before.known[n]})
         if name in self.moved or before.has_moved or before.known - before.archived:
             # of a text whose reading was killed, the first block is a larger one
             self.doubt(name)
