@@ -6,6 +6,7 @@ nothing has disturbed, each row comes back exactly once for each of its files.
 """
 
 import gzip
+import itertools
 import os
 import random
 from collections import Counter
@@ -22,6 +23,8 @@ from tiered_index.sources.identity import names_before
 from tiered_index.sources.rows import text as rows_of_text
 
 FORMS = ("ndjson", "csv", "gz", "zst", "parquet", "arrow")
+# the forms whose quick life copies rows
+ARCHIVED = ("ndjson", "zst", "parquet")
 BLOCK_BYTES = 256
 
 
@@ -474,7 +477,9 @@ class Life:
             most += once(*(file.rows for name, file in self.files.items() if self.original(name) is not None))
         assert not shown - most, ("too often", shown - most)
         if is_whole:
-            assert not expected - shown, ("lost", expected - shown)
+            lost = expected - shown
+            # the file of a row whose copy was erased may have been edited since the row was copied
+            assert lost.keys() <= self.without_copies and lost.total() <= missing, ("lost", lost)
         held = (self.shown & expected) - shown
         assert held.total() <= missing, ("lost, and not said", held)
         self.shown = shown
@@ -503,14 +508,15 @@ def life(tmp_path, monkeypatch, where, form, seed, archives):
     return life
 
 
-def seeds(quick, count):
-    return [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, count))][: quick + count]
+def lives():
+    """Yield the parameters of lives: a few quick ones, with each form, and many long ones."""
+    for seed, form, where, archives in itertools.product(range(8), FORMS, ("folder", "bucket"), (False, True)):
+        is_quick = seed == 0 and (where == "folder") == (FORMS.index(form) % 2 == 0) and archives == (form in ARCHIVED)
+        marks = () if is_quick else pytest.mark.long
+        yield pytest.param(seed, form, where, archives, marks=marks)
 
 
-@pytest.mark.parametrize("where", ["folder", "bucket"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("archives", [False, True])
-@pytest.mark.parametrize("seed", seeds(1, int(os.environ.get("SEEDS", "8"))))
+@pytest.mark.parametrize(("seed", "form", "where", "archives"), [*lives()])
 def test_each_row_of_files_comes_back_once_or_the_answer_says_that_it_does_not(life):
     moments = life.moments
     for _ in range(16):

@@ -61,7 +61,7 @@ def cut_at(number, line=b'{"n": other}\n'):
         *((edited(number, b""), cut_at(number, b"")) for number in (6, 20, 38)),
         *((gzip.compress(edited(number)), cut_at(number)) for number in (6, 20, 39)),
         # a block that is known is wanting, and then only a part of one
-        (TEXT[: 3 * BLOCK], Same()),
+        (TEXT[: 3 * BLOCK], Same(is_part=True)),
         (TEXT[: 3 * BLOCK + 5], Cut(3 * BLOCK // LINE * LINE)),
         (gzip.compress(TEXT)[:-4], Same()),
     ],
@@ -78,7 +78,7 @@ def test_a_text_is_what_its_blocks_say(tmp_path, data, verdict):
         (0, (BLOCK, (zlib.crc32(TEXT[:BLOCK]),)), edited(0), Grown(0)),
         # all that is durable is within the known block, or some of it behind
         (2 * LINE, (BLOCK, (zlib.crc32(TEXT[:BLOCK]),)), TEXT + b"more\n", Grown(2 * LINE)),
-        (20 * LINE, (BLOCK, (zlib.crc32(TEXT[:BLOCK]),)), TEXT + b"more\n", Cut(BLOCK // LINE * LINE)),
+        (20 * LINE, (BLOCK, (zlib.crc32(TEXT[:BLOCK]),)), TEXT + b"more\n", Cut(BLOCK // LINE * LINE, is_known=True)),
         (20 * LINE, (BLOCK, (zlib.crc32(TEXT[:BLOCK]),)), edited(0), Other()),
         (20 * LINE, None, TEXT, Cut(0)),
     ],

@@ -243,10 +243,9 @@ class KnownFiles:
             digest_of = partial(table_digest, table_format=rows.format) if rows.format == "parquet" else first_digest
             size_bytes, digest = digest_of(listed.file, size_bytes=listed.size_bytes)
             blocks = size_bytes, (digest,)
-        elif isinstance(rows, TextFile) and (
-            text := first if rows.compression is None else first_text(listed.file, head, rows.compression)
-        ):
-            blocks = len(text), (crc32(text),)
+        elif isinstance(rows, TextFile) and (rows.compression is None or not position):
+            text = first if rows.compression is None else first_text(listed.file, head, rows.compression)
+            blocks = (len(text), (crc32(text),)) if text else None
         of_file = listed.uri, self.store, self.end, length, rows.format, listed.size_bytes, listed.stamp
         segment = LinkedSegment(*of_file, published_ms, position, blocks=blocks, is_open=True, topic_field=topic_field)
         self.add(segment)
@@ -597,7 +596,8 @@ class _Decision:
         formats = [content.packed_format(segment.format) for segment in known.segments]
         # no object may be read behind its end
         is_shorter = any(segment.size_bytes > listed.size_bytes for segment in known.segments)
-        if last.uri != listed.uri or content.compression is not None or formats[-1] != last.format or is_shorter:
+        is_other = known.is_lost or last.uri != listed.uri or formats[-1] != last.format or is_shorter
+        if is_other or content.compression is not None:
             now = {"uri": listed.uri, "size_bytes": listed.size_bytes, "etag": stamp}
             pairs = zip(known.segments, formats, strict=True)
             self._state(known, [structs.replace(segment, format=form, **now) for segment, form in pairs])

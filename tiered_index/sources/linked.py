@@ -582,13 +582,15 @@ class FileLinker:
         if not segment.is_open:
             return segment, None
         is_counted = offset <= segment.start
+        # the checksums are those of the rows that an earlier run has put, if the file was not written to meanwhile
+        has_changed = not is_counted and self._has_changed(listed, segment)
         learned = structs.replace(
             segment,
             rows=count if is_counted else None,
             times=times if is_counted else None,
-            blocks=reading.blocks or segment.blocks,
-            lines=reading.lines,
-            etag=unread_stamp(listed.uri, listed.place) if has_moved else segment.etag,
+            blocks=None if has_changed else reading.blocks or segment.blocks,
+            lines=None if has_changed else reading.lines,
+            etag=unread_stamp(listed.uri, listed.place) if has_moved or has_changed else segment.etag,
         )
         # a position at its end says only that all of it was read
         put = offset - segment.start if offset < segment.end else 0

@@ -2,27 +2,21 @@
 
 import itertools
 import json
-import os
-import random
-import shutil
 import signal
-from collections import Counter
 
 import pytest
 
 from tests.integration.cli.command_lines import run_here, running
 from tests.support.hanging import until
-from tests.unit.cli.test_linked_files import BEGIN_S, Crash, Killed
+from tests.unit.cli.test_linked_files import BEGIN_S, Crash
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
-from tiered_index.sources import known_files, linked
+from tiered_index.sources import known_files
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import PinnedFile, listed_files
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
-
-KEYS = 3
 
 
 @pytest.fixture
@@ -34,100 +28,6 @@ def config(tmp_path):
 def folder(tmp_path):
     (folder := tmp_path / "logs").mkdir()
     return folder
-
-
-class Folder:
-    """The model: a folder of a program that writes rows, and of those that rotate its files."""
-
-    def __init__(self, path, moments):
-        self.path, self.moments = path, moments
-        self.written = self.files = 0
-        self.torn = b""
-
-    @property
-    def log(self):
-        return self.path / "app.log"
-
-    def act(self):
-        """Do one thing, and return the function that ends it, which may come later."""
-        return self.moments.choice([self.append] * 5 + [self.tear, self.create, self.rename, self.copy])()
-
-    def rows(self, count):
-        self.written += count
-        numbers = range(self.written - count, self.written)
-        return "".join(f"{json.dumps({'k': n % KEYS, 'at': BEGIN_S + n, 'n': n})}\n" for n in numbers).encode()
-
-    def append(self):
-        with self.log.open("ab") as log:
-            log.write(self.torn + self.rows(self.moments.randrange(1, 40)))
-        self.torn = b""
-
-    def tear(self):
-        self.append()
-        line = self.rows(1)
-        cut = self.moments.randrange(1, len(line) - 2)
-        with self.log.open("ab") as log:
-            log.write(line[:cut])
-        self.torn = line[cut:]
-
-    def create(self):
-        self.files += 1
-        (self.path / f"other-{self.files}.log").write_bytes(self.rows(self.moments.randrange(1, 40)))
-
-    def rotated(self):
-        self.append()
-        self.files += 1
-        return self.path / f"app.log.{self.files}"
-
-    def rename(self):
-        self.log.rename(self.rotated())
-        if self.moments.random() < 0.5:
-            self.append()
-
-    def copy(self):
-        shutil.copyfile(self.log, self.rotated())
-        return lambda: os.truncate(self.log, 0)
-
-
-@pytest.mark.parametrize("seed", [0, 11, 15, 36, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
-def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(folder, monkeypatch, config, seed):
-    moments = random.Random(seed)
-    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
-    monkeypatch.setattr(linked, "_AT_ONCE", 2)
-    written, kills = Folder(folder, moments), 0
-    index = linker = None
-    later = None
-    for step in range(40):
-        if later is not None:
-            later()
-            later = None
-        else:
-            later = written.act() if step < 36 else written.append()
-        if moments.random() < 0.2:
-            continue
-        if linker is None:
-            index = IndexService(config)
-            until_killed = Killed(index, moments, moments.randrange(40) if step < 36 else 10_000)
-            index.link = until_killed(index.link)
-            mapping = RowMapping(("k",), "at", "s")
-            linker = FileLinker(index, "t", mapping, PatientPut(index, 10.0))
-            linker.patient = until_killed(linker.patient)
-        try:
-            with listed_files([str(folder)], config, may_lack=True) as files:
-                linker.run(files)
-        except Crash:
-            kills += 1
-            index.abandon()
-            linker = None
-    assert kills
-    if linker is not None:
-        index.close()
-    sources = (folder, "--topic", "t", "--key", "k", "--time", "at", "--root", config.root, "--storage", config.storage)
-    done = run_here("ingest", *sources, "--slots", 32, "--items", 300, "--json")
-    assert done.code == 0, done.err
-    answers = [answer for key in range(KEYS) for answer in answers_of(config, str(key))]
-    assert [answer.problem for answer in answers if answer.message is None] == []
-    assert Counter(json.loads(answer.message.text)["n"] for answer in answers) == Counter(range(written.written))
 
 
 def test_the_command_follows_files_until_a_signal(tmp_path):
