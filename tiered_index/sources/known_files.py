@@ -437,8 +437,9 @@ class _Decision:
         """Return whether a new file has only rows of a known one in its folder, from which suffixes tell it apart."""
         folder = _folder(listed.uri)
         before = [folder + name for name in names_before(listed.uri.removeprefix(folder))]
-        others = (self._known.get(uri) for uri in (*before, *self._rotated.get(listed.uri, ())))
-        return any(known is not None and isinstance(self._verdict(listed, known), Same) for known in others)
+        others = [uri for uri in (*before, *self._rotated.get(listed.uri, ())) if uri in self._known]
+        unedited = (self._known[uri] for uri in others if not isinstance(self._verdicts.get(uri), Cut))
+        return any(isinstance(self._verdict(listed, known), Same) for known in unedited)
 
     @cached_property
     def _rotated(self) -> dict[str, list[str]]:
@@ -477,7 +478,7 @@ class _Decision:
         known = self._known[copy.uri]
         mark = listed.uri, listed.size_bytes, listed.stamp, copy.uri, copy.size_bytes, copy.stamp
         verdict = Same() if mark in self._compared else self._verdict(listed, known)
-        if known.is_table or not known.end:
+        if known.is_table or not known.end or isinstance(self._verdicts.get(copy.uri), Cut):
             return
         if isinstance(verdict, Same):
             self._compared.add(mark)
@@ -494,11 +495,14 @@ class _Decision:
         known = self._known.get(original_uri)
         if known is None and (at_uri := self._by_uri.get(original_uri)) not in self._claimed:
             known = at_uri
-        verdict = None if known is None or not known.end else self._verdict(listed, known)
+        is_edited = isinstance(self._verdicts.get(original_uri), Cut)
+        verdict = None if known is None or not known.end or is_edited else self._verdict(listed, known)
         if mark in self._compared or isinstance(verdict, Same) or _begins_with(original, listed):
             self._compared.add(mark)
             self._drop(listed.uri)
-        elif original_uri in self._listed and isinstance(verdict, Grown | None) and _begins_with(listed, original):
+        elif is_edited or original_uri not in self._listed:
+            return
+        elif isinstance(verdict, Grown | None) and _begins_with(listed, original):
             if known is not None and verdict is not None:
                 self._verdicts.pop(original_uri, None)
                 self._claim(listed, known, verdict)

@@ -25,7 +25,7 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.errors import listed as listed_names
-from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Segment
 from tiered_index.kernels import crc32
@@ -401,7 +401,11 @@ class FilePlan:
         cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile], config: IndexConfig,
         damaged: DamagedFiles | None = None,
     ) -> FilePlan:  # fmt: skip
-        """Plan the segments of files. Raises `InvalidArgument` if an `ingest` has not finished its own."""
+        """Plan the segments of files.
+
+        Raises `InvalidArgument` if an `ingest` has not finished its own, and for a file with other rows than before
+        whose topic has archived copies.
+        """
         known, position = KnownFiles(rows.store), segments.state.positions.get(rows.store, 0)
         known.learn(segments, position)
         if unfinished := known.unfinished:
@@ -413,6 +417,7 @@ class FilePlan:
         with contextlib.closing(LinkedFiles(config)) as opened:
             tried: tuple[Any, ...] = () if damaged is None else (damaged.is_known,)
             of_known = known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)), *tried)
+            of_known.retired = [*without_copies(segments, rows.store, of_known.retired)]
             plan = cls(known, of_known, begin=begin, damaged=damaged)
         damages = list[tuple[SourceFile, Damage]]()
         for unread in plan.known.unread:
@@ -423,9 +428,14 @@ class FilePlan:
             if reserved == TORN:
                 plan.held_back.append(listed.uri)
             elif reserved is not None:
+                if unread.old and segments.end(rows_store(rows.store)):
+                    raise InvalidArgument(
+                        f"{listed.uri} has other rows than before, and rows of this topic have archived copies, which "
+                        "stay answers: index it by `tiered-index ingest ... --archive`, which leaves out these rows"
+                    )
                 plan.new.append((listed, *reserved))
-                if old := without_copies(segments, rows.store, unread.old):
-                    plan.old[reserved[1].start] = old
+                if unread.old:
+                    plan.old[reserved[1].start] = unread.old
         for listed, damage in damages:
             assert damaged is not None, "otherwise it is raised"
             plan.unread.append(damaged.unread(known.of_unknown_form(listed, rows.topic_path), damage))
