@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import itertools
 import json
 from collections import Counter
 
@@ -115,6 +116,27 @@ class Logs:
             index.seal()
             index.run_lifecycle()
         return counts
+
+    def killed(self, *, puts, archive=False, files=None):
+        """Index the files by a run that dies before a put, with all earlier entries durable."""
+
+        class Crash(Exception):
+            pass
+
+        index, left = IndexService(self.config), itertools.count(puts, -1)
+        linker = self.linker(index, archive=archive)
+        patient = linker.patient
+
+        def put(*arguments):
+            if next(left) == 0:
+                raise Crash
+            patient(*arguments)
+
+        linker.patient = put
+        with contextlib.suppress(Crash), self.listed() as listed:
+            linker.run(listed if files is None else files(listed))
+        index.flush()
+        index.abandon()
 
     def found(self, key="a"):
         """Return how often each row comes back, and the number of rows that do not."""

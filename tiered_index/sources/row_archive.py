@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, UnsupportedVersion
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import NUMBER, decode_columns, encode_columns, row_group_of
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
@@ -55,6 +55,8 @@ SCHEMA = pa.schema(
 )
 # the columns of texts in a file
 _TEXTS = ("file", "keys.list.element", "text")
+# the version of these columns, in the footer; SPEC.md section 9
+_ROWS_VERSION, _VERSION_NOTE = 2, "tiered_index.rows"
 SEGMENT_BYTES = 32 << 20
 """About the bytes of rows in one object, before they are compressed."""
 
@@ -64,7 +66,7 @@ def encode_rows(table: pa.Table) -> bytes:
     sizes = pc.binary_length(table["text"]).to_numpy().astype(np.int64) + 40 * pc.list_value_length(
         table["keys"]
     ).to_numpy().astype(np.int64)
-    return encode_columns(table, sizes, _TEXTS, {})
+    return encode_columns(table, sizes, _TEXTS, {_VERSION_NOTE: str(_ROWS_VERSION)})
 
 
 def archived_row(
@@ -84,6 +86,10 @@ def archived_row(
 def decoded_rows(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
     """Return all rows of a segment. Raises `CorruptFile`, and as `SegmentArchive.verified`."""
     rows = decode_columns(archive.verified(segment, 0, segment.size_bytes))
+    version = (rows.schema.metadata or {}).get(_VERSION_NOTE.encode(), b"1").decode()
+    if version.isdecimal() and int(version) > _ROWS_VERSION:
+        problem = f"archived rows of version {version}: upgrade tiered_index"
+        raise UnsupportedVersion(segment.name, problem, expected=_ROWS_VERSION, found=int(version))
     if rows.schema.names != SCHEMA.names:
         raise CorruptFile(segment.name, "no archived rows of files", expected=SCHEMA.names, found=rows.schema.names)
     return rows.cast(SCHEMA)

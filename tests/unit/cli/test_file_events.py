@@ -4,11 +4,15 @@ import gzip
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from tests.integration.cli.command_lines import run_here
 from tests.support.file_logs import BEGIN_S, TABLES, Logs, once
 from tiered_index import FileRows, IndexReader, IndexService
+from tiered_index.errors import UnsupportedVersion
+from tiered_index.sources import row_archive
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import text as rows_of_text
 
@@ -176,6 +180,169 @@ def test_rows_with_copies_stay_answers_and_count_once(logs):
     assert logs.found() == (once([*edited, 25]), 0)
 
 
+@both
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_with_copies_count_once_after_further_edits_kills_and_from_the_archive_alone(logs, tmp_path):
+    logs.write("app.log", logs.rows(*range(40)))
+    logs.ingest(archive=True)
+    rows, gone = [*range(40)], []
+    for at, puts in ((25, None), (30, 1), (35, 2), (27, None)):
+        gone.append(rows[at])
+        rows[at] += 1000
+        logs.write("app.log", logs.rows(*rows))
+        if puts is not None:
+            logs.killed(puts=puts, archive=True)
+        logs.ingest(archive=True)
+        assert logs.found() == (once([*rows, *gone]), 0)
+    logs.delete("app.log")
+    new = logs.config.changed(root=tmp_path / "new", storage=f"file://{tmp_path}/new-objects")
+    done = run_here("ingest", f"archive:{logs.config.storage}", "--root", new.root, "--storage", new.storage, "--wait")
+    assert done.code == 0, done.err
+    logs.config = new
+    assert logs.found()[0] == once([*rows, *gone])
+
+
+@both
+@pytest.mark.parametrize("form", ["ndjson", "gz", "parquet", "arrow"])
+def test_the_new_rows_of_a_killed_second_reading_are_answers_after_the_run_that_ends_it(logs):
+    logs.write("app.log", logs.rows(*range(40)))
+    logs.ingest()
+    edited = [*range(35), 1035, *range(36, 40)]
+    logs.write("app.log", logs.rows(*edited))
+    logs.killed(puts=0)
+    with IndexService(logs.config) as index, logs.listed() as files:
+        logs.linker(index).run(files)
+    assert logs.found() == (once(edited), 0)
+
+
+@both
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize("form", ["gz", "zst", "arrow"])
+def test_a_file_that_a_killed_run_has_begun_is_found_where_it_has_moved(logs, monkeypatch, archive):
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
+    logs.write("app.log", logs.rows(*range(40)))
+    logs.killed(puts=6, archive=archive)
+    logs.move("app.log", "elsewhere/other")
+    if logs.is_local:
+        logs.write("elsewhere/new", logs.read("elsewhere/other"))
+        logs.move("elsewhere/new", "elsewhere/other")
+    logs.ingest(archive=archive)
+    assert logs.found() == (once(range(40)), 0)
+
+
+@both
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_written_while_a_later_run_ends_a_reading_is_read(logs):
+    logs.write("app.log", logs.rows(*range(40)))
+    logs.killed(puts=7)
+    edited = [*range(10, 50)]
+
+    def change(files):
+        logs.write("app.log", logs.rows(*edited))
+        return files
+
+    logs.killed(puts=1000, files=change)
+    logs.ingest()
+    assert logs.found()[0] == once(edited)
+
+
+@pytest.mark.parametrize("where", ["folder"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_that_was_begun_and_is_another_one_now_stops_no_run(logs):
+    logs.write("app.log", logs.rows(*range(40)))
+    logs.killed(puts=6)
+    logs.write("b.log", logs.rows(*range(50, 60)))
+
+    def change(files):
+        logs.write("new", logs.rows(*range(40)))
+        logs.move("new", "app.log")
+        return files
+
+    with IndexService(logs.config) as index, logs.listed() as files:
+        logs.linker(index).run(change(files))
+    logs.ingest()
+    assert logs.found()[0] == once(range(40), range(50, 60))
+
+
+@both
+@pytest.mark.parametrize("form", TEXTS)
+def test_a_log_that_is_restored_beside_its_copy_counts_once(logs):
+    logs.write("app.log", text := logs.rows(*range(40)))
+    logs.ingest()
+    logs.write("app.log.1", text)
+    logs.write("app.log", logs.rows(*range(100, 110)))
+    logs.ingest()
+    logs.write("app.log", text)
+    counts = logs.ingest()
+    assert (counts.rows, len(counts.copies)) == (0, 1)
+    assert logs.found() == (once(range(40)), 10)
+    logs.write("app.log", text + logs.rows(*range(40, 60), begin=False))
+    assert logs.ingest().rows == 20
+    assert logs.found() == (once(range(60)), 10)
+    # an edit of the copy makes it another log
+    logs.write("app.log.1", logs.rows(*range(25), 1025, *range(26, 40)))
+    logs.ingest()
+    assert logs.found()[0] == once(range(60), [*range(25), 1025, *range(26, 40)])
+
+
+@both
+@pytest.mark.parametrize("form", TEXTS)
+def test_the_file_with_all_known_rows_is_the_one_that_has_moved(logs):
+    logs.write("app.log", text := logs.rows(*range(20)))
+    logs.ingest()
+    logs.write("app.log.1", text)
+    logs.write("app.log", text + logs.rows(*range(20, 40), begin=False))
+    logs.ingest()
+    logs.move("app.log", "app.log.2")
+    logs.write("app.log", logs.rows(*range(40, 45)))
+    logs.ingest()
+    assert logs.found() == (once(range(45), range(20)), 0)
+
+
+@both
+@pytest.mark.parametrize("form", TEXTS)
+def test_a_log_of_several_readings_comes_back_as_a_whole(logs):
+    logs.write("app.log", logs.rows(*range(20)))
+    logs.ingest()
+    logs.write("app.log", text := logs.read("app.log") + logs.rows(*range(20, 40), begin=False))
+    logs.ingest()
+    logs.write("app.log", logs.rows(*range(100, 110)))
+    logs.ingest()
+    logs.write("app.log", text)
+    logs.ingest()
+    assert logs.found() == (once(range(40)), 10)
+
+
+@both
+@pytest.mark.parametrize("form", TABLES)
+def test_a_table_that_gets_the_name_of_a_replaced_one_keeps_its_rows(logs):
+    logs.write("a", logs.rows(*range(20)))
+    logs.write("b", logs.rows(*range(20, 50)))
+    logs.ingest()
+    logs.write("b", logs.rows(*range(50, 70)))
+    logs.ingest()
+    logs.move("a", "b")
+    logs.ingest()
+    assert logs.found() == (once(range(20)), 0)
+    # also for a run that reads the log again, and for the table that was there before
+    logs.write("b", logs.rows(*range(50, 70)))
+    logs.write("c", logs.rows(*range(20)))
+    logs.ingest()
+    assert logs.found() == (once(range(20), range(50, 70)), 0)
+
+
+@both
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+def test_a_packed_copy_is_no_file_that_has_moved_from_elsewhere(logs):
+    logs.write("a/app.log", logs.rows(*range(40)))
+    logs.write("b/app.log", logs.read("a/app.log"))
+    logs.ingest()
+    logs.delete("a/app.log")
+    logs.write("b/app.log.gz", gzip.compress(logs.read("b/app.log")))
+    logs.ingest()
+    assert logs.found() == (once(range(40)), 40)
+
+
 @pytest.mark.parametrize("where", ["bucket"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_list_with_an_old_size_changes_nothing(logs, monkeypatch):
@@ -200,3 +367,19 @@ def test_a_row_with_a_byte_that_is_not_utf_8_elsewhere_is_shown_with_escapes(log
     with IndexReader.open(config=logs.config) as reader, FileRows(reader) as of_files:
         (answer,) = reader.messages("t", "a", source=of_files)
     assert json.loads(answer.message.text)["note"] == r"caf\xe9"
+
+
+def test_archived_rows_of_a_later_version_are_refused_by_name(monkeypatch):
+    segment, archive = SimpleNamespace(name="rows", size_bytes=0), SimpleNamespace()
+    empty = row_archive.SCHEMA.empty_table()
+    archive.verified = lambda *place: row_archive.encode_rows(empty)
+    assert row_archive.decoded_rows(archive, segment) == empty
+    monkeypatch.setattr(archive, "verified", lambda *place, file=later(monkeypatch, empty): file)
+    with pytest.raises(UnsupportedVersion, match="rows: archived rows of version 3: upgrade tiered_index"):
+        row_archive.decoded_rows(archive, segment)
+
+
+def later(monkeypatch, table):
+    with monkeypatch.context() as patched:
+        patched.setattr(row_archive, "_ROWS_VERSION", 3)
+        return row_archive.encode_rows(table)
