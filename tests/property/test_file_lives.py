@@ -209,6 +209,7 @@ class Life:
         after.maybe |= Counter({n: 1 for n in self.without_copies if before.known[n]})
         if name in self.moved or before.has_moved or before.known - before.archived:
             # of a text whose reading was killed, the first block is a larger one
+            after.maybe |= before.left
             self.doubt(name)
 
     def append(self, most=40):

@@ -86,6 +86,7 @@ class Plan:
     - `known`: the number of files that are not read, and `copies` the URIs of those that are copies of others.
     - `lost`: the URIs of files that have other rows, so that their earlier ones can't be read any more.
     - `rewritten`: the URIs of files whose rows from some place on are read anew.
+    - `packed`: files that have the text of known ones, which were not packed, and their segments.
     """
 
     unread: list[UnreadFile] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Plan:
     copies: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
+    packed: list[tuple[SourceFile, list[LinkedSegment]]] = field(default_factory=list)
 
 
 class KnownFiles:
@@ -605,6 +607,8 @@ class _Decision:
             now = {"uri": listed.uri, "size_bytes": listed.size_bytes, "etag": stamp}
             pairs = zip(known.segments, formats, strict=True)
             self._state(known, [structs.replace(segment, format=form, **now) for segment, form in pairs])
+            if "+" in formats[-1] and "+" not in last.format:
+                self._plan.packed.append((listed, known.segments))
         elif is_whole:
             renewed = structs.replace(last, size_bytes=listed.size_bytes, etag=stamp)
             self._state(known, [*known.segments[:-1], renewed])

@@ -35,18 +35,21 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.records import Replacement
 from tiered_index.service.read.rows import check_topic
+from tiered_index.sources import restart
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
+from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles, WrittenFiles
 from tiered_index.sources.identity import Cut, OldOffsets, Other, what_is
 from tiered_index.sources.known_files import TORN, UNKNOWN_FORM, KnownFiles, Plan, UnreadFile, may_grow, unread_stamp
 from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
-from tiered_index.sources.restart import encode_points, taken_points
+from tiered_index.sources.restart import RESTARTED, PointedText, encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, CopiedTexts, RowArchiver, copied_from, without_copies
 from tiered_index.sources.rows.batch import UNREADABLE, Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
 from tiered_index.sources.rows.small import SmallText, gathered, read_together
+from tiered_index.sources.rows.text import BLOCK_BYTES, decompressed, text_before_damage
 from tiered_index.sources.rows.zone import TimeZone
 from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
@@ -185,6 +188,8 @@ class FileLinker:
             )
             self._count(plan)
             self._state(plan)
+            for packed in plan.packed:
+                self._point(*packed)
             # rows of a run that was killed before it put any have the keys of this one
             is_new = is_first and not self._keys.known()
             if is_new:
@@ -632,6 +637,24 @@ class FileLinker:
             if self.index.send_columns(*place, end - begin, encode_points(points)):
                 self._points_sent.append(place)
             self._points_end = end
+
+    def _point(self, listed: SourceFile, segments: Sequence[LinkedSegment]) -> None:
+        """Archive the restart points of a text that was packed after it was indexed. It is read once for them."""
+        compression, last = segments[-1].format.rpartition("+")[2], segments[-1]
+        if compression not in RESTARTED or last.position + last.length <= restart.SPACING_BYTES:
+            return
+        points, sent = list[RestartPoint](), list[tuple[str, int]]()
+        # of a file that can't be read a row costs the decompression from its begin
+        with contextlib.suppress(*UNREADABLE), decompressed(listed.file, compression, noting=True) as handle:
+            while text_before_damage(listed.file, handle, compression, BLOCK_BYTES)[0]:
+                points = cast(PointedText, handle).points
+        for segment in segments:
+            shift, place = segment.start - segment.position, (points_store(self._store), segment.start)
+            taken = taken_points([*points], segment.start, segment.end, shift)
+            if taken and self.index.send_columns(*place, segment.end - segment.start, encode_points(taken)):
+                sent.append(place)
+        if sent:
+            self.index.name_columns(sent)
 
     def _columns(self, batch: RowBatch, shift: int) -> dict[str, Any]:
         """Return the columns of the entries of rows; their offsets are their positions and `shift`."""

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import shutil
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.support.file_logs import BEGIN_S, TABLES, Logs, once
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.errors import UnsupportedVersion
-from tiered_index.sources import row_archive
+from tiered_index.sources import restart, row_archive
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import text as rows_of_text
 
@@ -367,6 +368,35 @@ def test_a_row_with_a_byte_that_is_not_utf_8_elsewhere_is_shown_with_escapes(log
     with IndexReader.open(config=logs.config) as reader, FileRows(reader) as of_files:
         (answer,) = reader.messages("t", "a", source=of_files)
     assert json.loads(answer.message.text)["note"] == r"caf\xe9"
+
+
+@both
+@pytest.mark.parametrize("form", ["ndjson"])
+def test_a_late_row_of_a_log_that_was_packed_is_read_from_a_restart_point(logs, monkeypatch):
+    monkeypatch.setattr(restart, "SPACING_BYTES", 64 << 10)
+    monkeypatch.setattr(restart, "_EARLY_BYTES", 32 << 10)
+    moments = random.Random(1)
+    rows = [{"k": "a", "at": BEGIN_S + n, "n": f"{n:04}", "r": f"{moments.getrandbits(800):x}"} for n in range(3000)]
+    lines = [f"{json.dumps(row)}\n".encode() for row in rows]
+    text = b"".join(lines)
+    for written in (b"".join(lines[:1000]), text):
+        logs.write("app.log", written)
+        logs.ingest()
+    logs.write("app.log.1.gz", gzip.compress(text))
+    logs.delete("app.log")
+    assert logs.ingest().rows == 0
+    read, of_text = [], restart.RestartedText.read
+
+    def counted(self, size):
+        data = of_text(self, size)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(restart.RestartedText, "read", counted)
+    with IndexReader.open(config=logs.config) as reader, FileRows(reader) as of_files:
+        found = list(reader.messages("t", "a", source=of_files, max_count=10))
+        assert [int(json.loads(each.message.text)["n"]) for each in found] == [*range(2999, 2989, -1)]
+    assert 0 < sum(read) < len(found) * len(text) / 2
 
 
 def test_archived_rows_of_a_later_version_are_refused_by_name(monkeypatch):
