@@ -145,6 +145,11 @@ class Logs:
         shown = Counter(int(json.loads(each.message.text)["n"]) for each in answers if each.message is not None)
         return shown, sum(each.message is None for each in answers)
 
+    def replaced(self):
+        """Return how many rows an answer counts as replaced."""
+        with IndexReader.open(config=self.config) as reader:
+            return reader.query("t", "a", max_count=100_000).replaced
+
 
 def once(*ranges):
     """Return the count of each number in ranges."""
