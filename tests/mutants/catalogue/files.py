@@ -190,4 +190,56 @@ erased-messages-archived-again: a segment takes the place of the one from which 
   - old is None or old.name == instead_of
   + True
   tests/unit/service/test_segment_archive.py::test_a_segment_that_a_job_replaced_meanwhile_stays_as_the_job_left_it
+part-of-a-text-moves: a copy of the first rows counts as the file that has moved
+  in _Decision._find_moved
+  - if isinstance(verdict, Same) and verdict.is_part:
+  + if isinstance(verdict, Grown) and verdict is None:
+  tests/unit/cli/test_file_events.py::test_the_file_with_all_known_rows_is_the_one_that_has_moved[ndjson-folder]
+restored-log-doubled: a log that is restored beside its copy is indexed again
+  in _Decision._compare_restored
+  - if isinstance(verdict, Same):
+  + if isinstance(verdict, Same) and verdict.is_part is None:
+  tests/unit/cli/test_file_events.py::test_a_log_that_is_restored_beside_its_copy_counts_once[ndjson-folder]
+first-reading-stays-lost: of a log that comes back only the last reading is found again
+  in _Decision._renew
+  - known.is_lost or last.uri != listed.uri
+  + last.uri != listed.uri
+  tests/unit/cli/test_file_events.py::test_a_log_of_several_readings_comes_back_as_a_whole[ndjson-folder]
+replaced-table-known: a table counts as known whose rows were replaced
+  in KnownFiles.add
+  - self._replaced_tables += [other.place for other in known.segments]
+  tests/unit/cli/test_file_events.py::test_a_table_that_gets_the_name_of_a_replaced_one_keeps_its_rows[parquet-folder]
+checksums-of-later-rows: rows that a killed run has put get the checksums of others
+  in FileLinker._read
+  - not is_counted and self._has_changed(listed, segment)
+  + False
+  tests/unit/cli/test_file_events.py::test_what_is_written_while_a_later_run_ends_a_reading_is_read[arrow-folder]
+copies-doubled: a second new reading of a file has rows again that only copies have
+  in FileLinker._leave_out
+  - self._copied[segment.start] = copied, names
+  tests/unit/cli/test_file_events.py::test_rows_with_copies_count_once_after_further_edits_kills_and_from_the_archive_alone[ndjson-folder]
+killed-replacement-waits: new rows of a reading that a killed run began wait for a further upload
+  in FileLinker.run
+  - if replaced is not None and replaced.readings:
+  + if any(unread.old for unread in plan.unread):
+  tests/unit/cli/test_file_events.py::test_the_new_rows_of_a_killed_second_reading_are_answers_after_the_run_that_ends_it[parquet-folder]
+edit-of-equal-length-unseen: a text of the same size is compared at its ends alone
+  in identity.py:_what_text_is
+  - size_bytes > reached >= end
+  + size_bytes >= reached >= end
+  tests/unit/cli/test_file_events.py::test_rows_behind_an_edit_are_read_anew_and_those_before_it_keep_their_places[0-ndjson-folder]
+packed-log-without-points: a late row of a log that was packed costs all text before it
+  in FileLinker.run
+  - self._point(*packed)
+  tests/unit/cli/test_file_events.py::test_a_late_row_of_a_log_that_was_packed_is_read_from_a_restart_point[ndjson-folder]
+unpublished-rows-shown: new rows of a file are answers beside the old ones
+  in ReplacedRanges.hidden
+  - tables = [self.retired, *(table for reading in self.readings for _, table in reading.new)]
+  + tables = [self.retired]
+  tests/unit/service/test_replaced.py::test_the_record_that_publishes_the_new_rows_retires_the_old_ones
+retired-too-early: old rows of a file are hidden before the new ones are published
+  in ReplacedRanges.published
+  - if reading.end <= position]
+  + if reading.end]
+  tests/unit/service/test_replaced.py::test_the_record_that_publishes_the_new_rows_retires_the_old_ones
 """)
