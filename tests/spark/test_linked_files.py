@@ -169,11 +169,11 @@ def test_what_was_edited_is_read_anew_and_what_has_moved_is_not(spark, storage, 
     assert again.rewritten == ((folder / "a.parquet").as_uri(), (folder / "app.log").as_uri())
     assert again.rows < 8000 and not again.changed
     left = [n for n in [*range(7017), *range(7018, 8000), 9017, *range(8000, 8100), *range(8101, 8200)] if n % 40 == 17]
-    found, replaced = numbers_of(storage)
-    assert found == sorted(left) and replaced > 0
+    shown, replaced = numbers_of(storage)
+    assert shown == sorted(left) and replaced > 0
     assert audit(spark, storage=storage).status == "ok"
     third = link_files(spark, [str(folder)], ROWS, storage=storage, config=config)
-    assert (third.files, third.rows, numbers_of(storage)) == (0, 0, (found, replaced))
+    assert (third.files, third.rows, numbers_of(storage)) == (0, 0, (shown, replaced))
     # a further edit of a topic with copies is for `ingest`, which leaves out the rows that have some
     where = "--storage", storage, "--root", tmp_path / "root", "--wait", "--json"
     (folder / "b.log").write_bytes(lines(10_000, 10_100))

@@ -394,9 +394,9 @@ def test_a_late_row_of_a_log_that_was_packed_is_read_from_a_restart_point(logs, 
 
     monkeypatch.setattr(restart.RestartedText, "read", counted)
     with IndexReader.open(config=logs.config) as reader, FileRows(reader) as of_files:
-        found = list(reader.messages("t", "a", source=of_files, max_count=10))
-        assert [int(json.loads(each.message.text)["n"]) for each in found] == [*range(2999, 2989, -1)]
-    assert 0 < sum(read) < len(found) * len(text) / 2
+        fetched_rows = list(reader.messages("t", "a", source=of_files, max_count=10))
+        assert [int(json.loads(each.message.text)["n"]) for each in fetched_rows] == [*range(2999, 2989, -1)]
+    assert 0 < sum(read) < len(fetched_rows) * len(text) / 2
 
 
 def test_archived_rows_of_a_later_version_are_refused_by_name(monkeypatch):
