@@ -94,6 +94,8 @@ _FILES_NOW = 500
 _PATIENCE_S = 5.0
 # Longest wait for each of three: a flush, a round of the life cycle, its last requests; unless the close is a usual one
 _STOP_PATIENCE_S = 2.0
+# the longest pause of a worker after an error of the storage once a request has succeeded
+_BACK_PAUSE_S = 2.0
 # the context of a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
 _AT_ONCE = RequestContext(deadline_s=0.0, waits=False)
 T = TypeVar("T")
@@ -180,6 +182,9 @@ class IndexService(Lookups[ItemT]):
             self._workers = (
                 (self._flushes, self._rounds, self._merges) if parts.merger.tiers else (self._flushes, self._rounds)
             )
+            # these hold no reference to the service, either
+            parts.storage.is_back = partial(_hasten, self._workers, _BACK_PAUSE_S)
+            parts.lifecycle.made_room = partial(_hasten, [self._flushes], 0.0)
             for rounds in self._workers if config.background else ():
                 undo.callback(rounds.stop)
                 rounds.start()
@@ -869,6 +874,11 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         if self._session.fenced is not None:
             raise self._session.fenced.with_traceback(None)
+
+
+def _hasten(workers: Sequence[Rounds], pause_s: float) -> None:
+    for rounds in workers:
+        rounds.hasten(pause_s)
 
 
 @atexit.register

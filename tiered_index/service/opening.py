@@ -67,6 +67,8 @@ from tiered_index.storage.pools import DaemonPool, close_until_s
 
 # Small, because a wrong clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16
+# a request that is under way for longer is a problem
+_LATE_S = 5.0
 # threads of an opening, besides the caller's
 _WRITES_AT_ONCE = 3
 _log = logging.getLogger(__name__)
@@ -149,11 +151,14 @@ class Parts:
         )
 
     def _admit(self, bound: int | None, size_bytes: int) -> None:
-        """Raise `DiskFull` if local files of `size_bytes` more would exceed `bound`."""
-        if bound is not None and (used := self.lifecycle.local_bytes()) + size_bytes > bound:
+        """Raise `DiskFull` if local files of `size_bytes` more, and a compaction of one, would exceed `bound`."""
+        if bound is None:
+            return
+        used, spare = self.lifecycle.local_bytes(), self.lifecycle.compaction_bytes()
+        if used + size_bytes + spare > bound:
             raise DiskFull(
-                f"local files take {used:,} bytes; {size_bytes:,} more would exceed disk_max_bytes = {bound:,}: "
-                "wait for uploads and retirement, or raise the bound",
+                f"local files take {used:,} bytes; {size_bytes:,} more, and {spare:,} for a compaction, would exceed "
+                f"disk_max_bytes = {bound:,}: wait for uploads and retirement, or raise the bound",
                 number=used,
                 bound=bound,
             )
@@ -255,7 +260,7 @@ class Parts:
             "lease_left_s": self.session.lease_left_s,
             "position_age_s": self._position_ages_s(),
             "failed_rounds": {worker.name: worker.failed_rounds for worker in workers},
-            "problems": [f"{name}: {error}" for name, error in self.errors(workers)],
+            "problems": [*(f"{name}: {error}" for name, error in self.errors(workers)), *self._late_requests()],
         }
 
     def _is_busy(self) -> bool:
@@ -279,6 +284,15 @@ class Parts:
         return DiskFull(
             f"{error}, and the storage fails: {away}", reason="storage", number=error.number, bound=error.bound
         )
+
+    def _late_requests(self) -> list[str]:
+        """Return a problem if requests have been under way for long. It names the oldest."""
+        late = self.storage.late(_LATE_S)
+        if not late:
+            return []
+        age_s, call = late[0]
+        more = f", and {len(late) - 1} more" if len(late) > 1 else ""
+        return [f"storage: {call.operation} of {call.name!r} has been under way for {age_s:.0f} s{more}"]
 
     def _position_ages_s(self) -> dict[str, float]:
         """Return the seconds since each source's durable position moved, at most since the opening."""

@@ -213,6 +213,26 @@ class MeteredStorage(WrapperStorage):
         self._tells = False
         self._pid = os.getpid()
         self._counters = (self.total.count_ranges,)
+        # calls under way, and when each began, monotonic seconds. Calls of two threads may be equal
+        self._calls: dict[int, tuple[float, Call]] = {}
+        self._is_away = False
+        self.is_back: Callable[[], None] = lambda: None
+        """Called when a call succeeds after one that found the storage unavailable."""
+
+    def late(self, patience_s: float) -> list[tuple[float, Call]]:
+        """Return the calls that have been under way for longer than `patience_s`, with their ages in seconds.
+
+        Each MiB that a call asked for or sends gets a second more. The oldest call is the first.
+        """
+        now_s = time.monotonic()
+        # `list` of a dictionary's values is one step for other threads
+        ages = [(now_s - begun_s, call) for begun_s, call in list(self._calls.values())]
+        late = [
+            (age_s, call)
+            for age_s, call in ages
+            if age_s > patience_s + ((call.asked_bytes or 0) + call.sent_bytes) / _LEAST_BYTES_PER_S
+        ]
+        return sorted(late, key=lambda item: -item[0])
 
     def open_now(self, name: str, size_bytes: int) -> OpenObject | None:
         """As `Storage.open_now`; the reads are counted only in `total`, when the object is closed."""
@@ -230,6 +250,7 @@ class MeteredStorage(WrapperStorage):
         _begin(usages, call)
         repeats = RepeatCounter(usages, call)
         _enter(usages)
+        self._calls[id(call)] = time.monotonic(), call
         is_heard, read, written = True, 0, 0
         try:
             # A metered storage further in counts its own calls. Listeners of all outer ones get every repeat.
@@ -242,11 +263,16 @@ class MeteredStorage(WrapperStorage):
             if call.is_further and result and not self._tells:
                 _begin(usages, repeats.again)
             read, written = _payload_bytes(call, result), call.sent_bytes
+            if self._is_away:
+                self._is_away = False
+                self.is_back()
             return result
         except BaseException as error:
             is_heard = not isinstance(error, StorageUnavailable)
+            self._is_away |= not is_heard
             raise
         finally:
+            self._calls.pop(id(call), None)
             _leave(usages, call, is_heard, read, written)
 
 

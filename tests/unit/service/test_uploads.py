@@ -384,6 +384,21 @@ def test_a_background_round_that_fails_in_any_way_is_repeated_after_longer_and_l
     assert begun_s[6] - begun_s[5] >= 0.3
 
 
+def test_a_worker_that_failed_is_soon_back_when_a_request_succeeds(tmp_path, storage):
+    faulty = FaultStorage(storage)
+    # the worker's own next round is an hour away
+    settings = {"background": True, "lifecycle_interval_s": 3600, "flush_interval_s": 3600}
+    with IndexService.open(root=tmp_path / "r", storage_backend=faulty, max_late_s=10**10, **settings) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        index.seal()
+        faulty.fail("put", times=1, name_prefix="data/")
+        index._rounds.error = StorageUnavailable("as of the worker's last round")
+        with pytest.raises(StorageUnavailable):
+            # requests after the failed one succeed
+            index.run_lifecycle()
+        until(lambda: index.log_state.objects)
+
+
 def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage):
     settings = {"slots": 7, "items": 30, "seal_after_s": 0.05, "max_late_s": 10**10}
     with IndexService.open(root=tmp_path / "fresh", storage_backend=storage, **settings) as index:

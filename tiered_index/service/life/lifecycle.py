@@ -28,7 +28,7 @@ from tiered_index.errors import (
     without_frames,
 )
 from tiered_index.format.journal import Journal
-from tiered_index.format.names import COMPACTED, STATES, UPLOADED, data_name
+from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, data_name
 from tiered_index.heap import give_back
 from tiered_index.retention import NOTHING
 from tiered_index.service.jobs.expiry import KnownStats, record_expiry
@@ -91,6 +91,8 @@ class Lifecycle:
         self.errors: dict[str, TieredIndexError] = {}
         self.times = {name: StepTimes(context.clock) for name in ("compact", "upload", "retire", "expire")}
         self._closed = False
+        self.made_room: Callable[[], None] = lambda: None
+        """Called after local copies were deleted because the disk is full."""
         self._is_away = context.session.log_error is not None
         # times of the next expiry and sweep. Without a rule no sweep follows the opening, as it lists the whole storage
         self._expire_s, now_s = 0.0, context.clock.monotonic_s()
@@ -129,15 +131,14 @@ class Lifecycle:
             if progress.compacted:
                 # a compaction frees arrays as large as its file
                 give_back()
-            lacks_room = any(
-                isinstance(error, BackPressure) for error in (self._context.flusher.error, *self._failed.values())
-            )
             if self._step("storage", self._claim) and has_root:
                 self._step("damaged", self._damaged.tend)
                 self._tend(progress)
                 for ready in self._ready():
                     if self._step(ready.file_id, partial(self._upload, ready), "upload"):
                         progress.uploaded += 1
+                        if self._lacks_room:
+                            self._retire_old(progress)
                     elif not _is_damage(self._failed[ready.file_id], ready):
                         # stop, because files are published in order of sequence. A damaged file waits alone: records
                         # of later files then state no positions.
@@ -149,13 +150,7 @@ class Lifecycle:
                 self._step("replaced ranges", self._tend_ranges)
                 self._step("the root's copy of the log", self._note_expired)
                 self._step("sweep", self._sweep)
-                retirable = self._retirable(lacks_room=lacks_room)
-                # retire only while the log still has the record that published the files
-                if retirable and not self._step("log", self._context.session.log.check_end):
-                    retirable = []
-                for old in retirable:
-                    progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
-                    self._renew()
+                self._retire_old(progress)
             # a mapped file keeps its space on the disk
             self._context.files.follow()
             if has_root:
@@ -218,13 +213,18 @@ class Lifecycle:
 
     def local_bytes(self) -> int:
         """Return the bytes of the root's files on disk."""
-        root, total = self._context.root, 0
-        for state in STATES:
-            with contextlib.suppress(OSError):  # the step that needs the folder raises
-                for name in root.disk.names(root.folder(state)):
-                    with contextlib.suppress(FileNotFoundError):
-                        total += taken_bytes((root.folder(state) / name).stat())
-        return total
+        return sum(sum(self._sizes(state)) for state in STATES)
+
+    def compaction_bytes(self) -> int:
+        """Return the most bytes that a compaction writes before it deletes the file that it compacts."""
+        return max(self._sizes(UNSEALED), default=0)
+
+    def _sizes(self, state: str) -> Iterator[int]:
+        root = self._context.root
+        with contextlib.suppress(OSError):  # the step that needs the folder raises
+            for name in root.disk.names(root.folder(state)):
+                with contextlib.suppress(FileNotFoundError):
+                    yield taken_bytes((root.folder(state) / name).stat())
 
     def _step(self, name: str, step: Callable[[], None], kind: str | None = None) -> bool:
         if self._closed:
@@ -376,6 +376,27 @@ class Lifecycle:
 
     def _ready(self) -> list[CompactedFile]:
         return sorted(self._context.files.compacted, key=lambda file: file.lane != QUARANTINE)
+
+    @property
+    def _lacks_room(self) -> bool:
+        """Whether a flush or a compaction found the disk full."""
+        return any(isinstance(error, BackPressure) for error in (self._context.flusher.error, *self._failed.values()))
+
+    def _retire_old(self, progress: Progress) -> None:
+        """Delete the local copies of `_retirable`, and tell the flusher if that makes room for it."""
+        lacks_room, retired = self._lacks_room, progress.retired
+        retirable = self._retirable(lacks_room=lacks_room)
+        # only while the log still has the record that published the files
+        if not retirable or not self._step("log", self._context.session.log.check_end):
+            return
+        for old in retirable:
+            progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
+            self._renew()
+        if lacks_room and progress.retired > retired:
+            # a mapped file keeps its space on the disk
+            self._context.files.follow()
+            self._context.catalog.reclaim(self._renew_meanwhile)
+            self.made_room()
 
     def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
         """Return the local copies to delete: those kept long enough, and the oldest beyond the bound in bytes.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from tiered_index.errors import TieredIndexError
@@ -23,7 +25,7 @@ _log = logging.getLogger(__name__)
 class Rounds:
     """Calls `run_once` every `interval_s` seconds, once it is started. `failed_rounds` counts errors.
 
-    After errors the pauses double, up to `longest_pause_s`.
+    After errors the pauses double, up to `longest_pause_s`. `hasten` ends a long one.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class Rounds:
         self.failed_rounds = 0
         self._run_once, self._interval_s, self._longest_pause_s = run_once, interval_s, longest_pause_s
         self._is_stopping = False
+        # the longest pause before the next round
+        self._bound_s = math.inf
         # ends a wait. An interrupt can leave an event locked, and its thread would wait
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -57,14 +61,28 @@ class Rounds:
             with contextlib.suppress(RuntimeError):
                 self._thread.join(patience_s)
 
+    def hasten(self, pause_s: float) -> None:
+        """Pause at most `pause_s` before the next round, because what stopped the last one may be over."""
+        if self.error is not None:
+            self._bound_s = pause_s
+            self._wake.put(None)
+
     def _run(self) -> None:
         failures = 0
+        while self._has_paused(self._interval_s * 2**failures):
+            self._bound_s = math.inf
+            failures = min(failures + 1, 16) if self._failed() else 0
+
+    def _has_paused(self, pause_s: float) -> bool:
+        """Wait before the next round. Return false if there is none."""
+        pause_s, begun_s = min(pause_s, max(self._longest_pause_s, self._interval_s), _LONGEST_S), time.monotonic()
         while not self._is_stopping:
-            pause_s = min(self._interval_s * 2**failures, max(self._longest_pause_s, self._interval_s), _LONGEST_S)
-            try:
-                self._wake.get(timeout=pause_s)
-            except queue.Empty:
-                failures = min(failures + 1, 16) if self._failed() else 0
+            left_s = begun_s + min(pause_s, self._bound_s) - time.monotonic()
+            if left_s <= 0:
+                return True
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=left_s)
+        return False
 
     def _failed(self) -> bool:
         try:

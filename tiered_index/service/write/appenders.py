@@ -34,6 +34,8 @@ MAIN, QUARANTINE = "main", "quarantine"
 _log = logging.getLogger(__name__)
 # entries of one append: bounds the memory of a flush to about 40 MiB
 _BATCH = 1 << 19
+# the bytes by which a journal may grow before room for it is sought again
+_JOURNAL_STEP = 1 << 12
 # the most records of a journal without entries: then another file takes over its positions
 _POSITIONS = 1 << 12
 
@@ -101,6 +103,8 @@ class Appender:
     _carried: dict[str, int] = field(default_factory=dict)
     _last: tuple[str, int] | None = None  # the previous file and its durable entries
     _given_up: list[UnsealedFile] = field(default_factory=list)
+    # the length of the active file's journal when room for more of it was last found
+    _journal_bytes: int = 0
 
     def write(self, run: FlushRun) -> None:
         """Make the remaining rows durable. Raises typed errors; a repeated call continues."""
@@ -235,8 +239,11 @@ class Appender:
 
     def _make_room(self, file: UnsealedFile, count: int) -> None:
         """Allocate disk space for `count` more entries. Raises a typed error if there is none; the file stays."""
-        if lacking := file.lacking(count):
-            self.context.admit(lacking)
+        grown, lacking = file.journal.valid_length - self._journal_bytes, file.lacking(count)
+        if lacking or not 0 <= grown < _JOURNAL_STEP:
+            self.context.admit(lacking + _JOURNAL_STEP)
+            self._journal_bytes = file.journal.valid_length
+        if lacking:
             with disk_errors(f"reserving {lacking:,} bytes for {file.path}"):
                 file.allocate(lacking)
 
