@@ -44,13 +44,11 @@ class ManualClock:
 
     def now_ms(self) -> int:
         """Return the set wall time in epoch milliseconds."""
-        with self._lock:
-            return self._now_ms
+        return self._now_ms
 
     def monotonic_s(self) -> float:
         """Return the seconds advanced so far."""
-        with self._lock:
-            return self._monotonic_s
+        return self._monotonic_s
 
     def advance(self, seconds: float) -> None:
         """Move wall time and monotonic time forward by `seconds`. Raises `ValueError` if it is negative."""

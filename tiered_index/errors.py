@@ -62,6 +62,18 @@ class IndexClosed(TieredIndexError):
     INTERRUPTED = "an interrupt ended a call that writes: close the index and open it again"
 
 
+class NestedCall(TieredIndexError):
+    """A finalizer or a signal handler has called the index in the middle of another call in the same thread.
+
+    Call the index from another thread, or after the interrupted call. Nothing was changed.
+    """
+
+    TEXT = (
+        "a finalizer (__del__) or a signal handler has interrupted a call of the index and called it again in the same "
+        "thread: call it from another thread, or later"
+    )
+
+
 class ConfigError(TieredIndexError):
     """The set-up is wrong: a setting, a geometry that cannot exist, a missing extra."""
 

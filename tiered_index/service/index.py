@@ -33,7 +33,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from tiered_index.clock import Clock, SteadyClock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
-from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument, InvalidCursor, TieredIndexError
+from tiered_index.errors import (
+    BudgetExceeded,
+    IndexClosed,
+    InvalidArgument,
+    InvalidCursor,
+    NestedCall,
+    TieredIndexError,
+)
 from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.names import queue_of_log
@@ -77,6 +84,7 @@ from tiered_index.service.write.validation import (
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import RequestContext, remaining_s, request_context
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.locks import check_not_nested, collecting
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.pools import DaemonPool, close_until_s, have_ended, start_thread
 from tiered_index.tracing import is_traced
@@ -126,7 +134,7 @@ class IndexService(Lookups[ItemT]):
         """
         self.config = config = checked_config(config)
         # also here: CPython finds an attribute of the object faster than the default of the class
-        self._refused = None
+        self._refused, self._locks = None, []
         self._defaults = column_defaults(config.item_type)
         # remaining steps of closing; None: the index is open and closing has not begun
         self._closing: list[Callable[[], object]] | None = []
@@ -151,7 +159,8 @@ class IndexService(Lookups[ItemT]):
             arguments = config, SteadyClock(clock or SystemClock()), disk or Disk(), storage, places
             opening = partial(open_parts, undo, *arguments, begins_anew=begins_anew, takes_over=takes_over)
             # in a copy: an interrupted opening can't leave its context, which has its threads, to later calls
-            parts = self._parts = copy_context().run(opening)
+            with collecting(self._locks):
+                parts = self._parts = copy_context().run(opening)
             self._marker = parts.marker
             self._schema: Schema = parts.layout.schema
             self._rule = parts.layout.hash
@@ -296,6 +305,7 @@ class IndexService(Lookups[ItemT]):
         except BaseException as error:
             self._interrupted(error)
             raise
+        check_not_nested(self._locks)
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(
             topic, queue_id, offset, size, timestamp_ms, extra, self._schema, self._defaults
@@ -666,6 +676,7 @@ class IndexService(Lookups[ItemT]):
         """
         if self._refused == IndexClosed.FORKED:
             return {"index_id": self.index_id, "problems": [f"process: {self._refused}"]}
+        check_not_nested(self._locks)
         summary = self._parts.health(self._workers)
         if self._refused == IndexClosed.INTERRUPTED:
             summary["problems"].append(f"writer: {self._refused}")
@@ -764,16 +775,21 @@ class IndexService(Lookups[ItemT]):
     def _write(self, act: Callable[[], T], expected: type[Exception] = TieredIndexError) -> T:
         """Return the result of a call that writes. After another error than an `expected` one, refuse further calls."""
         self._check_open()
+        check_not_nested(self._parts.round_locks)
         try:
-            return act()
+            # in a copy: CPython may crash if a finalizer sets a variable of the context that the interrupted call sets
+            return copy_context().run(act)
         except BaseException as error:
-            if not isinstance(error, expected) or isinstance(error, MemoryError):
+            if not isinstance(error, expected) or isinstance(error, MemoryError | NestedCall):
                 self._interrupted(error)
             raise
 
     def _interrupted(self, error: BaseException) -> None:
-        """Refuse further calls after an error that is not one of ours, since a change may be half made."""
-        if self._refused is None and not isinstance(error, TieredIndexError):
+        """Refuse further calls after an error that is not one of ours, since a change may be half made.
+
+        `NestedCall` is that of a signal handler: a call that is itself refused as nested raises it before its work.
+        """
+        if self._refused is None and (not isinstance(error, TieredIndexError) or isinstance(error, NestedCall)):
             self._refused = IndexClosed.INTERRUPTED
 
     def _log_states(self) -> Sequence[LogState]:

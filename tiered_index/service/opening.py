@@ -141,6 +141,8 @@ class Parts:
             put_entries=lambda: self.buffer.taken_entries,
         )
         self.appenders = (quarantine, main)
+        # of rounds, which a call in the same thread must not begin again
+        self.round_locks = (self.flusher.lock, self.lifecycle.lock, self.merger.lock, session.log.append_lock)
         self._adopt(recovered)
         self.engine = QueryEngine(
             layout.schema,

@@ -51,6 +51,7 @@ from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.locks import collecting
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.pools import DaemonPool, close_until_s
 from tiered_index.types import ItemT, OpenedT, shortened
@@ -102,19 +103,20 @@ class IndexReader(Lookups[ItemT]):
             raise InvalidArgument("leave the root out: several storages are read without one")
         self.config = config
         # also here: CPython finds an attribute of the object faster than the default of the class
-        self._refused = None
+        self._refused, self._locks = None, []
         self._clock = clock or SystemClock()
         self._storages = storages
         self._with_writers = with_writers
         self._shared: Storage | None = None
         self._several: Several | None = None
-        self._parts = ReaderParts(
-            Caches(config.block_cache_bytes, config.directory_cache_bytes),
-            _disk_cache(config),
-            RangeReadPool(config.query_threads),
-            DaemonPool(config.query_threads, "tiered-index-log"),
-        )
-        with contextlib.ExitStack() as undo:
+        with collecting(self._locks):
+            self._parts = ReaderParts(
+                Caches(config.block_cache_bytes, config.directory_cache_bytes),
+                _disk_cache(config),
+                RangeReadPool(config.query_threads),
+                DaemonPool(config.query_threads, "tiered-index-log"),
+            )
+        with collecting(self._locks), contextlib.ExitStack() as undo:
             undo.callback(self._parts.close)
             if storages is None:
                 views = self._open_views(storage, undo)
@@ -217,6 +219,10 @@ class IndexReader(Lookups[ItemT]):
         Any thread.
         """
         self._check_open()
+        # in a copy, as in `IndexService._write`
+        return copy_context().run(self._refresh)
+
+    def _refresh(self) -> LogState:
         if self._several is None:
             state: LogState = self._views[0].read_on(1.0)
             return state

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from tiered_index.sources.rows.text import BLOCK_BYTES, SUM_BYTES, NdjsonFile, T
 from tiered_index.sources.values import rows_as_json
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
+from tiered_index.storage.locks import call_lock
 from tiered_index.storage.pools import each
 from tiered_index.systems import position_names
 from tiered_index.types import FilePlace, IndexItem
@@ -150,7 +150,7 @@ class FileRows:
         self._index = index
         self._threads = threads or index.config.query_threads
         self._files = LinkedFiles(index.config)
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         # by the store of a log, and the path of the topic
         self._mappings: dict[tuple[str, str | None], RowMapping | None] = {}
         self._opened: OrderedDict[tuple[str, str, str], RowFile] = OrderedDict()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +22,7 @@ from tiered_index.sources.places import LocalFile, StoredFile, local_path, opene
 from tiered_index.sources.table_folders import check_no_tables, table_error, table_folder
 from tiered_index.storage.base import ObjectInfo, Storage, list_whole
 from tiered_index.storage.buckets import NotListable
+from tiered_index.storage.locks import call_lock
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import beside, split_parameters
 
@@ -135,7 +135,7 @@ class LinkedFiles:
     def __init__(self, config: IndexConfig, opened: Callable[[str], Storage] | None = None) -> None:
         self._config = config
         self._opened = opened or partial(config.open_storage, any_names=True)
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         self._storages: dict[str, Storage] = {}
 
     def file(self, uri: str, size_bytes: int) -> LocalFile | StoredFile:

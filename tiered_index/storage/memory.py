@@ -19,13 +19,14 @@ from sortedcontainers import SortedDict
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import Bytes, ObjectInfo, SizedStorage, Writer, check_name, check_prefix
+from tiered_index.storage.locks import Lock, call_lock, shared_lock
 
 
 class _Shelf:
     """The objects that all storages of one name share."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = call_lock()
         # name -> (bytes, modified_ms, etag)
         self.objects: SortedDict = SortedDict()
 
@@ -36,7 +37,7 @@ class MemoryStorage(SizedStorage):
     has_server = False
 
     _shelves: ClassVar[dict[str, _Shelf]] = {}
-    _registry_lock: ClassVar[threading.Lock] = threading.Lock()
+    _registry_lock: ClassVar[Lock] = shared_lock(__name__)
     # of the process: a storage of a forgotten name has new etags
     _puts: ClassVar[Iterator[int]] = itertools.count(1)
 
@@ -73,9 +74,9 @@ class MemoryStorage(SizedStorage):
     @classmethod
     def _renew_locks(cls) -> None:
         """Replace the locks in a forked child: a thread of the parent may have held them."""
-        cls._registry_lock = threading.Lock()
+        cls._registry_lock = shared_lock(__name__)
         for shelf in cls._shelves.values():
-            shelf.lock = threading.Lock()
+            shelf.lock = threading.RLock()
 
     def put(self, name: str, data: Bytes) -> None:
         """Store a copy of `data`."""

@@ -10,7 +10,6 @@ Checking and counting are one atomic step. The bytes that calls under way have a
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from typing import TypeVar
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.storage.base import Call, OpenObject, Storage, WrapperStorage
 from tiered_index.storage.context import RequestContext, active_context
+from tiered_index.storage.locks import shared_lock
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import span
 
@@ -27,13 +27,13 @@ _T = TypeVar("_T")
 # A response is not late as long as it may come at this rate
 _LEAST_BYTES_PER_S = 1 << 20
 # Guards all counts: all usages in scope admit a call, or none does
-_lock = threading.Lock()
+_lock = shared_lock(__name__)
 
 
 def _renew_lock() -> None:
     """Replace the lock in a forked child: a thread of the parent may have held it."""
     global _lock
-    _lock = threading.Lock()
+    _lock = shared_lock(__name__)
 
 
 os.register_at_fork(after_in_child=_renew_lock)

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.storage.context import active_context, remaining_s
+from tiered_index.storage.locks import call_lock
 
 T = TypeVar("T")
 _CLOSE_S = 1.0
@@ -109,7 +110,7 @@ class _PoolState:
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         # submitted calls that have not ended
         self._left = 0
         # whose callback ends the threads; they keep this state, and so the reference
@@ -135,7 +136,7 @@ class DaemonPool:
         self._most, self._name = threads, name
         self._pid = os.getpid()
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         self._threads: list[threading.Thread] = []
         # calls whose thread was replaced
         self._replaced: set[Future[Any]] = set()

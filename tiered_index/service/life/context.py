@@ -7,7 +7,6 @@ was not published is never changed. Threads: the life cycle's round; `refresh` a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
@@ -34,6 +33,7 @@ from tiered_index.service.root import Deletions, Root
 from tiered_index.service.write.appenders import QUARANTINE
 from tiered_index.service.write.flusher import Flusher
 from tiered_index.storage.base import Storage
+from tiered_index.storage.locks import Lock, call_lock
 
 
 class LocalFiles:
@@ -188,7 +188,7 @@ class LifecycleContext:
     flusher: Flusher
     deletions: Deletions
     outcome_unknown: set[str]
-    _refresh_lock: threading.RLock = field(default_factory=threading.RLock)
+    _refresh_lock: Lock = field(default_factory=call_lock)
     _files: LocalFiles = field(init=False)
 
     def __post_init__(self) -> None:

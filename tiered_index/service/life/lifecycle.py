@@ -81,7 +81,7 @@ class Lifecycle:
     ) -> None:
         """Make it with the `damaged` files and `journals` of a `Recovered`."""
         self._context = context
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._refreshed_s = context.clock.monotonic_s()
         self._pending = PendingFiles(context)
         self._damaged = DamagedCopies(context, damaged, journals)
@@ -111,7 +111,7 @@ class Lifecycle:
         return progress
 
     def _round(self) -> tuple[Progress, list[TieredIndexError]]:
-        with self._lock:
+        with self.lock:
             if self._closed:
                 raise IndexClosed("the index is closed: open it again")
             self._failed = {}
@@ -182,12 +182,12 @@ class Lifecycle:
 
     def tend_damaged(self) -> None:
         """Drop damaged files that were published. Rounds repeat it after an error."""
-        with self._lock:
+        with self.lock:
             self._step("damaged", self._damaged.tend)
 
     def end(self) -> None:
         """Make `run_once` raise `IndexClosed` from now on."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             self._context.end()
 
@@ -197,7 +197,7 @@ class Lifecycle:
         `soon`: end a running round before its next step.
         """
         self._closed = soon
-        with self._lock:
+        with self.lock:
             self._closed = True
             self._context.end()
             try:

@@ -106,7 +106,7 @@ class MergeWorker:
             piece_items=_PIECE_ITEMS,
             readers=1,
         )
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._is_stopping = False
         self.times = StepTimes(context.clock)
         self.total = Merged()
@@ -132,7 +132,7 @@ class MergeWorker:
 
         It does nothing while the writer has no epoch: the storage is unavailable, or the writer is fenced.
         """
-        with self._lock:
+        with self.lock:
             self._check_running()
             session = self._context.session
             if not self.tiers or not session.claimed or session.log_error is not None:

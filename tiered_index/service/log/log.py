@@ -57,6 +57,7 @@ from tiered_index.service.log.state import LogReplay, LogState
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import ObjectInfo, Storage, list_whole
 from tiered_index.storage.context import active_context
+from tiered_index.storage.locks import call_lock
 from tiered_index.storage.pools import side_by_side
 
 # a smaller checkpoint (up to about 30,000 objects) is written after every record, so that a reader opens with 3
@@ -313,8 +314,8 @@ class StorageLog:
         self._read_files: dict[int, tuple[set[str], dict[str, StoredObject]]] = {}
         self._settled = 0  # the newest record known to be durable
         self.identity = Identity(storage.uri, self.record, self._gone, root_id=root_id, seen=seen)
-        self._append_lock = threading.Lock()
-        self._advance_lock = threading.Lock()
+        self.append_lock = threading.RLock()
+        self._advance_lock = call_lock()
 
     def open(self, *, checks: bool = True) -> LogState:
         """Read the newest checkpoint, then the records after it: 3 requests and one per record.
@@ -539,7 +540,7 @@ class StorageLog:
         """Write `record` as record 1 unless there is one. Return the state. Raises `InvalidArgument` as `append`."""
         made = replace(record, attempt=secrets.token_hex(8), created_ms=self.clock.now_ms())
         record, data = _as_read(made)
-        with self._append_lock:
+        with self.append_lock:
             try:
                 self.storage.put_if_absent(log_name(1), data)
             except ObjectExists:
@@ -576,13 +577,13 @@ class StorageLog:
 
         parts: list[Callable[[], Any]] = [claimed, noted]
         epoch: int = side_by_side(parts)[0]
-        with self._append_lock:
+        with self.append_lock:
             self._appended("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0), attempt)
         return epoch
 
     def write_checkpoint(self) -> None:
         """Write a checkpoint of the present state, if it is due. An error is logged."""
-        with self._append_lock:
+        with self.append_lock:
             self._checkpoints.write(self.state)
 
     def _gives_up(self, losses: int, begun_s: float) -> bool:
@@ -659,7 +660,7 @@ class StorageLog:
 
         After any error that is neither a `StorageError` nor a `DiskFull` the record is certainly not in the log.
         """
-        with self._append_lock:
+        with self.append_lock:
             if (state := self._appended(what, epoch, make, secrets.token_hex(8))) is not None:
                 return state
             self._checkpoints.write(self.state)

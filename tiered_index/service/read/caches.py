@@ -11,7 +11,6 @@ object was deleted. Threads: any number.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.read.disk_cache import PIECE_BYTES, CacheFolder
+from tiered_index.storage.locks import Lock, call_lock
 
 _BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
 # in place of a piece's number: the whole filter
@@ -60,7 +60,7 @@ class ByteCache(Generic[K, V]):
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         # value, bytes
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._size_bytes = self._hits = self._misses = self._evictions = 0
@@ -145,7 +145,7 @@ class Filters:
     memory: ByteCache[tuple[str, str, int], bytes]
     index_id: str
     after_probes: int
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: Lock = field(default_factory=call_lock)
     _misses: dict[str, int] = field(default_factory=dict)
     _missed_bytes: int = 0
     _fetching: dict[str, int] = field(default_factory=dict)  # bytes of filters that are being fetched

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import math
 import mmap
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.batch import LookupBatch, Matches
 from tiered_index.service.read.skiplist import Node, TimeRangeSkipList
+from tiered_index.storage.locks import call_lock
 
 V = TypeVar("V")
 # most changes whose files are kept
@@ -200,7 +200,7 @@ class Catalog:
         self._list: TimeRangeSkipList[Handle] = TimeRangeSkipList()
         self._nodes: dict[str, Node[Handle]] = {}
         # reentrant, for `changing`
-        self._lock = threading.RLock()
+        self._lock = call_lock()
         self._readers: dict[Reading, int] = {}
         self._generation = 0
         self._is_changing = False

@@ -27,7 +27,6 @@ import logging
 import os
 import secrets
 import stat
-import threading
 import time
 import zlib
 from collections.abc import Container, Iterator
@@ -36,6 +35,7 @@ from typing import Literal, get_args
 
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
+from tiered_index.storage.locks import call_lock
 
 # shortest time between updates of an entry's time of use
 _TOUCH_S = 60.0
@@ -57,7 +57,7 @@ class DiskCache:
         self.folder = folder
         self.max_bytes = max_bytes
         self.read_only = read_only
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         self._size_bytes = self._uncounted_bytes = 0
         self._counted = False
         self._warned: set[str] = set()
@@ -160,7 +160,7 @@ class CacheFolder:
         self._cache = cache
         self._mine = cache.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
         self._index_id = index_id
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         # damaged entries that could not be deleted, and were logged
         self._passed_over: set[Path] = set()
 

@@ -36,6 +36,7 @@ from tiered_index.service.read.rows import check_range, check_topic, encode_curs
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT, SearchAll
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.context import RequestContext, request_context
+from tiered_index.storage.locks import Lock, check_not_nested
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span
@@ -81,6 +82,8 @@ class Lookups(ABC, Generic[ItemT]):
     _called = "index"
     # the reason why further calls raise `IndexClosed`; None: they don't
     _refused: str | None = None
+    # that calls hold for a moment
+    _locks: list[Lock]
     _engine: QueryEngine
     _cold_paths: Sequence[ColdPath]
     _prices: PriceTable
@@ -427,14 +430,16 @@ class Lookups(ABC, Generic[ItemT]):
         return [LookupRun(take, allow_partial, budget, self._prices, self._read_log, self._engine.files).run(search)]
 
     def _check_open(self) -> None:
-        """Raise `IndexClosed` if the index is closed or can't be used any more."""
+        """Raise `IndexClosed` if the index is closed or can't be used any more, and as `check_not_nested`."""
         if self._refused is not None:
             raise IndexClosed(self._refused)
+        check_not_nested(self._locks)
 
     def _check_process(self) -> None:
-        """Raise `IndexClosed` in a forked child. Calls that need no file may follow a close."""
+        """Raise `IndexClosed` in a forked child, and as `check_not_nested`. A closed index may take the call."""
         if self._refused == IndexClosed.FORKED:
             raise IndexClosed(self._refused)
+        check_not_nested(self._locks)
 
     def _refuse_as_closed(self) -> bool:
         """Refuse further calls, and return whether there is anything to close: a forked child owns nothing."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +31,7 @@ from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.parts import ReaderParts, ended
 from tiered_index.storage.context import RequestContext, active_context, remaining_s
+from tiered_index.storage.locks import call_lock
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.pools import DaemonPool, NoThread, have_ended
 
@@ -62,8 +62,8 @@ class Polled(ABC):
         self._clock, self._parts, self._prices = clock, parts, config.prices
         self._interval_s = config.refresh_interval_s
         # held by the one who reads
-        self._lock = threading.Lock()
-        self._beginning = threading.Lock()
+        self._lock = call_lock()
+        self._beginning = call_lock()
         # the newest read that was due; one that a caller asked for and that has not begun; all that have not ended
         self._due: Read | None = None
         self._requested: Read | None = None

@@ -9,7 +9,6 @@ order of threads. `scan` reads the files. A spent budget only stops requests: lo
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +58,7 @@ from tiered_index.service.read.scan import (
     reports_of_pass,
 )
 from tiered_index.spelling import is_plain, other_spellings
+from tiered_index.storage.locks import call_lock
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
     MAX_KEY_UNITS,
@@ -108,7 +108,7 @@ class QueryEngine:
         # number of entries that lookups folded although their content differs, counted for each lookup
         self.folded = 0
         self._counted: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         # answers lookups that need only a view; None: there is no compiled core
         self.plain: PlainAnswers | None = None
         if (core := compiled_views()) is not None:

@@ -6,7 +6,6 @@ such row up to the end of the page. Any thread.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from tiered_index.format.schema import Schema
 from tiered_index.service.read.rows import Array, are_after, concatenate, repeats
+from tiered_index.storage.locks import call_lock
 
 Int64 = npt.NDArray[np.int64]
 Page = tuple[Int64, Array]
@@ -29,7 +29,7 @@ class ReplacedRows:
 
     def __init__(self, schema: Schema, page_ends: Callable[[], PageEnds]) -> None:
         self._schema, self._page_ends = schema, page_ends
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         self._parts: list[Page] = []
         self._count, self._most = 0, _HELD_ROWS
 

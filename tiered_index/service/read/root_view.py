@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 import time
 from dataclasses import replace
 from functools import reduce
@@ -34,6 +33,7 @@ from tiered_index.service.read.unsealed import UnsealedEntries, verified_entries
 from tiered_index.service.root import ASIDE, Root, disk_error, disk_errors
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import map_file
+from tiered_index.storage.locks import call_lock
 
 # the coarsest resolution of file times in use
 STEP_NS = 2_000_000_000
@@ -57,7 +57,7 @@ class UnsealedView(UnsealedEntries):
         self.reads = reads_in(journal.positions)
         # of the journal's batches, how many are in the table
         self._loaded = 0
-        self._lock = threading.Lock()
+        self._lock = call_lock()
 
     def read_on(self, journal_path: Path) -> bool:
         """Apply what was appended to the journal. Return False, changing nothing, if something else changed it.

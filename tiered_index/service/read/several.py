@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +38,7 @@ from tiered_index.service.read.parts import ReaderParts, begun
 from tiered_index.service.read.polled import Polled, Read, unread, wait_for
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
 from tiered_index.storage.context import active_context, remaining_s
+from tiered_index.storage.locks import call_lock
 from tiered_index.storage.pools import DaemonPool
 
 # a search ends by itself at the deadline; it is late after this time more
@@ -97,7 +97,7 @@ class Several:
         self._indexes: dict[str, IndexView] = {}
         # those that are or were open
         self._adopted: set[IndexView] = set()
-        self._changing = threading.Lock()
+        self._changing = call_lock()
         self._is_started = self._is_closed = False
 
     @property

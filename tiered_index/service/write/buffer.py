@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import struct
-import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from operator import itemgetter
@@ -28,6 +27,7 @@ from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.batch import LookupBatch, Matches, matching
 from tiered_index.service.read.catalog import LocalHandle
 from tiered_index.service.write.validation import Columns, TopicTable, hash_columns, hash_few
+from tiered_index.storage.locks import call_lock
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
 ROWS = 1 << 12
@@ -226,7 +226,7 @@ class WriteBuffer:
         self._held_up = held_up
         self._codec = RowCodec(schema, topics, rule)
         self._max_entries, self._max_bytes = max_entries, max_bytes
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         self.open = OpenChunk(self._codec, 0)
         """The open chunk."""
         self._ready: list[Chunk] = []

@@ -44,11 +44,11 @@ class Flusher:
     # what the current round must write, in this order
     _round: list[tuple[Appender, FlushRun]] | None = None
     _closed: bool = False
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def end(self) -> None:
         """Make every later call raise `IndexClosed`, since another writer may own the files."""
-        with self._lock:
+        with self.lock:
             self._closed = True
 
     def _check_open(self) -> None:
@@ -57,7 +57,7 @@ class Flusher:
 
     def run_once(self) -> int:
         """Flush the buffered entries; return how many became durable. Raises typed errors; a later call continues."""
-        with self._lock:
+        with self.lock:
             self._check_open()
             newest = self.buffer.close_chunk()
             flushed = 0
@@ -91,25 +91,25 @@ class Flusher:
 
     def learn(self, positions: dict[str, int]) -> None:
         """Take over positions that are durable in the log."""
-        with self._lock:
+        with self.lock:
             self.positions = max_positions(self.positions, positions)
 
     def seal(self) -> None:
         """Flush, then seal the files: the quarantine's first, so that the main file's positions include it."""
-        with self._lock:
+        with self.lock:
             self.run_once()
             self.roll()
 
     def roll(self) -> None:
         """Seal the files without a flush."""
-        with self._lock:
+        with self.lock:
             self._check_open()
             self.quarantine.roll()
             self.main.roll()
 
     def roll_older_than(self, age_s: float) -> None:
         """Flush, then seal the files that are at least `age_s` old."""
-        with self._lock:
+        with self.lock:
             self._check_open()
             if self._older_than(age_s):
                 # the flusher's own round reports the error

@@ -18,7 +18,6 @@ import itertools
 import math
 import operator
 import re
-import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +40,7 @@ from tiered_index.format.hashing import (
 )
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.rows import check_integer, check_key, check_text, check_topic
+from tiered_index.storage.locks import call_lock
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, IndexItem
 
 
@@ -48,7 +48,7 @@ class TopicTable:
     """The topics of one writer: names by id, and ids by name."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = call_lock()
         self._names: dict[int, str] = {}
         self._ids: dict[str, frozenset[int]] = {}
         self.assigned: dict[str, int] = {}

@@ -1,0 +1,167 @@
+"""Calls inside a call: a finalizer that the collector runs, or a signal handler, calls the index in the same thread.
+
+The inner call works, or raises `NestedCall`. It never waits for the call that it interrupts, which works in any case.
+"""
+
+import gc
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiered_index
+from tests.support.batches import batch
+from tests.support.hanging import beside
+from tiered_index.errors import IndexClosed, NestedCall
+
+T = 1_700_000_000_000
+PACKAGE = str(Path(tiered_index.__file__).parent)
+
+
+def put(index, number):
+    index.put("t", 0, ["k", f"k{number}"], number, 1, T + number * 1000, source="s", source_position=number)
+
+
+def outer_calls(index, reader):
+    """Call everything that takes a lock, and check what it returns."""
+    put(index, 1)
+    index.put_batch(batch(3, topic="t", key="k", offset=range(2, 5), timestamp_ms=T))
+    assert len(index.query("t", "k")) == 4
+    index.flush()
+    assert index.durable_position("s") == 1
+    put(index, 5)
+    index.seal()
+    index.run_lifecycle()
+    put(index, 6)
+    assert [len(found.items) for found in index.query_many([("t", "k"), ("t", "k5")])] == [6, 1]
+    assert index.topics() and index.files() and index.health()["problems"] == []
+    reader.refresh()
+    # an inner call may have published the rest
+    assert len(reader.query("t", "k")) in (5, 6)
+
+
+class Inner:
+    """Calls of others, one after the other. `seen` has what they did."""
+
+    def __init__(self, index, reader):
+        self.calls = [
+            lambda: index.query("t", "other"),
+            lambda: reader.query("t", "other"),
+            lambda: index.put("other", 0, "k", 1, 1, T),
+            lambda: index.put("other", 0, ["k"], 2, 1, T, source="o", source_position=2),
+            lambda: index.put_batch(batch(1, topic="other", key="k", timestamp_ms=T)),
+            index.flush,
+            index.health,
+            index.run_lifecycle,
+            reader.refresh,
+        ]
+        self.seen, self.unexpected, self.count, self.is_over = set(), [], 0, False
+
+    def __call__(self):
+        number = self.count % len(self.calls)
+        self.count += 1
+        try:
+            self.calls[number]()
+            self.seen.add((number, "worked"))
+        except NestedCall:
+            self.seen.add((number, "refused"))
+        except BaseException as error:  # noqa: BLE001 - the test shows it
+            self.unexpected.append((number, repr(error)))
+
+    def check(self):
+        assert not self.unexpected
+        numbers = set(range(len(self.calls)))
+        assert {number for number, result in self.seen if result == "worked"} == numbers
+        assert any(result == "refused" for _, result in self.seen)
+
+
+class Finalized:
+    """A cycle whose finalizer makes a call, and the next such cycle."""
+
+    def __init__(self, inner):
+        self.inner, self.itself = inner, self
+
+    def __del__(self):
+        if not self.inner.is_over:
+            self.inner()
+            Finalized(self.inner)
+
+
+@pytest.fixture
+def inner(open_index, storage, clock):
+    index = open_index()
+    index.flush()
+    index.run_lifecycle()
+    with tiered_index.IndexReader.open(storage_backend=storage, clock=clock, query_threads=2) as reader:
+        yield Inner(index, reader), index, reader
+
+
+def run_beside(act):
+    """Run it in a thread, so that a call that hangs fails the test."""
+    call = beside(act)
+    assert call.ended(120), "a call hangs"
+    if call.error is not None:
+        raise call.error
+
+
+def test_finalizers_call_the_index_at_each_collection(inner):
+    inner, index, reader = inner
+    thresholds = gc.get_threshold()
+
+    def act():
+        gc.set_threshold(1, 1, 1)
+        try:
+            Finalized(inner)
+            outer_calls(index, reader)
+        finally:
+            inner.is_over = True
+            gc.set_threshold(*thresholds)
+
+    run_beside(act)
+    inner.check()
+
+
+def test_handlers_call_the_index_at_each_line(inner):
+    """A trace function is called where a signal handler can be, without tracing of its own calls.
+
+    The inner call comes at each line under a lock, and at each 23rd of the others.
+    """
+    inner, index, reader = inner
+    locks, lines = [*index._locks, *reader._locks], itertools.count()
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line" and (next(lines) % 23 == 0 or any(lock._is_owned() for lock in locks)):
+            inner()
+        return trace
+
+    def act():
+        sys.settrace(trace)
+        try:
+            outer_calls(index, reader)
+        finally:
+            sys.settrace(None)
+
+    run_beside(act)
+    inner.check()
+
+
+def test_a_handler_that_raises_the_error_has_interrupted_the_call(open_index):
+    """Its change may be half made, so the index must be closed, as after Ctrl-C."""
+    index = open_index()
+
+    def trace(frame, event, _):
+        if event == "line" and frame.f_code.co_name == "append_rows" and index._buffer._lock._is_owned():
+            sys.settrace(None)
+            index.query("t", "k")
+        return trace
+
+    sys.settrace(trace)
+    with pytest.raises(NestedCall, match="signal handler"):
+        put(index, 1)
+    sys.settrace(None)
+    with pytest.raises(IndexClosed, match="interrupt"):
+        put(index, 2)
+    index.close()
