@@ -62,6 +62,12 @@ class IndexClosed(TieredIndexError):
     INTERRUPTED = "an interrupt ended a call that writes: close the index and open it again"
 
 
+class CloseTimeout(TieredIndexError):
+    """Something had not ended when the time of `close` was over. The message says what, and what that means."""
+
+    exit_code = 3
+
+
 class NestedCall(TieredIndexError):
     """A finalizer or a signal handler has called the index in the middle of another call in the same thread.
 

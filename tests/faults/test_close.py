@@ -20,7 +20,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.hanging import beside, until
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.errors import IndexClosed, RootBehind, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CloseTimeout, IndexClosed, RootBehind, StorageUnavailable, TieredIndexError
 from tiered_index.format.layout import HEADER_SIZE, read_header
 from tiered_index.service.anew import begin_anew
 from tiered_index.storage.base import WrapperStorage
@@ -121,14 +121,55 @@ def test_a_close_flushes_before_it_waits_for_a_round_and_after_an_interrupt_wait
     closing = beside(index.close)
     try:
         if interrupted:
-            assert closing.ended(30) and closing.error is None
+            assert closing.ended(30) and isinstance(closing.error, CloseTimeout)
             open_index().close()
         else:
             until(lambda: index.durable_position("s") == 2)
             assert not closing.ended(0)
     finally:
         hang.release.set()
-        assert running.ended() and closing() is None
+        assert running.ended() and isinstance(closing(), CloseTimeout if interrupted else None.__class__)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_close_waits_for_a_hanging_storage_only_as_long_as_it_may(open_index, offsets, storage, background):
+    faulty = FaultStorage(storage)
+    settings = {"background": background, "lifecycle_interval_s": 0.01, "lease_ttl_s": 1}
+    index = open_index(storage_backend=faulty, **settings)
+    put(index, 1)
+    index.seal()
+    put(index, 2)
+    hang = faulty.hang("*", times=None)
+    if background:
+        assert hang.entered.wait(60)
+    with pytest.raises(CloseTimeout, match=r"has been under way for .* uploaded after the next start"):
+        index.close(timeout_s=0.5)
+    try:
+        assert index.close() is None
+        again = open_index(storage_backend=storage)
+        # the last put was flushed before the wait
+        assert offsets(again) == [1, 2]
+    finally:
+        hang.release.set()
+
+
+def test_a_lock_that_an_interrupt_left_held_stops_no_close(open_index):
+    index = open_index()
+    put(index, 1)
+    # as a thread that was interrupted between the end of a block and its exit
+    beside(index._buffer.lock.acquire)()
+    with pytest.raises(CloseTimeout, match="another thread holds the write buffer"):
+        index.close(timeout_s=0.2)
+    with pytest.raises(IndexClosed):
+        index.query("t", "k")
+
+
+def test_a_thread_that_left_its_own_lock_held_can_close(open_index, offsets):
+    index = open_index()
+    put(index, 1)
+    index._buffer.lock.acquire()
+    index.close()
+    assert offsets(open_index()) == [1]
 
 
 def test_a_closed_index_does_nothing(make_world):

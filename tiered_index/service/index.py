@@ -20,8 +20,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +37,7 @@ from tiered_index.clock import Clock, SteadyClock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import (
     BudgetExceeded,
+    CloseTimeout,
     IndexClosed,
     InvalidArgument,
     InvalidCursor,
@@ -220,7 +223,7 @@ class IndexService(Lookups[ItemT]):
     def _close_soon(self) -> None:
         """Close without raising, and without a long wait for a storage."""
         if self._refuse_as_closed():
-            self._go_on_closing(self._steps(_STOP_PATIENCE_S))
+            self._go_on_closing(_STOP_PATIENCE_S)
         for error in self._trouble:
             _log.warning("closing %r: %s", self, error)
 
@@ -682,17 +685,18 @@ class IndexService(Lookups[ItemT]):
             summary["problems"].append(f"writer: {self._refused}")
         return summary
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 10.0) -> None:
         """Flush, stop the workers, and release lease and lock. Raise the first error after everything is released.
 
-        A merge whose request hangs is given up after some seconds. Idempotent. After an interrupt in a call that writes
-        it waits at most some seconds for a storage. An interrupt of this call ends the present step; the other steps
-        follow.
+        The waits for other threads and for the storage take at most `timeout_s` together, 2 seconds after an interrupt
+        in a call that writes. `CloseTimeout` names what had not ended by then: a file that was not uploaded is uploaded
+        at the next start, and a lease that was not released ends by itself. Idempotent. An interrupt of this call ends
+        the present step; the other steps follow.
         """
-        patience_s = _STOP_PATIENCE_S if self._refused == IndexClosed.INTERRUPTED else None
+        is_interrupted = self._refused == IndexClosed.INTERRUPTED
         if not self._refuse_as_closed():
             return
-        self._go_on_closing(self._steps(patience_s))
+        self._go_on_closing(min(timeout_s, _STOP_PATIENCE_S) if is_interrupted else timeout_s)
         if self._trouble:
             trouble, self._trouble = self._trouble, []
             raise trouble[0]
@@ -705,38 +709,67 @@ class IndexService(Lookups[ItemT]):
             return
         parts = self._parts
         with self._ending:
-            self._closing = None
-            self._go_on_closing(
-                [
-                    partial(self._stop_threads, None),
-                    parts.flusher.end,
-                    parts.lifecycle.end,
-                    *parts.releases(keep_reserve=True),
-                ]
-            )
+            self._closing = [
+                partial(self._stop_threads, math.inf),
+                parts.flusher.end,
+                parts.lifecycle.end,
+                *parts.releases(math.inf, keep_reserve=True),
+            ]
+            self._run_closing()
             self._trouble = []
 
-    def _steps(self, patience_s: float | None) -> list[Callable[[], object]]:
-        """Return the steps of closing. `patience_s` bounds each wait for a storage; None: until it responds."""
+    def _steps(self, until_s: float) -> list[Callable[[], object]]:
+        """Return the steps of closing. They wait until `until_s` (`time.monotonic()`)."""
         parts = self._parts
         # threads first: an interrupt may have ended the step that waits for them
-        self._releases = [partial(self._stop_threads, 0.0, 0.0), *parts.releases(keep_reserve=False)]
+        self._releases = [partial(self._stop_threads, -math.inf), *parts.releases(until_s, keep_reserve=False)]
         return [
             parts.buffer.close,
             # before the wait for a round, which may last longer than the process is allowed to
             parts.flusher.run_once,
-            partial(self._stop_threads, patience_s),
+            partial(self._stop_threads, until_s),
             parts.flusher.end,
             *(appender.close for appender in parts.appenders),
-            parts.lifecycle.close if patience_s is None else partial(self._end_in_time, patience_s),
+            partial(self._end_in_time, until_s),
             *self._releases,
         ]
 
-    def _go_on_closing(self, steps: list[Callable[[], object]]) -> None:
-        """Run the steps, or the remaining ones of an earlier call, and collect their errors."""
-        with self._ending:
+    def _go_on_closing(self, timeout_s: float) -> None:
+        """Run the steps of closing, or the remaining ones of an earlier call, and collect their errors."""
+        until_s = time.monotonic() + timeout_s
+        if not self._ending.acquire(timeout=_timeout(until_s)):
+            raise CloseTimeout(f"another call had not closed {self!r} within {timeout_s:g} s")
+        try:
+            held = self._held_locks(until_s) if self._closing is None else []
+            if held:
+                # its files stay as they are, and locked, since a thread may still write to them
+                self._closing = [partial(self._stop_threads, until_s), partial(self._end_in_time, until_s)]
+                self._trouble.append(
+                    CloseTimeout(
+                        f"another thread holds {', '.join(held)}, perhaps since an interrupt: {self.config.root} stays "
+                        "locked until the process ends, and the entries in the write buffer are not on the disk"
+                    )
+                )
             if self._closing is None:
-                self._closing = steps
+                self._closing = self._steps(until_s)
+            self._run_closing()
+        finally:
+            self._ending.release()
+
+    def _held_locks(self, until_s: float) -> list[str]:
+        """Return the names of locks that other threads hold until `until_s`. Without these nothing can be closed."""
+        locks = {"the write buffer": self._buffer.lock, "the flusher": self._flusher.lock}
+        locks |= {"the list of files": self._catalog.lock}
+        held = []
+        for name, lock in locks.items():
+            if lock.acquire(timeout=_timeout(until_s)):
+                lock.release()
+            else:
+                held.append(name)
+        return held
+
+    def _run_closing(self) -> None:
+        with self._ending:
             while self._closing:
                 step = self._closing[0]
                 try:
@@ -751,26 +784,44 @@ class IndexService(Lookups[ItemT]):
                 if self._closing and self._closing[0] is step:
                     del self._closing[0]
 
-    def _stop_threads(self, patience_s: float | None, until_s: float | None = None) -> None:
-        """Stop the rounds and close the pools. `patience_s`: see `Rounds.stop`; `until_s`: see `DaemonPool.close`."""
-        until_s = close_until_s() if until_s is None else until_s
+    def _stop_threads(self, until_s: float) -> None:
+        """Stop the rounds and close the pools. Wait for those that run until `until_s`."""
         # first, because the end of a round is no failure then
         self._merges.stop(0.0)
         self._parts.merger.stop()
         # a request of a merge may hang, and a merge that stops at any moment loses nothing
-        self._merges.stop(min(_STOP_PATIENCE_S, _STOP_PATIENCE_S if patience_s is None else patience_s))
-        for rounds in (self._flushes, self._rounds):
-            rounds.stop(patience_s)
-        self._log_reader.close(until_s)
-        self._segments.close(until_s)
+        self._merges.stop(min(_STOP_PATIENCE_S, _timeout(until_s)))
+        self._flushes.stop(_timeout(until_s))
+        # the rest of the time is for the lease
+        self._rounds.stop(_timeout(until_s) / 2)
+        pools_until_s = min(close_until_s(), until_s)
+        self._log_reader.close(pools_until_s)
+        self._segments.close(pools_until_s)
 
-    def _end_in_time(self, patience_s: float) -> None:
-        """Close the life cycle, and wait at most `patience_s`: its last round or its requests may hang."""
-        ending = threading.Thread(
-            target=partial(self._lifecycle.close, soon=True), name="tiered-index-close", daemon=True
-        )
+    def _end_in_time(self, until_s: float) -> None:
+        """Close the life cycle. Its last round and its requests may hang: then it is left to a thread of its own."""
+        failed = list[BaseException]()
+
+        def end() -> None:
+            try:
+                self._lifecycle.close()
+            except BaseException as error:  # noqa: BLE001 - `close` raises it
+                failed.append(error)
+
+        ending = threading.Thread(target=end, name="tiered-index-close", daemon=True)
         start_thread(ending)
-        ending.join(patience_s)
+        ending.join(_timeout(until_s) / 2)
+        # a round that still runs ends before its next step
+        self._lifecycle.hurry()
+        ending.join(_timeout(until_s))
+        if failed:
+            raise failed[0]
+        if ending.is_alive():
+            waits = self._parts.late_requests(0.0) or ["the storage does not answer"]
+            raise CloseTimeout(
+                f"{waits[0]}: what is not uploaded is uploaded after the next start, and another writer can start once "
+                f"the lease has ended (within {self.config.lease_ttl_s:g} s)"
+            )
 
     def _write(self, act: Callable[[], T], expected: type[Exception] = TieredIndexError) -> T:
         """Return the result of a call that writes. After another error than an `expected` one, refuse further calls."""
@@ -890,6 +941,11 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         if self._session.fenced is not None:
             raise self._session.fenced.with_traceback(None)
+
+
+def _timeout(until_s: float) -> float:
+    """Return the time-out of a wait until `until_s` (`time.monotonic()`)."""
+    return min(max(0.0, until_s - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def _hasten(workers: Sequence[Rounds], pause_s: float) -> None:

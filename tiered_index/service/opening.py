@@ -207,13 +207,16 @@ class Parts:
                 listed[handle.file_id] = damaged
         return listed
 
-    def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
-        """Return the steps that close everything. `keep_reserve` leaves the reserved next file, as a crash would."""
+    def releases(self, until_s: float, *, keep_reserve: bool) -> list[Callable[[], object]]:
+        """Return the steps that close everything. They wait for lookups until `until_s` at most.
+
+        `keep_reserve` leaves the reserved next file, as a crash would.
+        """
 
         def close_pools() -> None:
-            until_s = close_until_s()
-            self.engine.close(until_s)
-            self.cold.close(until_s)
+            pools_until_s = min(close_until_s(), until_s)
+            self.engine.close(pools_until_s)
+            self.cold.close(pools_until_s)
 
         def release_files() -> None:
             for handle in self.catalog.all():
@@ -262,7 +265,7 @@ class Parts:
             "lease_left_s": self.session.lease_left_s,
             "position_age_s": self._position_ages_s(),
             "failed_rounds": {worker.name: worker.failed_rounds for worker in workers},
-            "problems": [*(f"{name}: {error}" for name, error in self.errors(workers)), *self._late_requests()],
+            "problems": [*(f"{name}: {error}" for name, error in self.errors(workers)), *self.late_requests(_LATE_S)],
         }
 
     def _is_busy(self) -> bool:
@@ -287,9 +290,9 @@ class Parts:
             f"{error}, and the storage fails: {away}", reason="storage", number=error.number, bound=error.bound
         )
 
-    def _late_requests(self) -> list[str]:
-        """Return a problem if requests have been under way for long. It names the oldest."""
-        late = self.storage.late(_LATE_S)
+    def late_requests(self, patience_s: float) -> list[str]:
+        """Return a problem if requests have been under way for longer than `patience_s`. It names the oldest."""
+        late = self.storage.late(patience_s)
         if not late:
             return []
         age_s, call = late[0]

@@ -153,7 +153,7 @@ def test_a_handler_that_raises_the_error_has_interrupted_the_call(open_index):
     index = open_index()
 
     def trace(frame, event, _):
-        if event == "line" and frame.f_code.co_name == "append_rows" and index._buffer._lock._is_owned():
+        if event == "line" and frame.f_code.co_name == "append_rows" and index._buffer.lock._is_owned():
             sys.settrace(None)
             index.query("t", "k")
         return trace

@@ -191,12 +191,12 @@ class Lifecycle:
             self._closed = True
             self._context.end()
 
-    def close(self, *, soon: bool = False) -> None:
-        """Run waiting disposals and release the lease. An unavailable or full storage is only logged.
+    def hurry(self) -> None:
+        """End a running round before its next step."""
+        self._closed = True
 
-        `soon`: end a running round before its next step.
-        """
-        self._closed = soon
+    def close(self) -> None:
+        """Run waiting disposals and release the lease. An unavailable or full storage is only logged."""
         with self.lock:
             self._closed = True
             self._context.end()

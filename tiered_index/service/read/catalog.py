@@ -200,7 +200,7 @@ class Catalog:
         self._list: TimeRangeSkipList[Handle] = TimeRangeSkipList()
         self._nodes: dict[str, Node[Handle]] = {}
         # reentrant, for `changing`
-        self._lock = call_lock()
+        self.lock = call_lock()
         self._readers: dict[Reading, int] = {}
         self._generation = 0
         self._is_changing = False
@@ -223,7 +223,7 @@ class Catalog:
 
     def show(self, state: LogState, as_of_s: float = math.inf) -> None:
         """Make a snapshot of the same files with another state of the log."""
-        with self._lock:
+        with self.lock:
             self.snapshot = Snapshot(self._list, self._generation, state, as_of_s, self.snapshot.present_view)
 
     @contextlib.contextmanager
@@ -232,7 +232,7 @@ class Catalog:
 
         After an error the snapshot has the earlier state, and the changes so far.
         """
-        with self._lock:
+        with self.lock:
             before, known, self._is_changing = self._changes, self.snapshot, True
             shown = known.state, known.as_of_s
             try:
@@ -247,7 +247,7 @@ class Catalog:
 
     def changed_since(self, changes: int) -> Changed:
         """Return the handles that have changed since there were `changes`; -1: all handles."""
-        with self._lock:
+        with self.lock:
             count = self._changes - changes
             is_all = changes < 0 or count > len(self._changed_files)
             files = self._nodes if is_all else itertools.islice(reversed(self._changed_files), count)
@@ -255,7 +255,7 @@ class Catalog:
 
     def all(self) -> list[Handle]:
         """Return all handles, newest begin first."""
-        with self._lock:
+        with self.lock:
             return [node.value for node in self._nodes.values() if node.value is not None]
 
     def get(self, file_id: str) -> Handle | None:
@@ -265,13 +265,13 @@ class Catalog:
 
     def put(self, handle: Handle, dispose: Callable[[], None] | None = None) -> None:
         """Add a handle, or replace the handle of its file. `dispose` runs when no lookup can use the old handle."""
-        with self._lock:
+        with self.lock:
             self._insert(handle, handle.second_min, max(handle.second_min, handle.second_max))
             self._changed(handle.file_id, dispose)
 
     def extend(self, handle: Handle) -> None:
         """Update the interval of a handle that has grown."""
-        with self._lock:
+        with self.lock:
             old = self._nodes[handle.file_id]
             begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
             if begin == old.begin:
@@ -284,7 +284,7 @@ class Catalog:
 
     def remove(self, file_id: str, dispose: Callable[[], None] | None = None) -> None:
         """Remove a file, if it is there. `dispose`: see `put`."""
-        with self._lock:
+        with self.lock:
             node = self._nodes.pop(file_id, None)
             if node is None:
                 return
@@ -293,7 +293,7 @@ class Catalog:
 
     def clear(self, beside: Iterable[Handle] = ()) -> None:
         """Close all handles, and those in `beside`, when no lookup runs. Disposals are dropped."""
-        with self._lock:
+        with self.lock:
             self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
             self._list, self._nodes = TimeRangeSkipList(), {}
             self._dead.clear()
@@ -305,12 +305,12 @@ class Catalog:
 
     def reclaim(self, beat: Callable[[], object] = lambda: None) -> None:
         """Run the disposals that no lookup blocks, and call `beat` after each: they may take long. One thread."""
-        with self._lock:
+        with self.lock:
             oldest = self._oldest()
             self._unlink(oldest)
             ready = [disposal for disposal in self._disposals if disposal[0] <= oldest]
         for disposal in ready:
-            with self._lock:
+            with self.lock:
                 # the others stay if `beat` raises
                 self._disposals.remove(disposal)
             disposal[1]()

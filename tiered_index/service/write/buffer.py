@@ -226,7 +226,7 @@ class WriteBuffer:
         self._held_up = held_up
         self._codec = RowCodec(schema, topics, rule)
         self._max_entries, self._max_bytes = max_entries, max_bytes
-        self._lock = call_lock()
+        self.lock = call_lock()
         self.open = OpenChunk(self._codec, 0)
         """The open chunk."""
         self._ready: list[Chunk] = []
@@ -303,7 +303,7 @@ class WriteBuffer:
 
         `size_bytes` does not include the caller's columns.
         """
-        with self._lock:
+        with self.lock:
             size_bytes += len(keys) * self._codec.more_bytes
             self._admit(len(keys), size_bytes)
             if agree is not None:
@@ -328,7 +328,7 @@ class WriteBuffer:
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
     ) -> None:
         """Add a batch of columns with hashed keys; `agree` and errors as in `append_rows`."""
-        with self._lock:
+        with self.lock:
             # the buffer must not grow during the check
             self.open.rows.close()
             self._admit(len(columns["second"]), size_bytes)
@@ -341,23 +341,23 @@ class WriteBuffer:
 
     def snapshot(self) -> tuple[Chunk, ...]:
         """Return the chunks that are not released, oldest first, with all entries that were put before the call."""
-        with self._lock:
+        with self.lock:
             chunks = self._closed_chunks()
         if len(chunks) < 2:
             return chunks
         self._merge_small()
-        with self._lock:
+        with self.lock:
             return self._closed_chunks()
 
     def close(self) -> None:
         """Accept no more entries; the next flush writes the accepted ones."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             self.open.rows.close()
 
     def close_chunk(self) -> int:
         """Close the open chunk. Return the number of the newest closed chunk: it and earlier ones have all entries."""
-        with self._lock:
+        with self.lock:
             self._close_open()
             return self._newest
 
@@ -366,7 +366,7 @@ class WriteBuffer:
 
         A large chunk comes alone: a sync of its own costs less than a copy of its columns.
         """
-        with self._lock:
+        with self.lock:
             if not self._flushing:
                 stop = entries = 0
                 while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
@@ -380,7 +380,7 @@ class WriteBuffer:
 
     def end_flush(self) -> None:
         """Release the chunks of `begin_flush`, after their entries are durable and searchable in files."""
-        with self._lock:
+        with self.lock:
             if self._flushing:
                 count = sum(chunk.count for chunk in self._flushing)
                 entries, flushed = self._entries - count, self._flushed_entries + count
@@ -437,7 +437,7 @@ class WriteBuffer:
                 return  # the flusher took it, or another lookup merged it
 
     def _exchange(self, pair: list[Chunk], merged: Chunk) -> bool:
-        with self._lock:
+        with self.lock:
             ready = self._ready
             at = ready.index(pair[0]) if pair[0] in ready else len(ready)
             if ready[at : at + 2] != pair:
