@@ -50,10 +50,11 @@ def test_signatures_are_contracts():
         assert parameters(kind.messages) == query
         assert inspect.signature(kind.messages).parameters["source"].kind is inspect.Parameter.KEYWORD_ONLY
         assert names(kind.query_many)[0] == "lookups"
-        assert names(kind.close) == []
         assert issubclass(kind, contextlib.AbstractContextManager)
-    for name in ("flush", "seal", "run_lifecycle", "close"):
+    for name in ("flush", "seal", "run_lifecycle"):
         assert names(getattr(IndexService, name)) == []
+    assert names(IndexReader.close) == []
+    assert parameters(IndexService.close) == [("timeout_s", 10.0)]
     assert names(IndexService.durable_position) == ["source"]
     assert names(IndexService.open) == ["config"]
     assert names(IndexReader.open) == ["storage"]

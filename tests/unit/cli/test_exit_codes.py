@@ -37,6 +37,8 @@ RAISED = {
     errors.BackPressure("bad"): 7,
     errors.DiskFull("bad"): 7,
     errors.IndexClosed("bad"): 70,
+    errors.CloseTimeout("bad"): 3,
+    errors.NestedCall("bad"): 70,
     RuntimeError("bad"): 70,
     KeyboardInterrupt(): 130,
 }
