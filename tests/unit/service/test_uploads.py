@@ -384,6 +384,24 @@ def test_a_background_round_that_fails_in_any_way_is_repeated_after_longer_and_l
     assert begun_s[6] - begun_s[5] >= 0.3
 
 
+def test_errors_of_one_kind_are_logged_once_and_shortly(caplog):
+    errors = [StorageUnavailable(f"s3://b: no answer after {number}.2s " + "x" * 300) for number in range(4)]
+    errors += [StorageUnavailable("s3://b: refused")]
+    failed = []
+
+    def work():
+        failed.append(errors[min(len(failed), 4)])
+        raise failed[-1]
+
+    worker = Rounds("test", work, 0.001)
+    worker.start()
+    until(lambda: len(failed) > 5)
+    worker.stop()
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("test: ")]
+    assert len(lines) == 2 and lines[1] == "test: s3://b: refused"
+    assert lines[0].startswith("test: s3://b: no answer after 0.2s xxx") and len(lines[0]) <= 206
+
+
 def test_a_worker_that_failed_is_soon_back_when_a_request_succeeds(tmp_path, storage):
     faulty = FaultStorage(storage)
     # the worker's own next round is an hour away

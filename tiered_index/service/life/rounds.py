@@ -1,7 +1,7 @@
 """A background worker of a writer: a thread that calls `run_once` at an interval.
 
-It logs an error of a round once and keeps it in `error`; the next rounds wait longer, up to a bound. The thread is a
-daemon thread, so that a process that does not close its index can end. Threads: any.
+It logs errors of one kind in a row once, and `error` is the last one. After an error the next rounds wait longer, up to
+a bound. The thread is a daemon thread, so that a process that does not close its index can end. Threads: any.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from tiered_index.storage.pools import start_thread
 
 # the longest wait that every system supports; a round follows it
 _LONGEST_S = 86_400.0
+# numbers, times and names, which differ in errors of one kind
+_VARYING = re.compile(r"\S*\d\S*")
 _log = logging.getLogger(__name__)
 
 
@@ -89,8 +92,8 @@ class Rounds:
             self._run_once()
         except TieredIndexError as error:
             # while the index is being closed, a last round may find it closed
-            if str(error) != str(self.error) and not self._is_stopping:
-                _log.warning("%s: %s", self.name, error)
+            if _kind(error) != _kind(self.error) and not self._is_stopping:
+                _log.warning("%s: %.200s", self.name, error)
             self.error = error
         except BaseException as error:  # noqa: BLE001 - the worker must continue; health shows the error
             _log.exception("%s failed unexpectedly", self.name)
@@ -99,3 +102,8 @@ class Rounds:
             self.error = None
         self.failed_rounds += self.error is not None
         return self.error is not None
+
+
+def _kind(error: BaseException | None) -> tuple[type, str]:
+    """Return what errors of one kind have in common."""
+    return type(error), _VARYING.sub("", str(error))
