@@ -52,6 +52,7 @@ from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import compiled_views
 from tiered_index.replaced import Replacement
 from tiered_index.retention import Expired
+from tiered_index.service.hooks import Hooks, PositionHook, ProblemHook
 from tiered_index.service.jobs.row_places import RowPlaces, alive
 from tiered_index.service.jobs.segment_archive import (
     MessagesOf,
@@ -67,7 +68,7 @@ from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.reads import bounds_of_root, reads_in
 from tiered_index.service.log.records import ArchivedSegment, LostObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.opening import open_parts
+from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.read.catalog import Handle, Snapshot
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
@@ -77,6 +78,7 @@ from tiered_index.service.read.scan import LookupFiles
 from tiered_index.service.write.buffer import BufferedChunk, Chunk
 from tiered_index.service.write.owned import SourceQueues, check_position_name, is_of_source, names_of
 from tiered_index.service.write.validation import (
+    TopicTable,
     batch_columns,
     check_keys,
     check_number,
@@ -129,12 +131,14 @@ class IndexService(Lookups[ItemT]):
         storage: Storage | None = None,
         begins_anew: bool = False,
         takes_over: bool = False,
+        hooks: Hooks | None = None,
     ) -> None:
         """Open an index; prefer `open`. It is long, because lookups get the parts as attributes of their own.
 
         `clock`, `disk` and `storage` replace the real ones in tests. `begins_anew` and `takes_over` are for `recover`
         (see `open_parts`).
         """
+        hooks = hooks or Hooks()
         self.config = config = checked_config(config)
         # also here: CPython finds an attribute of the object faster than the default of the class
         self._refused, self._locks = None, []
@@ -188,8 +192,9 @@ class IndexService(Lookups[ItemT]):
             # reads the log for lookups, which have deadlines and may be interrupted
             self._log_reader = DaemonPool(1, "tiered-index-log")
             # the threads hold no reference to the service, so one that was never closed can be garbage-collected
-            self._flushes = Rounds("flusher", lambda: parts.flusher.run_once(), flush_s)
-            self._rounds = Rounds("lifecycle", lambda: parts.lifecycle.run_once(), round_s)
+            flush, run_round = partial(_flush_round, parts, hooks, this), partial(_life_round, parts, hooks)
+            self._flushes = Rounds("flusher", flush, flush_s)
+            self._rounds = Rounds("lifecycle", run_round, round_s)
             self._merges = Rounds("merge", lambda: parts.merger.run_once(), ROUND_S, longest_pause_s=LONGEST_PAUSE_S)
             self._workers = (
                 (self._flushes, self._rounds, self._merges) if parts.merger.tiers else (self._flushes, self._rounds)
@@ -243,6 +248,9 @@ class IndexService(Lookups[ItemT]):
         storage: str | None = None,
         item_type: type[OpenedT] | None = None,
         environment: bool = True,
+        on_durable: PositionHook | None = None,
+        on_published: PositionHook | None = None,
+        on_problem: ProblemHook | None = None,
         **settings: Unpack[IndexSettings],
     ) -> IndexService[OpenedT]:
         """Open an index for writing. Create it if it does not exist, and recover after a crash.
@@ -251,12 +259,29 @@ class IndexService(Lookups[ItemT]):
         `seal_after_s=600`. docs/reference.md lists all. The environment supplies settings that you do not give, unless
         `environment` is false.
 
+        The workers call the hooks, between their rounds and without a lock: `on_durable(source, position)` when the
+        entries up to a position are on the disk, `on_published(source, position)` when they are in the storage, and
+        `on_problem(problem)` when `health` has a new one. An error of a hook is logged.
+
         Raises `ConfigError`, `NotAnIndex`, `SchemaMismatch`, `LockHeld` (another writer has the root or the index),
         `StorageUnavailable` (a new root needs its storage), `CorruptFile`.
         """
         config = config_of(config, environment, settings, root=root, storage=storage, item_type=item_type)
         made = cast(type[IndexService[OpenedT]], cls)
-        return made(config, clock=clock, disk=disk, storage=storage_backend)
+        hooks = Hooks(on_durable, on_published, on_problem)
+        return made(config, clock=clock, disk=disk, storage=storage_backend, hooks=hooks)
+
+    def warm_up(self) -> None:
+        """Load what the first `put_batch` and the first lookup need, so that these don't wait for it (0.2 to 0.9 s).
+
+        It changes nothing. Any thread. Raises `IndexClosed`.
+        """
+        self._check_open()
+        # plain lists load the most
+        row = {"topic": "t", "queue_id": 0, "key": "k", "offset": 0, "size": 1, "timestamp_ms": 0}
+        columns = {name: [value] for name, value in row.items()}
+        batch_columns(columns, self._schema, TopicTable(), self._rule, self._defaults)
+        self.query("t", "k", max_count=1)
 
     # Writing
 
@@ -817,10 +842,10 @@ class IndexService(Lookups[ItemT]):
         if failed:
             raise failed[0]
         if ending.is_alive():
-            waits = self._parts.late_requests(0.0) or ["the storage does not answer"]
+            waits = self._parts.late_requests(0.0) or ["a request"]
             raise CloseTimeout(
-                f"{waits[0]}: what is not uploaded is uploaded after the next start, and another writer can start once "
-                f"the lease has ended (within {self.config.lease_ttl_s:g} s)"
+                f"the storage does not answer ({waits[0]}): what is not uploaded is uploaded after the next start, and "
+                f"another writer can start once the lease has ended (within {self.config.lease_ttl_s:g} s)"
             )
 
     def _write(self, act: Callable[[], T], expected: type[Exception] = TieredIndexError) -> T:
@@ -941,6 +966,25 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         if self._session.fenced is not None:
             raise self._session.fenced.with_traceback(None)
+
+
+def _flush_round(parts: Parts, hooks: Hooks, index: weakref.ref[IndexService[Any]]) -> None:
+    try:
+        parts.flusher.run_once()
+    finally:
+        hooks.tell_durable(parts.flusher.positions)
+        opened = index()
+        workers = () if opened is None else opened._workers
+        del opened
+        # here, because the life cycle's worker waits for a storage that hangs
+        hooks.tell_problems(lambda: parts.problems(workers))
+
+
+def _life_round(parts: Parts, hooks: Hooks) -> None:
+    try:
+        parts.lifecycle.run_once()
+    finally:
+        hooks.tell_published(parts.session.log.state.positions)
 
 
 def _timeout(until_s: float) -> float:

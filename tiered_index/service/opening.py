@@ -265,7 +265,7 @@ class Parts:
             "lease_left_s": self.session.lease_left_s,
             "position_age_s": self._position_ages_s(),
             "failed_rounds": {worker.name: worker.failed_rounds for worker in workers},
-            "problems": [*(f"{name}: {error}" for name, error in self.errors(workers)), *self.late_requests(_LATE_S)],
+            "problems": [f"{name}: {problem}" for name, problem in self.problems(workers)],
         }
 
     def _is_busy(self) -> bool:
@@ -290,14 +290,18 @@ class Parts:
             f"{error}, and the storage fails: {away}", reason="storage", number=error.number, bound=error.bound
         )
 
+    def problems(self, workers: Iterable[Rounds]) -> list[tuple[str, object]]:
+        """Return what `health` lists, with the name of the origin of each."""
+        return [*self.errors(workers), *(("storage", late) for late in self.late_requests(_LATE_S))]
+
     def late_requests(self, patience_s: float) -> list[str]:
-        """Return a problem if requests have been under way for longer than `patience_s`. It names the oldest."""
+        """Return what is said if requests have been under way for longer than `patience_s`: the oldest is named."""
         late = self.storage.late(patience_s)
         if not late:
             return []
         age_s, call = late[0]
         more = f", and {len(late) - 1} more" if len(late) > 1 else ""
-        return [f"storage: {call.operation} of {call.name!r} has been under way for {age_s:.0f} s{more}"]
+        return [f"{call.operation} of {call.name!r} has been under way for {age_s:.0f} s{more}"]
 
     def _position_ages_s(self) -> dict[str, float]:
         """Return the seconds since each source's durable position moved, at most since the opening."""

@@ -34,7 +34,7 @@ def outer_calls(index, reader):
     index.seal()
     index.run_lifecycle()
     put(index, 6)
-    assert [len(found.items) for found in index.query_many([("t", "k"), ("t", "k5")])] == [6, 1]
+    assert [len(answer.items) for answer in index.query_many([("t", "k"), ("t", "k5")])] == [6, 1]
     assert index.topics() and index.files() and index.health()["problems"] == []
     reader.refresh()
     # an inner call may have published the rest
