@@ -209,6 +209,20 @@ def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, 
         link_files(spark, [str(logs / "8.ndjson")], ROWS, storage=storage, config=config, strict=True)
     result = link_files(spark, [str(logs / "8.ndjson")], ROWS, storage=storage, config=config, skip_bad=True)
     assert (result.rows, result.skipped_rows, result.skipped_first[0][1]) == (3, 1, "no time at at")
+    adds_it = (
+        r"n is no key of this topic, which has customer\.id, order_id: `tiered-index ingest \.\.\. --key n` adds it"
+    )
+    with pytest.raises(InvalidArgument, match=adds_it):
+        link_files(spark, [str(logs / "8.ndjson")], replace(ROWS, keys=("n",)), storage=storage, config=config)
+    # by another unit known rows are read anew, and count once
+    with pytest.raises(InvalidArgument, match=r"8\.ndjson, line 1 .*no time at n2.* Its rows have other times"):
+        link_files(spark, [str(logs / "8.ndjson")], replace(ROWS, time="n2"), storage=storage, config=config)
+    of_unit = {"storage": storage, "config": config, "skip_bad": True}
+    retimed = link_files(spark, [str(logs / "8.ndjson")], replace(ROWS, unit="ms"), **of_unit)
+    assert (retimed.files, retimed.rows) == (1, 3)
+    with IndexReader.open(storage) as reader:
+        assert [item.timestamp_ms for item in reader.query("orders", "1")] == [(BEGIN_S + 1) // 1000 * 1000]
+    assert link_files(spark, [str(logs / "8.ndjson")], replace(ROWS, unit="ms"), **of_unit).known == 1
     with pytest.raises(InvalidArgument, match="nobody_has_this"):
         link_files(
             spark, [str(logs)], RowsOfFiles(("nobody_has_this",), "at", None, "others"), storage=storage, config=config

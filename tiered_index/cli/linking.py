@@ -212,6 +212,12 @@ class RowIngestion:
             out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
         for uri in counts.rewritten:
             out.note(f"{uri} has other rows from some row on, which are read again in place of the earlier ones")
+        if counts.retimed:
+            files = listed_names(counts.retimed, 3)
+            out.note(f"times are read in another way than before, so all rows of {files} are read again")
+            if counts.otherwise:
+                others = listed_names(counts.otherwise, 3)
+                out.note(f"not of {others}: these rows keep their times, because this run does not list the files")
         for uri in counts.copies:
             out.note(f"{uri} is a copy of another file of its folder, whose rows are indexed once")
         for uri in counts.changed_while_read:
@@ -231,13 +237,13 @@ class RowIngestion:
             if mapping.is_guessed:
                 decided = "by the first one" if before is None else "as in an earlier run"
                 out.note(f"times are numbers of {mapping.unit}, {decided}; --time-unit sets another unit")
-            elif before not in (None, mapping.unit):
+            elif before not in (None, mapping.unit) and not counts.retimed:
                 out.note(f"times are numbers of {mapping.unit} from now on. Earlier rows keep theirs, read in {before}")
         if mapping.has_zoneless and mapping.zone is not None:
             before, zone = linker.zone_before, mapping.zone.name
             if self.options.time_zone is None:
                 out.note(f"times without a zone are of {zone}, as in an earlier run; --time-zone sets another zone")
-            elif before not in (None, zone):
+            elif before not in (None, zone) and not counts.retimed:
                 out.note(f"times without a zone are of {zone} from now on. Earlier rows keep theirs, read in {before}")
             for text in mapping.unclear_times.texts(zone):
                 out.note(text)

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.archived import segment_object_bytes
 from tiered_index.format.names import store_prefix
-from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment, Text, Times
+from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment, Text, TimeRule, Times
 from tiered_index.kernels import crc32
 from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, checks, decoded, unpacked
 
@@ -144,11 +144,12 @@ class _Rows(Struct, kw_only=True):
     lines: list[tuple[Count, tuple[Count, ...]] | None] = []
     topic_field: list[str | None] = []
     damage: list[tuple[Text, Place, Crc32] | None] = []
+    time_rule: list[TimeRule | None] = []
 
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("length", "crc32", "head", "extra", "footer", "position"), 0),
-    **dict.fromkeys(("source", "rows", "times", "blocks", "lines", "topic_field", "damage")),
+    **dict.fromkeys(("source", "rows", "times", "blocks", "lines", "topic_field", "damage", "time_rule")),
     **dict.fromkeys(("format", "etag"), ""),
     "is_open": False,
 }
@@ -199,6 +200,7 @@ def _of_linked(segment: LinkedSegment) -> dict[str, Any]:
         "lines": segment.lines,
         "topic_field": segment.topic_field,
         "damage": segment.damage,
+        "time_rule": segment.time_rule,
     }
 
 
@@ -243,7 +245,7 @@ class CatalogRows:
             return LinkedSegment(
                 name, store, start, rows.length[at], rows.format[at], size, rows.etag[at], rows.published[at],
                 rows.position[at], rows.rows[at], times, rows.blocks[at], rows.is_open[at],
-                rows.lines[at], rows.topic_field[at], rows.damage[at],
+                rows.lines[at], rows.topic_field[at], rows.damage[at], rows.time_rule[at],
             )  # fmt: skip
         if "/" not in name:
             name = f"{_prefix(store)}{start:020d}/{name}"

@@ -132,6 +132,13 @@ class ArchivedSegment(Stored, frozen=True):
         return self.store, self.start
 
 
+TimeRule = tuple[Text, Text | None, Text | None]
+"""The path of the time of a row, the unit of times that are numbers, and the zone of those that have none.
+
+None: no such time was read.
+"""
+
+
 class LinkedSegment(Stored, frozen=True):
     """A file of someone else, or a part of it, as the offsets [start, start + length) of the log of `store`.
 
@@ -170,6 +177,8 @@ class LinkedSegment(Stored, frozen=True):
 
     If no row was read, the segment has one offset, which no entry has.
     """
+    time_rule: TimeRule | None = None
+    """How the times of its rows were read; None: not known."""
 
     def __post_init__(self) -> None:
         if self.lines is not None and (self.blocks is None or len(self.lines[1]) != len(self.blocks[1])):

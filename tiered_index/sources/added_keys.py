@@ -219,7 +219,7 @@ class AddedKeys:
     def _read_file(self, segment: LinkedSegment, row_end: int, rows: RowFile, sink: _KeyEntries) -> None:
         reading, shift = sink.reading, segment.start - segment.position
         first, last = max(sink.end, segment.start) - shift, min(reading.end, row_end + shift) - shift
-        mapping = reading.mapping
+        mapping = reading.mapping.with_times(segment.time_rule)
         if segment.topic_field != mapping.topic:
             # another run has found the topics of these rows in another field
             mapping = replace(mapping, topic=segment.topic_field)

@@ -26,6 +26,19 @@ from tiered_index.sources.values import key_value
 _MOST_HEADS = 64
 
 
+def first_problem(file: SourceFile, mapping: RowMapping) -> str | None:
+    """Return why the first rows of a file are no entries; None: one of them is. Raises as a reading of the file."""
+    # unclear times are not counted
+    mapping = replace(mapping, zone=None)
+    rows = open_rows(file.file, file.size_bytes, file.head(), mapping.dialect)
+    for batch in rows.reading(mapping, 0, rows.length_bound(0)).batches(0):
+        if batch.rows:
+            return None
+        if batch.bad:
+            return f"{batch.bad[0].where}: {batch.bad[0].problem}"
+    return None
+
+
 class FieldSearch:
     """Which fields of a mapping rows have, and whether one of them is an entry. It does not change the mapping.
 

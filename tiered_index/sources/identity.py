@@ -27,7 +27,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.segment import LOST, LinkedSegment, Times
+from tiered_index.format.segment import LOST, LinkedSegment, TimeRule, Times
 from tiered_index.kernels import crc32
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile
@@ -112,6 +112,15 @@ class KnownFile:
         """The device and the inode of a local file."""
         is_local = self.uri.startswith("file:") and not self.is_lost
         return self.last.etag.rpartition("-")[0] if is_local else None
+
+    def is_read_otherwise(self, wanted: TimeRule) -> bool:
+        """Return whether times of its rows were read in another way than the wanted one."""
+        return any(
+            after is not None and before is not None and after != before
+            for segment in self.segments
+            if segment.time_rule is not None
+            for before, after in zip(segment.time_rule, wanted, strict=True)
+        )
 
     @property
     def unfinished(self) -> list[LinkedSegment]:

@@ -27,7 +27,7 @@ from msgspec import structs
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import points_store, rows_store
-from tiered_index.format.segment import LOST, LinkedSegment
+from tiered_index.format.segment import LOST, LinkedSegment, TimeRule
 from tiered_index.kernels import crc32
 from tiered_index.replaced import ReplacedRanges
 from tiered_index.service.read.segments import Segments
@@ -52,7 +52,7 @@ from tiered_index.sources.listing import HEAD_BYTES, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.forms import is_growing_text, open_rows
-from tiered_index.sources.rows.mapping import Dialect
+from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.sources.rows.table import TABLES
 from tiered_index.sources.rows.text import BLOCK_BYTES, TextFile
 
@@ -68,11 +68,15 @@ Opened = Callable[[str], SourceFile]
 
 @dataclass(frozen=True, slots=True)
 class UnreadFile:
-    """A file whose rows from `position` on are to be read. They replace those at the offsets `old`."""
+    """A file whose rows from `position` on are to be read. They replace those at the offsets `old`.
+
+    It `is_retimed` if that is because their times were read in another way.
+    """
 
     listed: SourceFile
     position: int = 0
     old: tuple[OldOffsets, ...] = ()
+    is_retimed: bool = False
 
 
 @dataclass
@@ -87,6 +91,8 @@ class Plan:
     - `lost`: the URIs of files that have other rows, so that their earlier ones can't be read any more.
     - `rewritten`: the URIs of files whose rows from some place on are read anew.
     - `packed`: files that have the text of known ones, which were not packed, and their segments.
+    - `otherwise`: the URIs of known files that are not listed, and whose times were read in another way.
+    - `is_first_part`: a further plan is to be made after this one.
     """
 
     unread: list[UnreadFile] = field(default_factory=list)
@@ -99,6 +105,8 @@ class Plan:
     lost: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
     packed: list[tuple[SourceFile, list[LinkedSegment]]] = field(default_factory=list)
+    otherwise: list[str] = field(default_factory=list)
+    is_first_part: bool = False
 
 
 class KnownFiles:
@@ -219,13 +227,10 @@ class KnownFiles:
                 yield reached, start
             reached = max(reached, end)
 
-    def reserved(
-        self, unread: UnreadFile, dialect: Dialect | None, topic_field: str | None
-    ) -> tuple[RowFile, LinkedSegment] | Torn | None:
+    def reserved(self, unread: UnreadFile, mapping: RowMapping) -> tuple[RowFile, LinkedSegment] | Torn | None:
         """Return the rows of a file, and an open segment at the end of the log for those that are unread.
 
-        `dialect` is for CSV, and `topic_field` is the path of the topic of a row, None if all have one topic. Returns
-        None if the file has no byte there, and `TORN` if it has only a line that may still be written. Raises
+        Returns None if the file has no byte there, and `TORN` if it has only a line that may still be written. Raises
         `CorruptFile`, and `InvalidArgument` for a file of another form.
         """
         published_ms, listed, position = SystemClock().now_ms(), unread.listed, unread.position
@@ -236,7 +241,7 @@ class KnownFiles:
                 return TORN
         # a small file is read once, by its head
         file = HeldFile(listed.file, head) if len(head) == listed.size_bytes else listed.file
-        rows = open_rows(file, listed.size_bytes, head, dialect)
+        rows = open_rows(file, listed.size_bytes, head, mapping.dialect)
         if (length := rows.length_bound(position)) <= 0:
             return None
         # what a later run compares if this one is killed
@@ -249,7 +254,8 @@ class KnownFiles:
             text = first if rows.compression is None else first_text(listed.file, head, rows.compression)
             blocks = (len(text), (crc32(text),)) if text else None
         of_file = listed.uri, self.store, self.end, length, rows.format, listed.size_bytes, listed.stamp
-        segment = LinkedSegment(*of_file, published_ms, position, blocks=blocks, is_open=True, topic_field=topic_field)
+        of_rows: dict[str, Any] = {"topic_field": mapping.topic, "time_rule": mapping.time_rule(is_whole=False)}
+        segment = LinkedSegment(*of_file, published_ms, position, blocks=blocks, is_open=True, **of_rows)
         self.add(segment)
         return rows, segment
 
@@ -268,11 +274,16 @@ class KnownFiles:
         return further
 
     def plan(
-        self, files: Sequence[SourceFile], opened: Opened, is_tried: Callable[[LinkedSegment], bool] = lambda _: True
+        self,
+        files: Sequence[SourceFile],
+        opened: Opened,
+        wanted: TimeRule,
+        is_tried: Callable[[LinkedSegment], bool] = lambda _: True,
     ) -> Plan:
         """Decide what each listed file is, and what a run has to do.
 
-        It reads files whose hints are other ones than those of the known file. `is_tried` says whether a damaged file
+        It reads files whose hints are other ones than those of the known file. `wanted` says how times are to be read:
+        a listed file whose times were read otherwise is read anew. `is_tried` says whether a damaged file
         need not be read again as long as it has the hints of its segment. Raises the storage's errors.
         """
         new, gone = list[SourceFile](), list[tuple[str, int]]()
@@ -285,7 +296,7 @@ class KnownFiles:
             elif known is not None and known.last.damage is not None and known.has_hints(listed):
                 is_tried(known.last)
             new.append(listed)
-        plan = _Decision(self, new, opened).plan()
+        plan = _Decision(self, new, opened, wanted).plan()
         plan.known += len(files) - len(new)
         plan.gone += gone + self._replaced_tables
         self._replaced_tables = []
@@ -295,10 +306,10 @@ class KnownFiles:
 class _Decision:
     """One decision about all listed files. It changes the known files as the plan says."""
 
-    def __init__(self, known_files: KnownFiles, files: Sequence[SourceFile], opened: Opened) -> None:
+    def __init__(self, known_files: KnownFiles, files: Sequence[SourceFile], opened: Opened, wanted: TimeRule) -> None:
         self._files, self._by_uri, self._lost = known_files.files, known_files._by_uri, known_files._lost
         self._waiting, self._compared = known_files._waiting, known_files._copies
-        self._opened, self._plan = opened, Plan()
+        self._opened, self._wanted, self._plan = opened, wanted, Plan()
         places = dict[str, SourceFile]()
         for listed in files:
             # of the names of one file, the known one counts
@@ -345,6 +356,8 @@ class _Decision:
             if known not in self._claimed and known.unfinished:
                 self._plan.lost.append(known.uri)
                 self._end(known)
+            if known.segments and known.uri not in self._listed and known.is_read_otherwise(self._wanted):
+                self._plan.otherwise.append(known.uri)
         known_files = [known for known in [*self._by_uri.values(), *self._claimed] if known.segments]
         self._lost[:] = [known for known in self._lost if known not in self._claimed]
         self._by_uri.clear()
@@ -551,7 +564,13 @@ class _Decision:
         if known is not None:
             self._plan.retired += old
             self._plan.gone += [segment.place for segment in before.segments] if old and before is not None else []
-            self._continue(listed, known, self._verdicts.get(listed.uri))
+            is_read_anew = listed.uri not in self._unlisted and known.is_read_otherwise(self._wanted)
+            if is_read_anew and not known.unfinished:
+                self._read_anew(listed, known)
+            else:
+                # old rows wait for those of a reading that was interrupted: that one is finished first
+                self._plan.is_first_part |= is_read_anew
+                self._continue(listed, known, self._verdicts.get(listed.uri))
         elif listed.uri not in self._unlisted:
             self._plan.unread.append(UnreadFile(listed, 0, tuple(old)))
 
@@ -587,6 +606,13 @@ class _Decision:
             self._plan.known += not known.unfinished
         else:
             self._plan.unread.append(UnreadFile(listed, position, tuple(old)))
+
+    def _read_anew(self, listed: SourceFile, known: KnownFile) -> None:
+        """Note that all rows of a file, which is a known one, are to be read in place of the known ones."""
+        old = tuple(known.offsets_from(0))
+        if listed.uri in self._verdicts:
+            self._renew(listed, known, is_whole=False)
+        self._plan.unread.append(UnreadFile(listed, 0, old, is_retimed=True))
 
     def _resume(self, listed: SourceFile, known: KnownFile) -> None:
         """Note the segments whose rows are not all put. Their text is known, or the file has not been written to."""

@@ -39,12 +39,20 @@ from tiered_index.sources import restart
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
 from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles, WrittenFiles
+from tiered_index.sources.first_rows import first_problem
 from tiered_index.sources.identity import Cut, OldOffsets, Other, what_is
 from tiered_index.sources.known_files import TORN, UNKNOWN_FORM, KnownFiles, Plan, UnreadFile, may_grow, unread_stamp
 from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, PointedText, encode_points, taken_points
-from tiered_index.sources.row_archive import SEGMENT_BYTES, CopiedTexts, RowArchiver, copied_from, without_copies
+from tiered_index.sources.row_archive import (
+    SEGMENT_BYTES,
+    CopiedTexts,
+    RowArchiver,
+    check_retimed,
+    copied_from,
+    without_copies,
+)
 from tiered_index.sources.rows.batch import UNREADABLE, Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
@@ -78,6 +86,8 @@ class FileCounts(DamageCounts):
     - `changed`: URIs of files with other rows, so that their earlier ones can't be read any more.
     - `rewritten`: URIs of files whose rows from some place on are read anew, in place of the earlier ones.
     - `continued`: the number of files of which an earlier run has read rows, and this one the rest.
+    - `retimed`: URIs of files whose rows are read anew, because their times were read in another way. `otherwise`:
+      those of known files whose times were, and that are not read, because they are not listed.
     - `copies`: URIs of files that are not read, because they are copies of others.
     - `lacking`: the number of files that were read and have no row with a key, by the key's path.
     """
@@ -94,6 +104,8 @@ class FileCounts(DamageCounts):
     skipped_first: list[dict[str, str]] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
+    retimed: list[str] = field(default_factory=list)
+    otherwise: list[str] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
     changed_while_read: list[str] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
@@ -151,6 +163,7 @@ class FileLinker:
         # the rows with archived copies that a new reading leaves out, and the names of its file, by the same
         self._copied: dict[int, tuple[CopiedTexts, list[str]]] = {}
         self._is_begun = False
+        self._given_times = self.mapping.given_times
         self._given, self._keys = self.mapping, AddedKeys(self.index, self._store, self.patient, self._columns)
         self.counts.keys = self._keys.counts
         self.unit_before: str | None = None
@@ -177,38 +190,55 @@ class FileLinker:
         Raises the errors of the index and of the storages; if it `is_strict`, `InvalidArgument` for a row that is no
         entry, and the errors of damaged files.
         """
-        self.counts.known = self.counts.known_damaged = 0
-        self.counts.known_damaged_first.clear()
         is_first, self._is_begun = not self._is_begun, True
         if is_first:
             self._learn()
         with contextlib.closing(LinkedFiles(self.index.config)) as opened:
-            plan = self._known.plan(
-                self._without_written(files), lambda uri: as_it_is(opened.file(uri, 0)), self._damaged.is_known
-            )
-            self._count(plan)
-            self._state(plan)
-            for packed in plan.packed:
-                self._point(*packed)
-            # rows of a run that was killed before it put any have the keys of this one
-            is_new = is_first and not self._keys.known()
-            if is_new:
-                self._settle(self.position)
-            self._resume(plan)
-            if is_first and not is_new:
-                self._settle(max(self.position, self._known.end))
-            waiting = deque(plan.unread)
-            while waiting:
-                self._index(self._reserved(waiting))
-        replaced = self.index.log_state.expired.replaced.stores.get(self._store)
-        if replaced is not None and replaced.readings:
+            if self._run_plan(files, opened, is_first=is_first).is_first_part:
+                self._run_plan(files, opened)
+        if self._has_unpublished:
             # the new rows are answers once they are in the storage, also those of a run that was killed
             self.index.seal()
             with contextlib.suppress(StorageUnavailable, BackPressure):
                 self.index.run_lifecycle()
         until_s = self.clock_s() + self.reread_s
-        self._keys.run(self.mapping, lambda: self.clock_s() < until_s)
+        if not self._has_unpublished:
+            # otherwise the old rows are answers still, and would lack the keys
+            self._keys.run(self.mapping, lambda: self.clock_s() < until_s)
         return self.counts
+
+    @property
+    def _has_unpublished(self) -> bool:
+        """Whether old rows are answers until the storage has those of a newer reading."""
+        replaced = self.index.log_state.expired.replaced.stores.get(self._store)
+        return replaced is not None and bool(replaced.readings)
+
+    def _run_plan(self, files: Sequence[SourceFile], opened: LinkedFiles, *, is_first: bool = False) -> Plan:
+        """Plan what is to be read, and read it. `is_first`: the keys are settled, too."""
+        self.counts.known = self.counts.known_damaged = 0
+        self.counts.known_damaged_first.clear()
+        plan = self._known.plan(
+            self._without_written(files),
+            lambda uri: as_it_is(opened.file(uri, 0)),
+            self._given_times,
+            self._damaged.is_known,
+        )
+        check_retimed(self.index.segment_archive.segments(), self._store, plan)
+        self._count(plan)
+        self._state(plan)
+        for packed in plan.packed:
+            self._point(*packed)
+        # rows of a run that was killed before it put any have the keys of this one
+        is_new = is_first and not self._keys.known()
+        if is_new:
+            self._settle(self.position)
+        self._resume(plan)
+        if is_first and not is_new:
+            self._settle(max(self.position, self._known.end))
+        waiting = deque(plan.unread)
+        while waiting:
+            self._index(self._reserved(waiting))
+        return plan
 
     def _settle(self, end: int) -> None:
         """Settle the keys of the log. Rows before offset `end` are read again for new ones."""
@@ -229,6 +259,7 @@ class FileLinker:
     def _learn(self) -> None:
         """Learn the segments of the log."""
         self._waiting = []
+        self.index.flush()
         self._put_copied()
         segments = self.index.segment_archive.segments()
         self._known.learn(segments, self.position)
@@ -258,6 +289,7 @@ class FileLinker:
         counts.known += plan.known
         counts.changed += plan.lost
         counts.rewritten += plan.rewritten
+        counts.otherwise += plan.otherwise
         counts.copies += plan.copies
 
     def _state(self, plan: Plan) -> None:
@@ -277,11 +309,18 @@ class FileLinker:
         # the log does not say which of them are read again, if all of their old rows have copies
         self._leave_out((segment, self._replaced[segment.start]) for _, segment in resumed)
         try:
-            # with the keys of that time
-            for keys, of_keys in groupby(resumed, lambda of: self._keys.at(of[1].start)):
-                self.mapping = self.mapping.with_keys(keys or self._given.keys)
-                readings = [(listed, self._rows(listed, segment), segment) for listed, segment in of_keys]
+            # with the keys of that time, and by its rule for times
+            mapping = self.mapping
+            for (keys, rule), alike in groupby(resumed, lambda of: (self._keys.at(of[1].start), of[1].time_rule)):
+                of_rule = mapping.with_times(rule)
+                self.mapping = of_rule.with_keys(keys or self._given.keys)
+                self._learn_times()
+                readings = [(listed, self._rows(listed, segment), segment) for listed, segment in alike]
                 self._index(readings, self.position)
+                if of_rule is mapping:
+                    mapping = self.mapping.with_keys(mapping.keys)
+            self.mapping = mapping
+            self._learn_times()
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"{error}. An earlier run has begun this file, so this one must read it first"
@@ -379,7 +418,12 @@ class FileLinker:
             reserved, damages, is_read = None, list[Damage](), False
             try:
                 with self._damaged.passed_over(listed, damages.append):
-                    reserved, is_read = self._known.reserved(unread, self.mapping.dialect, self.mapping.topic), True
+                    if unread.is_retimed and (problem := first_problem(listed, self.mapping)) is not None:
+                        # what it had before is replaced by rows only
+                        self._keep_times_of(listed, problem)
+                        continue
+                    self.counts.retimed += [listed.uri] if unread.is_retimed else []
+                    reserved, is_read = self._known.reserved(unread, self.mapping), True
             except FileMoved:
                 self.counts.changed_while_read.append(listed.uri)
             # what a file had before is replaced by rows only
@@ -421,6 +465,15 @@ class FileLinker:
                 ranges = [(start, end) for start, end, _ in old]
                 names = copied.names(segment.uri, ranges + self._known.offsets_before(segment)[:1])
                 self._copied[segment.start] = copied, names
+
+    def _keep_times_of(self, listed: SourceFile, problem: str) -> None:
+        """Count a known file as one bad row, because it has no time where it was to be read anew."""
+        told = f"{problem}; no row at its beginning is an entry, so all keep their times"
+        if self.is_strict and not self.skip_bad:
+            raise InvalidArgument(f"{listed.uri}, {told}")
+        self.counts.skipped += 1
+        if len(self.counts.skipped_first) < FIRST:
+            self.counts.skipped_first.append({"where": listed.uri, "problem": told})
 
     def _index(self, readings: Sequence[_Reading], offset: int = 0) -> None:
         """Read segments to their ends, from an offset on."""
@@ -466,6 +519,7 @@ class FileLinker:
                 blocks=reading.blocks,
                 is_open=False,
                 lines=reading.lines,
+                time_rule=self.mapping.time_rule(),
             )
             yield finished, None
         self.progress(self.counts.read_bytes)
@@ -596,6 +650,7 @@ class FileLinker:
             blocks=None if has_changed else reading.blocks or segment.blocks,
             lines=None if has_changed else reading.lines,
             etag=unread_stamp(listed.uri, listed.place) if has_moved or has_changed else segment.etag,
+            time_rule=self.mapping.time_rule(is_whole=is_counted),
         )
         # a position at its end says only that all of it was read
         put = offset - segment.start if offset < segment.end else 0

@@ -35,6 +35,7 @@ from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.messages import Search
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources.identity import OldOffsets, first_name
+from tiered_index.sources.known_files import Plan
 from tiered_index.sources.restart import group_rows
 from tiered_index.sources.rows.batch import RowBatch
 from tiered_index.sources.rows.mapping import KEY_TYPE
@@ -134,6 +135,18 @@ def without_copies(segments: Segments, log: str, old: Iterable[OldOffsets]) -> t
         if start < end:
             left.append(OldOffsets(start, end, times))
     return tuple(left)
+
+
+def check_retimed(segments: Segments, log: str, plan: Plan) -> None:
+    """Raise `InvalidArgument` if rows are to be read anew for other times, and have archived copies, which stay."""
+    retimed = (unread for unread in plan.unread if unread.is_retimed)
+    copied = [unread for unread in retimed if without_copies(segments, log, unread.old) != unread.old]
+    if copied:
+        raise InvalidArgument(
+            f"{copied[0].listed.uri}{f' and {len(copied) - 1:,} more' if copied[1:] else ''} can't be read by another "
+            "--time, --time-unit or --time-zone: the archived copies of its rows have their times. Give those of "
+            "before, or index the files into another --topic"
+        )
 
 
 class CopiedTexts:

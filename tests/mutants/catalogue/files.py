@@ -19,7 +19,7 @@ segment-read-from-its-start: a run that was killed puts rows again that are dura
   + reading.batches(segment.start - shift + 1)
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
 segments-not-continued: what an earlier run has not finished is left out
-  in FileLinker.run
+  in FileLinker._run_plan
   - self._resume(plan)
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
 position-before-shorter-text: the position passes text that a killed run did not see, before the log knows it
@@ -28,7 +28,7 @@ position-before-shorter-text: the position passes text that a killed run did not
   + if True:
   tests/unit/cli/test_followed_files.py::test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed
 gone-text-named-late: a text that is gone counts as read once later rows are put
-  in FileLinker.run
+  in FileLinker._run_plan
   - self._state(plan)
   tests/unit/cli/test_followed_files.py::test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back
 further-segment-lost: a packed text that is longer than its bound ends there
@@ -220,8 +220,8 @@ copies-doubled: a second new reading of a file has rows again that only copies h
   tests/unit/cli/test_file_events.py::test_rows_with_copies_count_once_after_further_edits_kills_and_from_the_archive_alone[ndjson-folder]
 killed-replacement-waits: new rows of a reading that a killed run began wait for a further upload
   in FileLinker.run
-  - if replaced is not None and replaced.readings:
-  + if any(unread.old for unread in plan.unread):
+  - if self._has_unpublished:
+  + if False:
   tests/unit/cli/test_file_events.py::test_the_new_rows_of_a_killed_second_reading_are_answers_after_the_run_that_ends_it[parquet-folder]
 edit-of-equal-length-unseen: a text of the same size is compared at its ends alone
   in identity.py:_what_text_is
@@ -229,7 +229,7 @@ edit-of-equal-length-unseen: a text of the same size is compared at its ends alo
   + size_bytes >= reached >= end
   tests/unit/cli/test_file_events.py::test_rows_behind_an_edit_are_read_anew_and_those_before_it_keep_their_places[0-ndjson-folder]
 packed-log-without-points: a late row of a log that was packed costs all text before it
-  in FileLinker.run
+  in FileLinker._run_plan
   - self._point(*packed)
   tests/unit/cli/test_file_events.py::test_a_late_row_of_a_log_that_was_packed_is_read_from_a_restart_point[ndjson-folder]
 unpublished-rows-shown: new rows of a file are answers beside the old ones

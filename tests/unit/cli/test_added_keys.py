@@ -1,5 +1,6 @@
 """The keys of a topic of files: an added one finds known rows, too, each once, or the answer says what it lacks."""
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.unit.cli.test_linked_files import Crash, Killed
+from tests.unit.cli.test_linked_files import Crash, Killed, serve_s3
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
@@ -25,8 +26,10 @@ from tiered_index.sources.listing import listed_files
 from tiered_index.sources.row_archive import decoded_rows
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.storage.opening import open_storage
 
 BEGIN_S = 1_700_000_000
+LATER_MS = 10**10
 T = ("--topic", "t", "--time", "at")
 
 
@@ -40,7 +43,7 @@ def ingest(where):
     def run(source, *keys, code=0, of=T):
         done = run_here("ingest", source, *of, *keys, *where, "--json")
         assert done.code == code, (done.out, done.err)
-        return done.document if code in (0, 1) else done.error["message"]
+        return done.error["message"] if code == 2 else done.document
 
     return run
 
@@ -62,7 +65,8 @@ def row(number):
     # the keys at a and b are equal in some rows, and rows lack some
     keys = {"a": f"x{number % 5}", "b": [f"x{number % 3}", number % 4], "c": {"d": f"u{number % 6}"}}
     with_key = {name: key for at, (name, key) in enumerate(keys.items()) if (number + at) % 7}
-    return with_key | {"at": BEGIN_S + number, "kind": f"k{number % 2}", "n": number}
+    times = {"at": BEGIN_S + number, "later": (BEGIN_S + number) * 1000 + LATER_MS}
+    return with_key | times | {"kind": f"k{number % 2}", "n": number}
 
 
 def lines(begin, end):
@@ -107,13 +111,14 @@ def check_said(config, moments, sure, log, kinds):
             topic = row(number)["kind"] if kinds else "t"
             for key in keys_of(number, rules):
                 at_ms = (BEGIN_S + number) * 1000
-                answer = reader.query(topic, key, at_ms, at_ms)
-                assert answer.items or answer.lost, (number, key)
-                assert all(key.startswith("of=") or "of=" not in lost.reason for lost in answer.lost)
+                answers = [reader.query(topic, key, time_ms, time_ms) for time_ms in (at_ms, at_ms + LATER_MS)]
+                # at one of both times
+                assert len([answer for answer in answers if answer.items]) == 1 or answers[0].lost, (number, key)
+                assert all(key.startswith("of=") or "of=" not in lost.reason for lost in answers[0].lost)
 
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))])
-@pytest.mark.parametrize("form", ["topic", "topics", "archive"])
+@pytest.mark.parametrize("form", ["topic", "topics", "archive", "times"])
 def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(tmp_path, monkeypatch, seed, form):
     moments, kinds = random.Random(seed), form == "topics"
     monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 900)
@@ -122,6 +127,7 @@ def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(t
     config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
     logs, count, active, log = tmp_path / "logs", 0, [], linked_store("" if kinds else "t", TOPICS_QUEUE * kinds)
     logs.mkdir()
+    files_of_rows = []
     # rules by which a row must have keys, by its number, since a run that was not killed
     sure = {}
     for life in range(12):
@@ -132,12 +138,16 @@ def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(t
                     with text.open("ab") as file:
                         file.write(lines(count, count + more))
                 else:
-                    (logs / f"{count}.log.gz").write_bytes(gzip.compress(lines(count, count + more)))
+                    text = logs / f"{count}.log.gz"
+                    text.write_bytes(gzip.compress(lines(count, count + more)))
+                files_of_rows += [text] * more
                 count += more
         wanted = moments.sample([*RULES], moments.randrange(1, 4))
         dropped = [rule for rule in active if rule not in wanted and moments.random() < 0.2]
         index = IndexService(config)
-        mapping = RowMapping(wanted, "at", "s", "kind" if kinds else None)
+        is_later = form == "times" and life < 11 and moments.random() < 0.4
+        time = ("later", "ms") if is_later else ("at", "s")
+        mapping = RowMapping(wanted, *time, "kind" if kinds else None)
         # a run without it leaves rows that have no copy
         options = {"dropped_keys": dropped, "archive": form == "archive" and moments.random() < 0.8}
         linker = FileLinker(index, None if kinds else "t", mapping, PatientPut(index, 10.0), **options)
@@ -159,7 +169,9 @@ def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(t
             index.run_lifecycle()
             active = rules_of(index.durable_positions(), log)
             assert {*wanted} <= {*active} and not {*dropped} & {*active}
-            sure = {number: {*sure.get(number, ()), *active} for number in range(count)}
+            # rows that are read anew for other times have the keys of now
+            before = {} if form == "times" else sure
+            sure = {number: {*before.get(number, ()), *active} for number in range(count)}
             index.close()
     with IndexReader.open(config=config) as reader:
         assert not reader.query("k0" if kinds else "t", "x1").lost
@@ -168,11 +180,14 @@ def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(t
     surely = set().union(*(expected(number, sure[number], kinds) for number in range(count)))
     perhaps = set().union(*(expected(number, RULES, kinds) for number in range(count)))
     assert surely <= entries.keys() <= perhaps and len(surely) > count
-    check_copies(config, entries, active)
+    check_copies(config, entries, active, files_of_rows)
 
 
-def check_copies(config, entries, active):
-    """Each copied row has all of its keys, and a segment of copies has all rows with a key."""
+def check_copies(config, entries, active, files):
+    """Each copied row has all of its keys, and a segment of copies has all rows with a key.
+
+    `files` has the file of each row.
+    """
     with IndexReader.open(config.storage) as reader:
         linked_segments = list(reader.segments().of_log("files:-/t/0"))
         for segment in list(reader.segments().of("rows:-/t/0")):
@@ -191,7 +206,8 @@ def check_copies(config, entries, active):
                     n for n, offset in zip(numbers, keys_by_offset, strict=True) if whole.start <= offset < whole.end
                 ]
                 every = range(min(rows), max(rows) + 1) if rows else ()
-                assert {*rows} >= {number for number in every if keys_of(number, active)}
+                here = [number for number in every if files[number] == files[rows[0]]]
+                assert {*rows} >= {number for number in here if keys_of(number, active)}
 
 
 def test_a_key_is_added_to_known_rows_and_ends_when_it_is_dropped(tmp_path, ingest, numbers_of):
@@ -360,6 +376,86 @@ def test_copies_of_a_killed_run_and_the_entries_of_the_next_one_agree(tmp_path, 
     assert edited or len({copy["text"] for copy in copies}) == len(copies)
     # rows that had no copy are found, too
     assert len({entry["offset"] for entry in entries}) > 22
+
+
+def times_of_rows(where):
+    """Return the times of the rows of key x, by their numbers: each row once, from its file or its copy."""
+    done = run_here("query", "t", "x", "--messages", "--all", *where, "--json")
+    assert done.records[-1]["lost"] == []
+    messages = [record for record in done.records if "state" in record]
+    times = {int(json.loads(of["message"]["body"])["n"]): of["item"]["timestamp_ms"] for of in messages}
+    assert len(times) == len(messages)
+    return times
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_rows_of_known_files_get_other_times_and_count_once(
+    tmp_path, monkeypatch, s3_environment, where, ingest, is_stored
+):
+    """Another time path, unit or zone: the listed files are read anew, in any form. Others keep their times."""
+    folder, source = tmp_path / "logs", f"{tmp_path}/logs/"
+    folder.mkdir()
+    if is_stored:
+        serve_s3(monkeypatch, s3_environment)
+        source = f"s3://{s3_environment.new_bucket()}/logs/"
+    rows = [{"a": "x", "at": f"2026-07-01T12:00:{n:02}", "sent": (BEGIN_S + n) * 1000, "n": n} for n in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows[:3]), folder / "0.parquet")
+    (folder / "1.csv").write_text("a,at,sent,n\n" + "".join(f"x,{r['at']},{r['sent']},{r['n']}\n" for r in rows[3:6]))
+    texts = [f"{json.dumps(each)}\n".encode() for each in rows]
+    (folder / "2.log").write_bytes(b"".join(texts[6:8]))
+    (folder / "3.log.gz").write_bytes(gzip.compress(b"".join(texts[8:10])))
+    (folder / "4.log").write_bytes(b"".join(texts[10:]))
+
+    def run(options, code=0, name=""):
+        with open_storage(source.rstrip("/"), any_names=True) if is_stored else contextlib.nullcontext() as storage:
+            for file in folder.iterdir() if is_stored else ():
+                storage.put(file.name, file.read_bytes())
+        return ingest(source + name, *options, of=("--topic", "t", "--key", "a"), code=code)
+
+    noon_ms, hour_ms = 1782907200000, 3_600_000
+    at, sent = {n: noon_ms + n * 1000 for n in range(12)}, {n: (BEGIN_S + n) * 1000 for n in range(12)}
+    assert run(("--time", "at"))["retimed"] == [] and times_of_rows(where) == at
+    for options, times in (
+        (("--time", "at", "--time-zone", "Europe/Berlin"), {n: time_ms - 2 * hour_ms for n, time_ms in at.items()}),
+        (("--time", "at", "--time-zone", "UTC"), at),
+        (("--time", "sent"), sent),
+        (("--time", "sent", "--time-unit", "us"), {n: time_ms // 10**6 * 1000 for n, time_ms in sent.items()}),
+        (("--time", "at"), at),
+    ):
+        retimed = run(options)
+        assert len(retimed["retimed"]) == retimed["read_files"] == 5 and retimed["rows"] == 12
+        assert times_of_rows(where) == times
+        assert (run(options)["retimed"], run(options)["known"]) == ([], 5) and times_of_rows(where) == times
+    # times are as they were: nothing is read anew for a zone or a unit that no time needs
+    assert run(("--time", "at", "--time-unit", "ms"))["retimed"] == []
+    # a file with other times than the others
+    told = run(("--time", "sent", "--time-unit", "ms"), name="2.log")
+    assert (len(told["retimed"]), len(told["otherwise"])) == (1, 4)
+    assert times_of_rows(where) == at | {n: sent[n] for n in (6, 7)}
+    # a mistyped path, or a unit that is not theirs, replaces nothing
+    for options in ("--time", "snet"), ("--time", "sent", "--time-unit", "s"):
+        assert run(options, code=4, name="4.log")["skipped"] == 1
+    assert times_of_rows(where) == at | {n: sent[n] for n in (6, 7)}
+
+
+def test_rows_with_copies_keep_their_times(tmp_path, where, ingest):
+    log = tmp_path / "a.log"
+    log.write_bytes(b"".join(f'{{"a":"x","at":{BEGIN_S + n},"sent":{BEGIN_S},"n":{n}}}\n'.encode() for n in range(3)))
+    ingest(log, "--key", "a", "--archive")
+    refused = ingest(log, "--key", "a", of=("--topic", "t", "--time", "sent"), code=2)
+    assert refused.startswith(f"{log.as_uri()} can't be read by another --time, --time-unit or --time-zone: ")
+    assert ingest(log, "--key", "a")["known"] == 1
+    assert times_of_rows(where) == {n: (BEGIN_S + n) * 1000 for n in range(3)}
+
+
+def test_an_added_key_reads_the_times_of_rows_as_their_own_run_did(tmp_path, where, ingest):
+    """Two runs found times in two fields: a pass for a key of both reads each file's times where its run did."""
+    for name, field, at in (("1.log", "at", BEGIN_S), ("2.log", "sent", (BEGIN_S + 9) * 1000)):
+        (tmp_path / name).write_text(json.dumps({"b": "y", "a": "x", field: at, "n": int(name[0])}) + "\n")
+        ingest(tmp_path / name, "--key", "b", of=("--topic", "t", "--time", field))
+    added = ingest(tmp_path / "2.log", "--key", "a", of=("--topic", "t", "--time", "sent"))
+    assert (added["keys"]["files"], added["skipped"]) == (2, 0)
+    assert times_of_rows(where) == {1: BEGIN_S * 1000, 2: (BEGIN_S + 9) * 1000}
 
 
 def test_an_added_key_finds_rows_by_the_topic_that_their_own_run_found(tmp_path, ingest, numbers_of):

@@ -118,6 +118,9 @@ def segments_of(random, count):
                 blocks, etag = random.choice([None, (4096, (1, 2))]), f'"{start:x}"'
                 more = {"rows": 3, "times": (1, 2), "blocks": blocks, "is_open": random.random() < 0.5}
                 more["topic_field"] = random.choice([None, "type"])
+                if count > 2:
+                    # the golden bytes have none
+                    more["time_rule"] = random.choice([None, ("at", "s", None), ("b.c", None, "Europe/Berlin")])
                 segments.append(
                     LinkedSegment(f"s3://b/{start}.gz", store, start, 77, "ndjson+gzip", size, etag, 9, 4, **more)
                 )

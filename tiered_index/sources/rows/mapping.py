@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.segment import TimeRule
 from tiered_index.json_paths import FieldReader, compiled_path, key_texts, plain_path
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
@@ -117,6 +118,28 @@ class RowMapping:
         mapping = replace(self, keys=keys)
         mapping.has_numbers, mapping.has_zoneless = self.has_numbers, self.has_zoneless
         return mapping
+
+    def with_times(self, rule: TimeRule | None) -> RowMapping:
+        """Return the same fields with times that are read by a rule; None: as these."""
+        path, unit, zone = rule or (self.time, None, None)
+        if path == self.time and unit in (None, self.unit) and zone in (None, self._zone_name):
+            return self
+        of_times: Any = {"unit": unit, "is_guessed": unit is not None, "zone": None if zone is None else TimeZone(zone)}
+        return replace(self, time=path, **of_times)
+
+    @property
+    def _zone_name(self) -> str:
+        return "UTC" if self.zone is None else self.zone.name
+
+    def time_rule(self, *, is_whole: bool = True) -> TimeRule:
+        """Return how times are read. Unless it `is_whole`, there may be numbers, and times without a zone."""
+        unit = self.unit if self.has_numbers or not is_whole else None
+        return self.time, unit, self._zone_name if self.has_zoneless or not is_whole else None
+
+    @property
+    def given_times(self) -> TimeRule:
+        """How times are to be read, as far as that is given."""
+        return self.time, None if self.is_guessed else self.unit, None if self.zone is None else self.zone.name
 
     def shown(self, fields: Iterable[tuple[str, str]]) -> str:
         """Return the options of fields that a file lacks, as `names`. A path that is no JMESPath is shown as one."""

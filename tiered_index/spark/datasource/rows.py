@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.segment import LinkedSegment, Times
+from tiered_index.format.segment import LinkedSegment, TimeRule, Times
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.read.segments import Segments
@@ -100,8 +100,9 @@ class RowWriter(EntryWriter):
                     f"{further[0]} is a key of this topic, too: name it in the option keys, or end it by "
                     f"`tiered-index ingest ... --drop-key {further[0]}`"
                 )
+            given_times = self._rows.mapping().given_times
             self._rows = self._rows.with_times_of(log.state.positions)
-            plan = FilePlan.of(self._rows, Segments(log.state, storage), files, config)
+            plan = FilePlan.of(self._rows, Segments(log.state, storage), files, config, wanted=given_times)
             plan.state_known(log)
         if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:
             raise InvalidArgument(f"{others[0]} is no Parquet file: index it by `spark build --topic`")
@@ -173,7 +174,8 @@ class RowWriter(EntryWriter):
         def publish(log: StorageLog) -> None:
             has_zoneless = any(message.has_zoneless for message in written)
             rows = self._rows.with_times_read({message.unit for message in written}, has_zoneless=has_zoneless)
-            segments = self._finished(written)
+            zone = (rows.zone or "UTC") if has_zoneless else None
+            segments = self._finished(written, (rows.time, rows.unit, zone))
             if segments and shards:
                 topics = {topic for message in written for topic in message.topics}
                 replaced = [old for segment in segments for old in self._replaced[segment.start]]
@@ -181,8 +183,11 @@ class RowWriter(EntryWriter):
 
         publish_written(self._job, sent, publish)
 
-    def _finished(self, written: Sequence[WrittenRows]) -> list[LinkedSegment]:
-        """Return the segments of the files that have rows. Raises `InvalidArgument` for a file that changed."""
+    def _finished(self, written: Sequence[WrittenRows], rule: TimeRule) -> list[LinkedSegment]:
+        """Return the segments of the files that have rows, whose times are read by a rule.
+
+        Raises `InvalidArgument` for a file that changed.
+        """
         made = []
         with contextlib.closing(LinkedFiles(IndexConfig(storage=self._job.address.uri))) as files:
             for place, document in self._segments.items():
@@ -194,7 +199,8 @@ class RowWriter(EntryWriter):
                     raise InvalidArgument(f"{segment.uri} was changed while it was indexed: write again")
                 for message in written:
                     times = joined_times(times, message.times.get(place))
-                made.append(structs.replace(segment, rows=segment.length, times=times, is_open=False))
+                facts: dict[str, Any] = {"rows": segment.length, "times": times, "time_rule": rule}
+                made.append(structs.replace(segment, is_open=False, **facts))
         return made
 
 

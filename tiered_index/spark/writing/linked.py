@@ -27,7 +27,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
 from tiered_index.format.schema import Schema
-from tiered_index.format.segment import LinkedSegment, Segment
+from tiered_index.format.segment import LinkedSegment, Segment, TimeRule
 from tiered_index.kernels import crc32
 from tiered_index.service.jobs.catalogs import check_behind, send_catalog
 from tiered_index.service.jobs.linking import link
@@ -42,7 +42,7 @@ from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles
-from tiered_index.sources.first_rows import FieldSearch
+from tiered_index.sources.first_rows import FieldSearch, first_problem
 from tiered_index.sources.identity import OldOffsets, table_digest
 from tiered_index.sources.known_files import TORN, KnownFiles, Plan, offsets_end
 from tiered_index.sources.linked import MOST_POINTS, check_queue, joined_times
@@ -50,7 +50,7 @@ from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, list
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import send_points, taken_points
-from tiered_index.sources.row_archive import without_copies
+from tiered_index.sources.row_archive import check_retimed, without_copies
 from tiered_index.sources.rows.batch import Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
@@ -266,6 +266,7 @@ class LinkedPartsReader:
             unit = mapping.unit if mapping.has_numbers else None
             blocks = reading.blocks or segment.blocks
             facts: dict[str, Any] = {"rows": count, "times": times, "blocks": blocks, "lines": lines}
+            facts["time_rule"] = mapping.time_rule()
             mine = structs.replace(segment, position=begin, length=behind - begin, is_open=False, **facts)
             points = tuple(sent), () if is_first else tuple(reading.points)
             unclear = UnclearTimes(*np.subtract(mapping.unclear_times, unclear).tolist())
@@ -399,12 +400,12 @@ class FilePlan:
     @classmethod
     def of(
         cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile], config: IndexConfig,
-        damaged: DamagedFiles | None = None,
+        damaged: DamagedFiles | None = None, wanted: TimeRule | None = None,
     ) -> FilePlan:  # fmt: skip
-        """Plan the segments of files.
+        """Plan the segments of files. `wanted`: how times are to be read, if not as those of `rows`.
 
-        Raises `InvalidArgument` if an `ingest` has not finished its own, and for a file with other rows than before
-        whose topic has archived copies.
+        Raises `InvalidArgument` if an `ingest` has not finished its own, for a file with other rows than before whose
+        topic has archived copies, and as `check_retimed`.
         """
         known, position = KnownFiles(rows.store), segments.state.positions.get(rows.store, 0)
         known.learn(segments, position)
@@ -413,17 +414,21 @@ class FilePlan:
                 f"{unfinished[0].uri} is being indexed by `ingest`, or its entries are not uploaded yet: "
                 "let it end with --wait, then build again"
             )
-        begin = known.end
+        begin, mapping = known.end, rows.mapping()
         with contextlib.closing(LinkedFiles(config)) as opened:
             tried: tuple[Any, ...] = () if damaged is None else (damaged.is_known,)
-            of_known = known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)), *tried)
+            wanted = wanted or mapping.given_times
+            of_known = known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)), wanted, *tried)
+            check_retimed(segments, rows.store, of_known)
             of_known.retired = [*without_copies(segments, rows.store, of_known.retired)]
             plan = cls(known, of_known, begin=begin, damaged=damaged)
         damages = list[tuple[SourceFile, Damage]]()
         for unread in plan.known.unread:
             listed, reserved, of_file = unread.listed, None, list[Damage]()
+            if unread.is_retimed and (problem := first_problem(listed, mapping)) is not None:
+                raise InvalidArgument(f"{listed.uri}, {problem}. Its rows have other times: build without it")
             with contextlib.nullcontext() if damaged is None else damaged.passed_over(listed, of_file.append):
-                reserved = known.reserved(unread, rows.dialect, rows.topic_path)
+                reserved = known.reserved(unread, mapping)
             damages += [(listed, damage) for damage in of_file]
             if reserved == TORN:
                 plan.held_back.append(listed.uri)
@@ -591,12 +596,13 @@ def link_files(
         index = stack.enter_context(BuiltIndex.opening(spark, storage, settings, present, {}))
         log, of_source = index.log, settings.changed(storage=storage, root=None)
         check_own_columns(index.genesis.layout.schema)
+        given_times = rows.mapping().given_times
         rows = rows.with_keys_of(log.state.positions).with_times_of(log.state.positions)
         mapping = rows.mapping()
         damage_counts = DamageCounts()
         damaged = DamagedFiles(damage_counts, mapping, is_strict=strict)
         files = _listed(sources, of_source, stack)
-        plan = FilePlan.of(rows, Segments(log.state, index.opened), files, of_source, damaged)
+        plan = FilePlan.of(rows, Segments(log.state, index.opened), files, of_source, damaged, given_times)
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
             with IndexReader.open(config=of_source, environment=False) as stored, stored.export(rows.topic) as batches:
                 check_queue(rows.topic, batches)
