@@ -34,13 +34,14 @@ from moto import mock_aws
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
 from tests.storage.test_s3_answers import listing
 from tests.support.authority import Authority
-from tests.support.hanging import until
+from tests.support.hanging import beside, until
 from tests.support.s3_server import S3Server
 from tiered_index.errors import BudgetExceeded, ConfigError, ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import ObjectInfo
 from tiered_index.storage.context import deadline_at
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3 import reads
+from tiered_index.storage.s3 import storage as storage_of_s3
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.place import find_place
 from tiered_index.storage.s3.storage import S3Storage
@@ -413,6 +414,31 @@ def test_another_region_is_found_once_for_both_clients(s3: S3Storage, scripted: 
     assert "authorization" not in scripted.requests[1].lowered
     s3.put("a", b"x")
     assert len(scripted.requests) == 5
+
+
+def test_another_region_is_found_by_two_threads_at_once(
+    s3: S3Storage, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one learns the region after the first one has moved the storage there."""
+    both, asked, region = threading.Barrier(2), itertools.count(1), storage_of_s3._region
+
+    def told(reads: Any) -> str | None:
+        both.wait(60)
+        if next(asked) == 2:
+            until(lambda: s3._place.options.region == "eu-west-3")
+        return region(reads)
+
+    def script(request: Request) -> Answer:
+        if "/eu-west-3/" in request.lowered.get("authorization", ""):
+            return part(DATA, 0, 10)
+        wrong = error(400, "AuthorizationHeaderMalformed")
+        wrong.headers["x-amz-bucket-region"] = "eu-west-3"
+        return wrong
+
+    monkeypatch.setattr(storage_of_s3, "_region", told)
+    scripted.script = script
+    reads = [beside(lambda: s3.get_range(NAME, 0, 10)) for _ in range(2)]
+    assert [read() for read in reads] == [DATA[:10]] * 2
 
 
 def test_a_full_page_of_a_listing_without_the_next_pages_token_is_followed(

@@ -167,21 +167,24 @@ class S3Storage(BucketStorage):
     def _read(self, doing: str, name: str, act: Callable[[Any], _T], client: Callable[[], Any] | None = None) -> _T:
         """As `BucketStorage._read`, and in the bucket's region if it is another one."""
         client = client or partial(self._client_of, name)
-        reads = client()
+        # in this order: the client may know the region already, and the place may not
+        place, reads = self._place, client()
 
         def attempt() -> _T:
-            nonlocal reads
+            nonlocal place, reads
             try:
                 return act(reads)
             except reads.errors as error:
                 region = _region(reads) if reads.is_elsewhere(error) else None
-                if region in (None, self._place.options.region):
+                if region in (None, place.options.region):
                     raise
             with self._lock:
-                moved = replace(self.options, region=region)
-                self._place = find_place(self.bucket, self.uri, moved)
-                self.close()
-            reads = client()
+                # the response to a request of another thread may have told the region meanwhile
+                if self._place.options.region != region:
+                    moved = replace(self.options, region=region)
+                    self._place = find_place(self.bucket, self.uri, moved)
+                    self.close()
+            place, reads = self._place, client()
             return act(reads)
 
         return reads.loop.run(doing, name, attempt)
