@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 import signal
 
 import pyarrow as pa
@@ -508,3 +509,26 @@ def test_a_row_behind_the_bound_of_a_packed_text_is_found_at_once_and_its_file_c
     assert (done.code, done.document["read_files"], done.document["rows"]) == (0, 1, 30_003)
     assert done.document["read_bytes"] == (folder / "a.gz").stat().st_size
     assert found_keys(range(3)) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_copies_that_can_not_be_read_are_named_and_passed_over(tmp_path, folder, where, ingest, harm):
+    for number in range(3):
+        (folder / f"{number}.log").write_bytes(lines(number, number + 1))
+        assert ingest(folder, "--archive", "--wait").code == 0
+    copies = sorted(path for path in (tmp_path / "objects").rglob("*.parquet") if "rows=" in str(path))
+    assert len(copies) == 3
+    if harm == "gone":
+        copies[1].unlink()
+    else:
+        copies[1].write_bytes(bytes([copies[1].read_bytes()[0] ^ 1]) + copies[1].read_bytes()[1:])
+    of_copies = ("ingest", f"archive:{where[3]}", "--root", tmp_path / "root2", "--storage", f"file://{tmp_path}/new")
+    done = run_here(*of_copies, "--json")
+    assert done.code == 4 and copies[1].name in done.err
+    done = run_here(*of_copies, "--skip-corrupt", "--wait", "--json")
+    (skipped,) = done.document["skipped"]
+    # it goes on after the first copy
+    assert (done.code, done.document["entries"], copies[1].name in skipped["problem"]) == (0, 1, True), done.err
+    shutil.rmtree(folder)
+    answers = [run_here("query", "t", f"{n}", "--storage", of_copies[-1], "--json").document["items"] for n in range(3)]
+    assert [len(items) for items in answers] == [1, 0, 1]
