@@ -117,22 +117,26 @@ class Logs:
             index.run_lifecycle()
         return counts
 
-    def killed(self, *, puts, archive=False, files=None):
-        """Index the files by a run that dies before a put, with all earlier entries durable."""
+    def killed(self, *, puts=1000, links=1000, archive=False, files=None):
+        """Index the files by a run that dies before a put, or a record of files, with all earlier entries durable."""
 
         class Crash(Exception):
             pass
 
-        index, left = IndexService(self.config), itertools.count(puts, -1)
+        def until(act, count):
+            left = itertools.count(count, -1)
+
+            def call(*arguments):
+                if next(left) == 0:
+                    raise Crash
+                return act(*arguments)
+
+            return call
+
+        index = IndexService(self.config)
+        index.link = until(index.link, links)
         linker = self.linker(index, archive=archive)
-        patient = linker.patient
-
-        def put(*arguments):
-            if next(left) == 0:
-                raise Crash
-            patient(*arguments)
-
-        linker.patient = put
+        linker.patient = until(linker.patient, puts)
         with contextlib.suppress(Crash), self.listed() as listed:
             linker.run(listed if files is None else files(listed))
         index.flush()

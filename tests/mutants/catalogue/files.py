@@ -194,7 +194,7 @@ part-of-a-text-moves: a copy of the first rows counts as the file that has moved
   in _Decision._find_moved
   - if isinstance(verdict, Same) and verdict.is_part:
   + if isinstance(verdict, Grown) and verdict is None:
-  tests/unit/cli/test_file_events.py::test_the_file_with_all_known_rows_is_the_one_that_has_moved[ndjson-folder]
+  tests/unit/cli/test_file_events.py::test_the_file_with_all_known_rows_is_the_one_that_has_moved[ndjson-bucket]
 restored-log-doubled: a log that is restored beside its copy is indexed again
   in _Decision._compare_restored
   - if isinstance(verdict, Same):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.support.file_logs import BEGIN_S, TABLES, Logs, once
+from tests.support.file_logs import BEGIN_S, KEYS, TABLES, Logs, once
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.sources import restart, row_archive
@@ -235,16 +235,18 @@ def test_a_file_that_a_killed_run_has_begun_is_found_where_it_has_moved(logs, mo
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_written_while_a_later_run_ends_a_reading_is_read(logs):
     logs.write("app.log", logs.rows(*range(40)))
-    logs.killed(puts=7)
-    edited = [*range(10, 50)]
+    logs.killed(links=1)
+    edited = [*range(11, 51)]
 
     def change(files):
         logs.write("app.log", logs.rows(*edited))
         return files
 
-    logs.killed(puts=1000, files=change)
+    logs.killed(files=change)
     logs.ingest()
     assert logs.found()[0] == once(edited)
+    for number in range(KEYS):
+        assert logs.found(f"e{number}")[0] == once([n for n in edited if n % KEYS == number])
 
 
 @pytest.mark.parametrize("where", ["folder"])
