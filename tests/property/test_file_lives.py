@@ -518,6 +518,9 @@ def life(tmp_path, monkeypatch, where, form, seed, archives):
 def lives():
     """Yield the parameters of lives: a few quick ones, with each form, and many long ones."""
     for seed, form, where, archives in itertools.product(range(4), FORMS, ("folder", "bucket"), (False, True)):
+        if archives and seed:
+            # of rows with copies it is less clear which are those of a file that was edited and has moved
+            continue
         is_quick = seed == 0 and (where == "folder") == (FORMS.index(form) % 2 == 0) and archives == (form in ARCHIVED)
         marks = () if is_quick else pytest.mark.long
         yield pytest.param(seed, form, where, archives, marks=marks)

@@ -410,7 +410,9 @@ def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[Ar
     """
     store = rows_store(log)
     for copy in archive.segments().of(store, position):
-        if copy.start > position:
+        # offsets between that no file has any more are those of a reading that was given up
+        before = next(archive.segments().of_log(log, position), None) if copy.start > position else None
+        if before is not None and before.start < copy.start:
             break
         try:
             rows = decoded_rows(archive, copy)
