@@ -153,6 +153,19 @@ def test_a_close_waits_for_a_hanging_storage_only_as_long_as_it_may(open_index, 
         hang.release.set()
 
 
+def test_the_error_of_a_block_is_not_hidden_by_a_storage_that_hangs(open_index, storage, monkeypatch):
+    faulty = FaultStorage(storage)
+    index = open_index(storage_backend=faulty)
+    close = index.close
+    monkeypatch.setattr(index, "close", lambda: close(timeout_s=0.2))
+    hang = faulty.hang("*", times=None)
+    try:
+        with pytest.raises(KeyError, match="of the block"), index:
+            raise KeyError("of the block")
+    finally:
+        hang.release.set()
+
+
 def test_a_lock_that_an_interrupt_left_held_stops_no_close(open_index):
     index = open_index()
     put(index, 1)

@@ -18,7 +18,7 @@ from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import Output, ProgressDisplay, counted
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
+from tiered_index.errors import BackPressure, CloseTimeout, StorageUnavailable, TieredIndexError
 from tiered_index.follow import PatientPut
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.service.index import IndexService
@@ -87,8 +87,12 @@ class Putting:
     def open(cls, session: Session, config: IndexConfig, intake: IntakeOptions) -> Iterator[Putting]:
         """Open the index of `config` for a command. Raises as `IndexService.open`."""
         started_s = time.monotonic()
-        with IndexService.open(config) as index:
-            yield cls(session, index, intake, started_s)
+        try:
+            with IndexService.open(config) as index:
+                yield cls(session, index, intake, started_s)
+        except CloseTimeout as error:
+            # all entries are on the disk, which is what a command without --wait promises
+            session.out.note(str(error))
 
     def patient(self, stop: threading.Event | None = None, *, is_outside: bool = False) -> PatientPut:
         """Return a `put` that waits while the disk is full or the storage does not answer, until `stop` is set.

@@ -710,6 +710,15 @@ class IndexService(Lookups[ItemT]):
             summary["problems"].append(f"writer: {self._refused}")
         return summary
 
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self.close()
+        except CloseTimeout as late:
+            if exc[1] is None:
+                raise
+            # the error of the block says more
+            _log.warning("closing %r: %s", self, late)
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Flush, stop the workers, and release lease and lock. Raise the first error after everything is released.
 
