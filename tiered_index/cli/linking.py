@@ -298,7 +298,8 @@ class RowIngestion:
 
 def _reread(keys: KeyCounts) -> str:
     """Return what a run did for added keys, as text."""
-    return f"{counted(keys.entries, 'entry', 'entries')} of {counted(keys.files, 'known file')} read again"
+    bad = f", {counted(keys.skipped, 'bad row')} left out" if keys.skipped else ""
+    return f"{counted(keys.entries, 'entry', 'entries')} of {counted(keys.files, 'known file')} read again{bad}"
 
 
 def _known_keys(config: IndexConfig, topic: str | None) -> set[str]:

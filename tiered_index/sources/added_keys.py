@@ -60,6 +60,7 @@ class KeyCounts:
     - `added`, `dropped`: the keys that this run added to those of the topic, and the ones that it dropped.
     - `further`: keys of earlier runs, by which this run indexes files, too.
     - `files`, `entries`: files that were read again for added keys, and the entries of these.
+    - `skipped`: the bad rows of these files, which have no entry of the keys.
     - `unread`: files whose rows can't be read again, with the reason.
     """
 
@@ -68,6 +69,7 @@ class KeyCounts:
     further: list[str] = field(default_factory=list)
     files: int = 0
     entries: int = 0
+    skipped: int = 0
     unread: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -227,6 +229,7 @@ class AddedKeys:
         if rows.is_text and first == segment.position and segment.lines is not None:
             of_file.lines_before = segment.lines[0]
         for batch in of_file.batches(first):
+            self.counts.skipped += len([bad for bad in batch.bad if first <= bad.position < last])
             sink.take(batch.within(first, last), shift, min(batch.end, last) + shift, segment.uri)
             if batch.end >= last:
                 break

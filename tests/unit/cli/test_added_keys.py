@@ -256,6 +256,13 @@ def test_a_key_that_can_not_be_dropped_is_refused(tmp_path, ingest, keys, proble
     assert problem in ingest(tmp_path / "a.log", *keys, code=2)
 
 
+def test_rows_that_are_bad_by_an_added_key_alone_are_counted(tmp_path, ingest):
+    (tmp_path / "a.log").write_bytes(lines(0, 4) + f'{{"a":"x4","b":"\\ud800","at":{BEGIN_S},"n":4}}\n'.encode())
+    ingest(tmp_path / "a.log", "--key", "a")
+    added = ingest(tmp_path / "a.log", "--key", "a", "--key", "b")
+    assert (added["keys"]["files"], added["keys"]["skipped"], added["keys"]["unread"]) == (1, 1, [])
+
+
 def test_rows_that_can_not_be_read_again_for_a_key_are_named_in_its_lookups(tmp_path, where, ingest, numbers_of):
     a, b, c = (tmp_path / name for name in ("a.log", "b.log", "c.log"))
     for number, log in enumerate((a, b, c)):
