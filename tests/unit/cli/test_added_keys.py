@@ -487,6 +487,8 @@ def test_a_follower_reads_known_rows_again_between_its_looks_at_new_ones(tmp_pat
 
     with IndexService(config) as index, listed_files([str(tmp_path / "*.log")], config) as files:
         linker_of("a").run(files)
+        # else a run that was killed before it put any
+        index.flush()
         # the clock goes on by a second with each look
         linker, done = linker_of("a", "of=c.d", reread_s=0.5), []
         for _ in range(8):
