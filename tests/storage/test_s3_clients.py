@@ -420,11 +420,11 @@ def test_another_region_is_found_by_two_threads_at_once(
     s3: S3Storage, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one learns the region after the first one has moved the storage there."""
-    both, asked, region = threading.Barrier(2), itertools.count(1), storage_of_s3._region
+    both, calls, region = threading.Barrier(2), itertools.count(1), storage_of_s3._region
 
     def told(reads: Any) -> str | None:
         both.wait(60)
-        if next(asked) == 2:
+        if next(calls) == 2:
             until(lambda: s3._place.options.region == "eu-west-3")
         return region(reads)
 
