@@ -19,7 +19,7 @@ from tests.unit.cli.test_linked_files import Crash, Killed
 from tiered_index import IndexService, erase
 from tiered_index.service.jobs.merge_run import merge_index
 from tiered_index.sources import linked, listing
-from tiered_index.sources.identity import names_before
+from tiered_index.sources.identity import first_name
 from tiered_index.sources.rows import text as rows_of_text
 
 FORMS = ("ndjson", "csv", "gz", "zst", "parquet", "arrow")
@@ -104,18 +104,16 @@ class Life:
         return most
 
     def original(self, name):
-        """Return the name of the file in the same folder, before or after its rotation, that has all rows of a file."""
+        """Return the name of the file in the same folder, another one of its log, that has all rows of a file."""
         folder, slash, last = name.rpartition("/")
-        file, befores = self.files[name], names_before(last)
+        file = self.files[name]
         for other_name, other in self.files.items() if self.is_text and file.text else ():
             of_other = other_name.rpartition("/")
-            if of_other[:2] != (folder, slash) or not other.text.startswith(file.text):
+            if other_name == name or of_other[:2] != (folder, slash) or first_name(of_other[2]) != first_name(last):
                 continue
-            is_before = of_other[2] in befores
-            if is_before or last in names_before(of_other[2]):
-                is_copy = other.text != file.text or (file.is_apart, not is_before) < (other.is_apart, is_before)
-                if is_copy:
-                    return other_name
+            is_longer = other.text.startswith(file.text) and other.text != file.text
+            if is_longer or (other.text == file.text and (file.is_apart, other_name) < (other.is_apart, name)):
+                return other_name
         return None
 
     @property

@@ -124,6 +124,8 @@ def test_the_checksums_of_blocks_give_that_of_the_text(seed):
         ("app.log-2026010203", ["app.log"]),
         ("app.log.old", ["app.log"]),
         ("app.log~", ["app.log"]),
+        ("app.log.1.gz.1", ["app.log.1.gz", "app.log.1", "app.log"]),
+        ("app.log.gz.bak~", ["app.log.gz.bak", "app.log.gz", "app.log"]),
         ("part-00001.ndjson", []),
         ("data.ndjson.gz", ["data.ndjson"]),
         (".1", []),
@@ -138,7 +140,7 @@ def test_the_names_that_a_file_had_before_it_was_rotated_or_packed(name, before)
     [
         (TEXT, TEXT, True), (TEXT, TEXT[:100], True), (TEXT[:100], TEXT, False), (TEXT, edited(39), False),
         (TEXT, gzip.compress(TEXT), True), (TEXT, gzip.compress(TEXT)[:-9], True), (TEXT, b"\x1f\x8b", False),
-        (gzip.compress(TEXT), TEXT[:100], True), (b"PAR1", b"PAR1", False),
+        (gzip.compress(TEXT), TEXT[:100], True), (b"PAR1", b"PAR1", True), (b"PAR1-", b"PAR1", False),
     ],
 )  # fmt: skip
 def test_a_copy_is_the_begin_of_another_text(tmp_path, longer, shorter, is_so):

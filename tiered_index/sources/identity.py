@@ -51,8 +51,8 @@ _PARQUET_END = struct.Struct("<I4s")
 _POLYNOMIAL = 0xEDB88320
 _ALL = 1 << 62
 
-_PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")
-_ROTATED = re.compile(r"(\.\d+|[.-]\d{4}-?\d\d-?\d\d([-_.T]?\d\d(-?\d\d)*)?|\.old|\.bak|~)$")
+_SUFFIX = re.compile(r"(\.(gz|bz2|xz|zst|\d+|old|bak)|[.-]\d{4}-?\d\d-?\d\d([-_.T]?\d\d(-?\d\d)*)?|~)$")
+_BACKUP = re.compile(r"(\.bak|~)$")
 
 
 class Block(NamedTuple):
@@ -339,6 +339,13 @@ class Content:
             return None
         return first_digest(self.listed.file, self.listed.size_bytes)
 
+    def first_bytes(self, size: int) -> bytes:
+        """Return the first bytes of the text, fewer if it ends or is damaged there. Raises as `what_is`."""
+        if self.compression is None and size <= HEAD_BYTES:
+            return self.head[:size]
+        with self.text() as handle:
+            return self._read(handle, size)[0]
+
     @contextlib.contextmanager
     def text(self) -> Iterator[IO[bytes]]:
         """Yield the text, for reads from its begin on by `_read`."""
@@ -444,14 +451,26 @@ class Content:
                 yield piece
 
 
+def is_earlier(backup: SourceFile, edited: SourceFile) -> bool:
+    """Return whether most of the first lines of a text are among those of another one: then it was edited since.
+
+    Raises as `what_is`.
+    """
+    contents = Content(backup), Content(edited)
+    if any(content.table_format for content in contents):
+        return False
+    before, after = ({*content.first_bytes(BLOCK_BYTES).splitlines()} for content in contents)
+    return 2 * len(before & after) > len(before)
+
+
 def begins_with(longer: SourceFile, shorter: SourceFile) -> bool:
     """Return whether the text of a file begins with the whole text of another one, as far as that can be read.
 
-    Files with columns, and those without a text, are never such. Raises as `what_is`.
+    Files with columns are such if they are equal. Raises as `what_is`.
     """
     long, short = Content(longer), Content(shorter)
     if long.table_format or short.table_format:
-        return False
+        return long.table_format == short.table_format and long.digest == short.digest is not None
     are_plain = long.compression is short.compression is None
     if are_plain and not (shorter.size_bytes <= longer.size_bytes and long.head.startswith(short.head)):
         return False
@@ -558,11 +577,14 @@ def names_before(name: str) -> list[str]:
     ``app.log.1.gz`` gives ``app.log.1`` and ``app.log``.
     """
     names = list[str]()
-    if (packed := _PACKED.search(name)) is not None:
-        names.append(name := name[: packed.start()])
-    while (rotated := _ROTATED.search(name)) is not None and rotated.start():
-        names.append(name := name[: rotated.start()])
+    while (suffix := _SUFFIX.search(name)) is not None and suffix.start():
+        names.append(name := name[: suffix.start()])
     return names
+
+
+def backed_up(uri: str) -> str | None:
+    """Return the URI of a file of which an editor or `sed` has made the one at a URI, by its name; None: it is none."""
+    return uri[: suffix.start()] if (suffix := _BACKUP.search(uri)) is not None else None
 
 
 def first_name(uri: str) -> str:

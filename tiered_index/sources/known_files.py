@@ -17,7 +17,8 @@ thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -40,10 +41,12 @@ from tiered_index.sources.identity import (
     Other,
     Same,
     Verdict,
+    backed_up,
     begins_with,
     first_digest,
     first_name,
     first_text,
+    is_earlier,
     names_before,
     table_digest,
     what_is,
@@ -331,21 +334,20 @@ class _Decision:
         self._verdicts = dict[str, Verdict]()
         """What each of these is by its content. Missing: it has the hints of the known file."""
         self._claimed = set[KnownFile]()
-
-    def plan(self) -> Plan:
-        """Return what to do."""
+        self._compared_now = dict[tuple[str, int, str, KnownFile], Verdict]()
         by_inode = {known.inode: known for known in self._files if known.inode is not None}
-        ways: tuple[Callable[[SourceFile], KnownFile | None], ...] = (
+        self._ways: tuple[Callable[[SourceFile], KnownFile | None], ...] = (
             lambda listed: by_inode.get(listed.place),
             lambda listed: self._by_uri.get(listed.uri),
         )
+
+    def plan(self) -> Plan:
+        """Return what to do."""
         new = [*self._listed.values()]
-        for known_of in reversed(ways):
+        for known_of in reversed(self._ways):
             new = [listed for listed in new if not self._has_hints(listed, known_of(listed))]
-        new = [now for listed in new if (now := self._refreshed(listed, [of(listed) for of in ways])) is not None]
-        for known_of in ways:
-            new = [listed for listed in new if listed.uri in self._known or not self._goes_on(listed, known_of(listed))]
-        self._find_moved([listed for listed in new if listed.uri not in self._known])
+        new = [now for listed in new if (now := self._refreshed(listed)) is not None]
+        self._match(new)
         self._drop_copies()
         for listed in self._listed.values():
             self._decide(listed)
@@ -379,8 +381,9 @@ class _Decision:
         self._claim(listed, known)
         return True
 
-    def _refreshed(self, listed: SourceFile, known_ones: Iterable[KnownFile | None]) -> SourceFile | None:
+    def _refreshed(self, listed: SourceFile) -> SourceFile | None:
         """Return a file that seems to be written to as it is now, because a list may be old; None: it is gone."""
+        known_ones = [known_of(listed) for known_of in self._ways]
         free = [known for known in known_ones if known is not None and known not in self._claimed]
         if not free or (isinstance(listed.file, StoredFile) and listed.size_bytes > free[0].last.size_bytes):
             return listed
@@ -400,23 +403,33 @@ class _Decision:
             return now if now.size_bytes else None
         return None
 
-    def _goes_on(self, listed: SourceFile, known: KnownFile | None) -> bool:
-        """Claim a known file if a listed one has its first block."""
-        if known is None or known in self._claimed:
-            return False
-        if isinstance(verdict := self._verdict(listed, known), Other):
-            return False
-        self._claim(listed, known, verdict)
-        return True
-
     def _verdict(self, listed: SourceFile, known: KnownFile) -> Verdict:
-        try:
-            return what_is(listed, known)
-        except (InvalidArgument, ObjectNotFound, CorruptFile):
-            # the reading of the file says why
-            return Other()
+        compared = listed.uri, listed.size_bytes, listed.stamp, known
+        if compared not in self._compared_now:
+            # the reading of the file says why it can't be read
+            self._compared_now[compared] = Other()
+            with contextlib.suppress(InvalidArgument, ObjectNotFound, CorruptFile):
+                self._compared_now[compared] = what_is(listed, known)
+        return self._compared_now[compared]
 
-    def _find_moved(self, files: Sequence[SourceFile]) -> None:
+    def _match(self, files: Sequence[SourceFile]) -> None:
+        """Claim known files for new ones that have all of their rows, and then for those that have the first ones.
+
+        So a log that begins as the one before is not taken for that one while another file has all of it.
+        """
+        for has_them in (_has_all_rows, _has_first_rows):
+            for known_of in self._ways:
+                for listed in files:
+                    known = known_of(listed)
+                    if listed.uri in self._known or known is None or known in self._claimed:
+                        continue
+                    # a new file may get the inode of another one that is gone
+                    is_moved = _group(known.uri) != _group(listed.uri)
+                    if has_them(verdict := self._verdict(listed, known)) and not (is_moved and self._is_copy(listed)):
+                        self._claim(listed, known, verdict)
+            self._find_moved([listed for listed in files if listed.uri not in self._known], has_them)
+
+    def _find_moved(self, files: Sequence[SourceFile], has_them: Callable[[Verdict], bool]) -> None:
         """Claim known files that are not at their places any more for new ones that have their rows."""
         free = [known for known in self._files if known not in self._claimed and known.end] if files else []
         by_size: dict[int, list[KnownFile]] = {}
@@ -424,83 +437,91 @@ class _Decision:
         for known in free:
             by_size.setdefault(known.last.size_bytes, []).append(known)
             by_name.setdefault(first_name(known.uri), []).append(known)
-        has_gone, parts = dict[KnownFile, bool](), list[tuple[SourceFile, KnownFile, Verdict]]()
+        has_gone = dict[KnownFile, bool]()
         for listed in files if free else ():
             folder = _folder(listed.uri)
             named = sorted(by_name.get(first_name(listed.uri), ()), key=lambda known: _folder(known.uri) != folder)
-            for known in dict.fromkeys([*named, *by_size.get(listed.size_bytes, ())]):
-                if known in self._claimed:
-                    continue
-                verdict = self._verdict(listed, known)
-                if not (isinstance(verdict, Same | Grown) or (isinstance(verdict, Cut) and verdict.is_known)):
+            alike = dict.fromkeys([*named, *by_size.get(listed.size_bytes, ())])
+            # a text may begin with several known ones
+            for known in sorted(alike, key=lambda known: -known.end):
+                verdict = Other() if known in self._claimed else self._verdict(listed, known)
+                if not has_them(verdict) or (isinstance(verdict, Cut) and not verdict.is_known):
                     continue
                 if known not in has_gone:
-                    has_gone[known] = not self._is_there(known)
-                if not has_gone[known] or self._is_copy(listed):
-                    continue
-                if isinstance(verdict, Same) and verdict.is_part:
-                    # another one may have all rows
-                    parts.append((listed, known, verdict))
-                    continue
-                self._claim(listed, known, verdict)
-                break
-        for listed, known, verdict in parts:
-            if known not in self._claimed and listed.uri not in self._known:
-                self._claim(listed, known, verdict)
+                    has_gone[known] = not self._is_there(known, has_them)
+                if has_gone[known] and not self._is_copy(listed) and not self._is_backup(listed, known):
+                    self._claim(listed, known, verdict)
+                    break
 
     def _is_copy(self, listed: SourceFile) -> bool:
         """Return whether a new file has only rows of a known one in its folder, from which suffixes tell it apart."""
-        folder = _folder(listed.uri)
-        before = [folder + name for name in names_before(listed.uri.removeprefix(folder))]
-        others = [uri for uri in (*before, *self._rotated.get(listed.uri, ())) if uri in self._known]
+        others = [uri for uri in self._related(listed.uri) if uri in self._known]
         unedited = (self._known[uri] for uri in others if not isinstance(self._verdicts.get(uri), Cut))
         return any(isinstance(self._verdict(listed, known), Same) for known in unedited)
 
-    @cached_property
-    def _rotated(self) -> dict[str, list[str]]:
-        """The URIs of known files in the folders of new ones, by the URI that each had before its rotation."""
-        rotated: dict[str, list[str]] = {}
-        folders = {_folder(uri) for uri in self._listed.keys() - self._known.keys()}
-        for uri in self._known:
-            if (folder := _folder(uri)) in folders:
-                for name in names_before(uri.removeprefix(folder)):
-                    rotated.setdefault(folder + name, []).append(uri)
-        return rotated
+    def _is_backup(self, listed: SourceFile, known: KnownFile) -> bool:
+        """Return whether a new file with all rows of a known one was made before an edit of that, which goes on."""
+        original = self._listed.get(backed_up(listed.uri) or "")
+        if original is None or not isinstance(self._verdict(original, known), Cut):
+            return False
+        return _is_so(is_earlier, listed, original)
 
-    def _is_there(self, known: KnownFile) -> bool:
+    def _related(self, uri: str) -> list[str]:
+        """Return the other files in the folder of a file, from which suffixes of rotation or packing tell it apart."""
+        return [other for other in self._groups[_group(uri)] if other != uri]
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, str], list[str]]:
+        """The URIs of listed and known files by their folders and their names before all rotations."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for uri in sorted({*self._listed, *self._by_uri}):
+            groups.setdefault(_group(uri), []).append(uri)
+        return groups
+
+    def _is_there(self, known: KnownFile, has_them: Callable[[Verdict], bool]) -> bool:
         """Return whether a file that is not claimed is at its place."""
         if known.is_lost or known.uri in self._listed:
             # it is another one
             return False
         now = self._there(known.uri)
-        return now is not None and (known.has_hints(now) or not isinstance(self._verdict(now, known), Other))
+        return now is not None and (known.has_hints(now) or has_them(self._verdict(now, known)))
+
+    # Copies
 
     def _drop_copies(self) -> None:
-        """Leave out the new files that are copies, or of which known ones are copies."""
-        self.__dict__.pop("_rotated", None)
-        new = self._listed.keys() - self._known.keys()
-        for uri in sorted(new):
-            folder = _folder(uri)
-            for name in names_before(uri.removeprefix(folder)):
-                if uri in self._listed and uri not in self._known:
-                    self._compare(self._listed[uri], folder + name)
-            for copy_uri in self._rotated.get(uri, ()):
-                if uri in self._listed and uri not in self._known and copy_uri in self._known:
-                    self._compare_restored(self._listed[uri], self._listed[copy_uri])
+        """Leave out the new files that are copies, or of which others are copies."""
+        files, groups = dict(self._listed), dict[tuple[str, str], list[str]]()
+        for uri in sorted(files.keys() - self._known.keys(), reverse=True):
+            groups.setdefault(_group(uri), []).append(uri)
+        for (folder, _), uris in groups.items():
+            beginnings = _Beginnings(files)
+            # a text that begins with another one is behind it, and of equal ones that with the first name is the last
+            in_order = sorted(uris, key=beginnings.of) if len(uris) > 1 else uris
+            for number, uri in enumerate(in_order):
+                before = [folder + name for name in names_before(uri.removeprefix(folder))]
+                known = self._known_alike(files[uri], beginnings, is_rotated=bool(before))
+                for other in itertools.chain(before, known, beginnings.behind(in_order, number)):
+                    if uri not in self._listed or uri in self._known:
+                        break
+                    self._compare(self._listed[uri], other)
 
-    def _compare_restored(self, listed: SourceFile, copy: SourceFile) -> None:
-        """Leave out a new file if a known one has its rows, or the known one if the new one has further rows."""
-        known = self._known[copy.uri]
-        mark = listed.uri, listed.size_bytes, listed.stamp, copy.uri, copy.size_bytes, copy.stamp
-        verdict = Same() if mark in self._compared else self._verdict(listed, known)
-        if known.is_table or not known.end or isinstance(self._verdicts.get(copy.uri), Cut):
-            return
-        if isinstance(verdict, Same):
-            self._compared.add(mark)
-            self._drop(listed.uri)
-        elif isinstance(verdict, Grown) and known.has_hints(copy):
-            self._drop(copy.uri)
-            self._claim(listed, known, verdict)
+    def _known_alike(self, listed: SourceFile, beginnings: _Beginnings, *, is_rotated: bool) -> Iterator[str]:
+        """Yield the related known files that may have the text of a new one, or the begin of it."""
+        for other in self._related(uri := listed.uri):
+            known = self._known.get(other) or (None if other in self._listed else self._by_uri.get(other))
+            if known is None or isinstance(self._verdicts.get(other), Cut):
+                continue
+            if known.is_table:
+                may_have = known.last.size_bytes == listed.size_bytes
+            elif not known.blocks:
+                may_have = False
+            elif (crc := beginnings.crc32(uri, known.blocks[0].length)) is not None:
+                may_have = crc == known.blocks[0].crc32
+            else:
+                # a log that begins anew is short, too
+                may_have = is_rotated and other in self._listed and beginnings.is_of(uri, other)
+            if may_have:
+                yield other
 
     def _compare(self, listed: SourceFile, original_uri: str) -> None:
         """Leave out a new file if it is a copy of the one at a URI, or this one if it is a copy of the new one."""
@@ -512,16 +533,16 @@ class _Decision:
             known = at_uri
         is_edited = isinstance(self._verdicts.get(original_uri), Cut)
         verdict = None if known is None or not known.end or is_edited else self._verdict(listed, known)
-        if mark in self._compared or isinstance(verdict, Same) or _begins_with(original, listed):
-            self._compared.add(mark)
-            self._drop(listed.uri)
-        elif is_edited or original_uri not in self._listed:
-            return
-        elif isinstance(verdict, Grown | None) and _begins_with(listed, original):
+        is_copy = mark in self._compared or isinstance(verdict, Same) or _is_so(begins_with, original, listed)
+        may_be_one = original_uri in self._listed and not is_edited and isinstance(verdict, Grown | None)
+        if not is_copy and may_be_one and _is_so(begins_with, listed, original):
             if known is not None and verdict is not None:
                 self._verdicts.pop(original_uri, None)
                 self._claim(listed, known, verdict)
             self._drop(original_uri)
+        elif is_copy or (backed_up(listed.uri) == original_uri and _is_so(is_earlier, listed, original)):
+            self._compared.add(mark)
+            self._drop(listed.uri)
 
     def _drop(self, uri: str) -> None:
         self._known.pop(uri, None)
@@ -536,7 +557,7 @@ class _Decision:
         listed, known = self._listed.get(uri), self._known.get(uri)
         if listed is None:
             at_uri = self._by_uri.get(uri)
-            is_there = at_uri is not None and at_uri not in self._claimed and self._is_there(at_uri)
+            is_there = at_uri is not None and at_uri not in self._claimed and self._is_there(at_uri, _has_all_rows)
             return self._there(uri) if is_there else None
         now = self._there(uri, listed)
         if now is not None and now.is_same(listed.size_bytes, listed.stamp):
@@ -549,9 +570,7 @@ class _Decision:
             del self._listed[uri]
         else:
             self._listed[uri] = now
-            if known is not None:
-                self._goes_on(now, known)
-        self._find_moved([copy])
+        self._match([copy] if now is None or known is None else [now, copy])
         return now
 
     # What follows
@@ -677,14 +696,72 @@ class _Decision:
         known.set_segments(segments)
 
 
-def _begins_with(longer: SourceFile, shorter: SourceFile) -> bool:
-    with contextlib.suppress(InvalidArgument, ObjectNotFound):
-        return begins_with(longer, shorter)
+def _has_all_rows(verdict: Verdict) -> bool:
+    """Return whether a file has all known rows, as far as they are known."""
+    if isinstance(verdict, Same):
+        return not verdict.is_part
+    return isinstance(verdict, Grown) or (isinstance(verdict, Cut) and verdict.is_known)
+
+
+def _has_first_rows(verdict: Verdict) -> bool:
+    return not isinstance(verdict, Other)
+
+
+class _Beginnings:
+    """The first bytes of the texts of listed files, in memory."""
+
+    _BYTES = 1 << 10
+
+    def __init__(self, files: Mapping[str, SourceFile]) -> None:
+        self._files = files
+        self._texts = dict[str, bytes]()
+        self._sums = dict[tuple[str, int], int | None]()
+
+    def of(self, uri: str) -> bytes:
+        """Return the first bytes of a text, all if it is shorter; none if it can't be read."""
+        if uri not in self._texts:
+            self._texts[uri] = self._read(uri, self._BYTES)
+        return self._texts[uri]
+
+    def is_of(self, uri: str, other: str) -> bool:
+        """Return whether one text may begin with another one."""
+        return bool(self.of(uri)) and self.of(other).startswith(self.of(uri))
+
+    def crc32(self, uri: str, length: int) -> int | None:
+        """Return the CRC32 of the first bytes of a text; None: it has fewer."""
+        if (uri, length) not in self._sums:
+            data = self._read(uri, length)
+            self._sums[uri, length] = crc32(data) if len(data) == length else None
+        return self._sums[uri, length]
+
+    def behind(self, in_order: Sequence[str], number: int) -> Iterator[str]:
+        """Yield the texts of some in their order that may begin with one of them."""
+        uri = in_order[number]
+        for other in itertools.islice(in_order, number + 1, None):
+            if not self.is_of(uri, other):
+                break
+            of_both = [self.crc32(each, HEAD_BYTES) for each in (uri, other)]
+            if None in of_both or of_both[0] == of_both[1]:
+                yield other
+
+    def _read(self, uri: str, size: int) -> bytes:
+        with contextlib.suppress(InvalidArgument, ObjectNotFound, CorruptFile):
+            return Content(self._files[uri]).first_bytes(size)
+        return b""
+
+
+def _is_so(question: Callable[[SourceFile, SourceFile], bool], file: SourceFile, other: SourceFile) -> bool:
+    with contextlib.suppress(InvalidArgument, ObjectNotFound, CorruptFile):
+        return question(file, other)
     return False
 
 
 def _folder(uri: str) -> str:
     return uri[: uri.rfind("/") + 1]
+
+
+def _group(uri: str) -> tuple[str, str]:
+    return _folder(uri), first_name(uri)
 
 
 def unread_stamp(uri: str, place: str) -> str:

@@ -191,14 +191,24 @@ erased-messages-archived-again: a segment takes the place of the one from which 
   + True
   tests/unit/service/test_segment_archive.py::test_a_segment_that_a_job_replaced_meanwhile_stays_as_the_job_left_it
 part-of-a-text-moves: a copy of the first rows counts as the file that has moved
-  in _Decision._find_moved
-  - if isinstance(verdict, Same) and verdict.is_part:
-  + if isinstance(verdict, Grown) and verdict is None:
-  tests/unit/cli/test_file_events.py::test_the_file_with_all_known_rows_is_the_one_that_has_moved[ndjson-bucket]
+  in _has_all_rows
+  - return not verdict.is_part
+  + return True
+  tests/unit/cli/test_file_events.py::test_a_log_that_begins_as_the_one_before_takes_no_rows_of_that[False-ndjson-folder]
+same-name-first: a file of the same name takes the rows of a log that another file has as a whole
+  in _Decision._match
+  - (_has_all_rows, _has_first_rows)
+  + (_has_first_rows,)
+  tests/unit/cli/test_file_events.py::test_a_log_that_begins_as_the_one_before_takes_no_rows_of_that[False-ndjson-folder]
+backup-indexed: a backup of a log that was edited since is indexed, too
+  in is_earlier
+  - 2 * len(before & after) > len(before)
+  + False
+  tests/unit/cli/test_file_events.py::test_a_backup_of_a_log_that_was_edited_since_is_no_further_log[ndjson-folder-app.log.bak]
 restored-log-doubled: a log that is restored beside its copy is indexed again
-  in _Decision._compare_restored
-  - if isinstance(verdict, Same):
-  + if isinstance(verdict, Same) and verdict.is_part is None:
+  in _Decision._known_alike
+  - may_have = crc == known.blocks[0].crc32
+  + may_have = False
   tests/unit/cli/test_file_events.py::test_a_log_that_is_restored_beside_its_copy_counts_once[ndjson-folder]
 first-reading-stays-lost: of a log that comes back only the last reading is found again
   in _Decision._renew

@@ -299,7 +299,57 @@ def test_the_file_with_all_known_rows_is_the_one_that_has_moved(logs):
     logs.move("app.log", "app.log.2")
     logs.write("app.log", logs.rows(*range(40, 45)))
     logs.ingest()
-    assert logs.found() == (once(range(45), range(20)), 0)
+    assert logs.found() == (once(range(45)), 0)
+
+
+@both
+@pytest.mark.parametrize("form", TEXTS)
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_log_that_begins_as_the_one_before_takes_no_rows_of_that(logs, archive):
+    logs.write("app.log", first := logs.rows(0))
+    logs.ingest(archive=archive)
+    logs.write("app.log", text := first + logs.rows(*range(1, 40), begin=False))
+    logs.ingest(archive=archive)
+    logs.write("app.log.1", text)
+    for rows in ([], [*range(50, 60)]):
+        logs.write("app.log", first + logs.rows(*rows, begin=False) if rows else first)
+        for _ in range(2):
+            counts = logs.ingest(archive=archive)
+            assert (counts.rewritten, counts.changed) == ([], [])
+            assert logs.found() == (once(range(40), [0, *rows] if rows else []), 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "backup"), [("folder", "app.log.bak"), ("bucket", "app.log.bak"), ("folder", "app.log~")]
+)
+@pytest.mark.parametrize("form", TEXTS)
+def test_a_backup_of_a_log_that_was_edited_since_is_no_further_log(logs, backup):
+    logs.write("app.log", logs.rows(*range(40)))
+    logs.ingest()
+    logs.write(backup, logs.read("app.log"))
+    edited = [*range(12), 1012, *range(13, 30)]
+    for more in ([], [], [*range(50, 80)]):
+        logs.write("app.log", logs.rows(*edited, *more))
+        assert [uri.rpartition("/")[2] for uri in logs.ingest().copies] == [backup]
+        assert logs.found() == (once(edited, more), 0)
+
+
+@both
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_copies_of_a_rotated_log_are_indexed_once(logs, is_known):
+    logs.write("app.log", text := logs.rows(*range(40)))
+    if is_known:
+        logs.ingest()
+    logs.write("app.log.bak", text)
+    if is_known:
+        assert len(logs.ingest().copies) == 1
+    logs.move("app.log", "app.log.2")
+    logs.write("app.log.3.gz.1", text)
+    logs.write("app.log", logs.rows(*range(40, 60)))
+    for _ in range(2):
+        assert [uri.rpartition("/")[2] for uri in sorted(logs.ingest().copies)] == ["app.log.3.gz.1", "app.log.bak"]
+        assert logs.found() == (once(range(60)), 0)
 
 
 @both
