@@ -345,6 +345,13 @@ class Replaced(Struct, frozen=True, dict=True):
         """Return the retired ranges of a store."""
         return self.stores[store].retired if store in self.stores else NO_RANGES
 
+    def retires_as(self, earlier: Replaced) -> bool:
+        """Return whether no offset was retired, and no range dropped, since an earlier state of the index."""
+        if self is earlier:
+            return True
+        stores = {*self.stores, *earlier.stores}
+        return self.generation == earlier.generation and all(self.retired(s) == earlier.retired(s) for s in stores)
+
     def completed(self, tables: Mapping[str, RangeTable]) -> Replaced:
         """Return this with the ranges of `tables`, by store, which were left out of its document."""
         whole = {

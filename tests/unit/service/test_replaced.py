@@ -29,6 +29,7 @@ from tiered_index.service.log.range_objects import read_ranges
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read import replaced_rows
+from tiered_index.service.read.root_view import RootView
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
@@ -193,6 +194,42 @@ def test_a_merge_drops_the_entries_and_then_the_ranges(index, tmp_path):
     record = index._session.log.record(index.log_state.number)
     assert (record.kind, record.dropped) == ("drop", {STORE: ((0, ROWS),)})
     assert checked(index.storage).status == "ok"
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_a_reader_that_looked_at_a_root_before_local_copies_went_shows_no_dropped_rows(
+    index, tmp_path, monkeypatch, is_earlier
+):
+    """The ranges are dropped between its look and its read of the log. It `is_earlier`: it never knew them."""
+    times = (TIME_MS, TIME_MS + 20_000)
+    index.link([segment(0, ROWS, times=times)])
+    put_rows(index, ALL, position=ROWS)
+    publish(index)
+
+    def read_again():
+        index.link([segment(20, ROWS, times=times)], gone=[(STORE, 0)], replaced=[Replacement(STORE, 0, ROWS, 20, 30)])
+        put_rows(index, NEW, position=30)
+        publish(index)
+
+    if not is_earlier:
+        read_again()
+    looks, look = [], RootView.look
+
+    def changed_after_look(view):
+        seen = look(view)
+        looks.append(seen)
+        if len(looks) == 1:
+            if is_earlier:
+                read_again()
+            merged(index, tmp_path)
+            assert not index.log_state.expired
+        return seen
+
+    with IndexReader.open(f"file://{tmp_path}/objects", root=tmp_path / "root") as beside:
+        monkeypatch.setattr(RootView, "look", changed_after_look)
+        answer = beside.query("t", "k", max_count=1000)
+        assert (sorted(item.offset for item in answer.items), answer.status, answer.replaced) == (NEW, "complete", 0)
+        assert answers(beside) == NEW
 
 
 def test_ranges_stay_while_a_file_may_have_their_entries(index, tmp_path):

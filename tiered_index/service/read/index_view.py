@@ -363,12 +363,8 @@ class IndexView(Polled):
         """
         # before the snapshot: a read that ends in between is for later files
         error = self._error
-        local: _Local | None = None
-        if self._root_view is not None:
-            # before the snapshot, which then names each file that left the root before
-            local = self._look(self._root_view)
-            error = local.error
-        with self.catalog.reading() as snapshot:
+        with self._files() as (local, snapshot):
+            error = error if local is None else local.error
             check_open()
             state = snapshot.state
             lacking = state.lacking if local is None else state.lacking_with(local.reads)
@@ -386,6 +382,19 @@ class IndexView(Polled):
                 freshness, problem = (replace(self._published(state), not_asked=not_asked),), []
             handles = partial(_with_problem, partial(self._local_and_stored, local, snapshot), problem)
             yield LookupFiles(handles, freshness, logs=logs, states=[state], not_asked=not_asked)
+
+    @contextlib.contextmanager
+    def _files(self) -> Iterator[tuple[_Local | None, Snapshot]]:
+        """Yield a look at the root, if there is one, and then the present snapshot, whose files stay readable."""
+        while True:
+            replaced = self.log_state.expired.replaced
+            # before the snapshot, which then names each file that left the root before
+            local = None if self._root_view is None else self._look(self._root_view)
+            with self.catalog.reading() as snapshot:
+                # otherwise ranges may be dropped of which only the files of this look have entries
+                if local is None or snapshot.state.expired.replaced.retires_as(replaced):
+                    yield local, snapshot
+                    return
 
     def without_files(self, error: TieredIndexError) -> LookupFiles:
         """Return one file that fails with `error`, in place of the files of the index."""
@@ -421,8 +430,8 @@ class IndexView(Polled):
         """Return the handles of all files; the caller must then check that the view is still open."""
         if self._root_view is None:
             return self.catalog.all()
-        local = self._look(self._root_view)
-        with self.catalog.reading() as snapshot:
+        with self._files() as (local, snapshot):
+            assert local is not None, "there is a root"
             return self._local_and_stored(local, snapshot, *ALWAYS) + unread(local.error or local.not_asked)
 
     def _look(self, root_view: RootView) -> _Local:
