@@ -36,6 +36,7 @@ from tiered_index.sources.copied_keys import CopiedRows, copied_rows
 from tiered_index.sources.identity import KnownFile, has_rows
 from tiered_index.sources.known_files import KnownFiles
 from tiered_index.sources.listing import FileMoved, reopened
+from tiered_index.sources.row_archive import CopiedTexts
 from tiered_index.sources.rows.batch import RowBatch, RowFile
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import RowMapping
@@ -87,6 +88,7 @@ class AddedKeys:
         self._is_published = True
         # of the last segment that was not read, by its start: how many rows have no copies
         self._uncopied: dict[int, int | None] = {}
+        self._known, self._copied, self._read_end = KnownFiles(log), CopiedTexts(index.segment_archive, log, ()), 0
         self.counts = KeyCounts()
 
     def known(self) -> list[str]:
@@ -171,15 +173,20 @@ class AddedKeys:
 
         A newer reading of the file replaced those behind it. A segment without any such row is left out.
         """
-        known_files = KnownFiles(self._log)
-        known_files.learn(self._index.segment_archive.segments(), self._index.durable_position(self._log) or 0)
-        return {segment.start: (known, end) for known in known_files.files for segment, end in known.parts()}
+        self._read_end = 1 << 62
+        self._known.learn(self._index.segment_archive.segments(), self._index.durable_position(self._log) or 0)
+        return {segment.start: (known, end) for known in self._known.files for segment, end in known.parts()}
 
     def _read_range(
         self, reading: _Range, counted: dict[int, tuple[KnownFile, int]], is_due: Callable[[], bool]
     ) -> None:
         """Put the entries of a range. It may end before its end unless `is_due`."""
         begin, end = reading.begin, reading.end
+        if begin < self._read_end:
+            # the first reading of edited files has left out rows with copies, from the first file on
+            without_file = self._known.offsets_without_file()
+            self._copied = CopiedTexts(self._index.segment_archive, self._log, without_file)
+        self._read_end = end
         copied: CopiedRows | None = None
         if reading.copy is not None:
             paths = reading.holding, len(reading.mapping.keys)
@@ -192,12 +199,15 @@ class AddedKeys:
             # a segment of copies is archived as a whole, and each call goes on by a file
             if copied is None and number and not is_due():
                 break
+            # the copies of a file with columns that was replaced have no file any more
+            self._take_copies(sink, sink.end, segment.start, is_ndjson=False)
             if known is not None and (problem := self._read(known, segment, row_end, sink)) is not None:
                 self._read_copies(segment, sink, problem)
             # replaced rows are no answers, unless they have copies
-            self._take_copies(segment, sink)
+            self._take_copies(sink, segment.start, segment.end, is_ndjson=_is_ndjson(segment))
             sink.pass_to(min(segment.end, end))
         else:
+            self._take_copies(sink, sink.end, end, is_ndjson=False)
             sink.pass_to(end)
         sink.finish()
 
@@ -225,12 +235,16 @@ class AddedKeys:
         if segment.topic_field != mapping.topic:
             # another run has found the topics of these rows in another field
             mapping = replace(mapping, topic=segment.topic_field)
-        of_file = rows.reading(mapping, first, last, whole=sink.copied is not None)
+        of_file = rows.reading(mapping, first, last, whole=sink.copied is not None or bool(self._copied))
         if rows.is_text and first == segment.position and segment.lines is not None:
             of_file.lines_before = segment.lines[0]
+        names = self._copied.names(segment.uri, self._known.offsets_before(segment)[:1]) if self._copied else []
         for batch in of_file.batches(first):
             self.counts.skipped += len([bad for bad in batch.bad if first <= bad.position < last])
-            sink.take(batch.within(first, last), shift, min(batch.end, last) + shift, segment.uri)
+            of_segment = batch.within(first, last)
+            if names:
+                of_segment = sink.without_copied(of_segment, shift, self._copied, names)
+            sink.take(of_segment, shift, min(batch.end, last) + shift, segment.uri)
             if batch.end >= last:
                 break
         else:
@@ -242,7 +256,7 @@ class AddedKeys:
     def _read_copies(self, segment: LinkedSegment, sink: _KeyEntries, problem: str) -> None:
         """Take the copied rows of a segment whose file can't be read. Others are named, also for all later answers."""
         reading = sink.reading
-        begin, end = self._take_copies(segment, sink)
+        begin, end = self._take_copies(sink, segment.start, segment.end, is_ndjson=_is_ndjson(segment))
         if segment.start not in self._uncopied:
             # of all rows, the ones without an earlier key have no copy
             copied = copied_rows(self._index, self._log, segment.start, segment.end)
@@ -257,13 +271,11 @@ class AddedKeys:
             if unread not in self.counts.unread[-len(reading.together) :]:
                 self.counts.unread.append(unread)
 
-    def _take_copies(self, segment: LinkedSegment, sink: _KeyEntries) -> tuple[int, int]:
-        """Take the copied rows of the rest of a segment within a range. Return the offsets of that."""
-        reading = sink.reading
-        begin, end = max(sink.end, segment.start), min(reading.end, segment.end)
+    def _take_copies(self, sink: _KeyEntries, begin: int, end: int, *, is_ndjson: bool) -> tuple[int, int]:
+        """Take the copied rows with offsets [`begin`, `end`) that are left of a range. Return the offsets of these."""
+        begin, end = max(sink.end, begin), min(sink.reading.end, end)
         if sink.copied is not None and begin < end:
-            is_ndjson = segment.format.startswith(NdjsonFile.kind)
-            sink.take_copies(sink.copied.batch(begin, end, reading.mapping, is_ndjson=is_ndjson), end)
+            sink.take_copies(sink.copied.batch(begin, end, sink.reading.mapping, is_ndjson=is_ndjson), end)
         return begin, end
 
     def put(self, batch: RowBatch, shift: int, end: int, reading: _Range) -> None:
@@ -294,6 +306,10 @@ class AddedKeys:
         self._index.record_ranges([part.lost(0, MAX_TIMESTAMP_MS) for part in ranges])
 
 
+def _is_ndjson(segment: LinkedSegment) -> bool:
+    return segment.format.startswith(NdjsonFile.kind)
+
+
 @dataclass(frozen=True)
 class _Range:
     """Offsets [`begin`, `end`) whose rows have the same keys. `mapping` has these keys, `holding` in number, and those
@@ -317,6 +333,13 @@ class _KeyEntries:
         self._waiting = list[tuple[RowBatch, int, int]]()
         # rows one after the other that are lost: their offsets, and their number if it is known
         self._lost: LostRange | None = None
+
+    def without_copied(self, batch: RowBatch, shift: int, texts: CopiedTexts, names: Sequence[str]) -> RowBatch:
+        """Return the rows of a file with `names` without those of an earlier text that stay answers by their copies."""
+        has_copy = np.zeros(batch.entries, bool) if self.copied is None else self.copied.has(batch.positions + shift)
+        others = batch.only(~has_copy)
+        left_out = np.setdiff1d(others.positions, texts.left_out(others, names).positions)
+        return batch.only(~np.isin(batch.positions, left_out)) if len(left_out) else batch
 
     def take(self, batch: RowBatch, shift: int, end: int, uri: str) -> None:
         """Take rows of a file up to offset `end`."""

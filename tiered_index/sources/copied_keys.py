@@ -65,6 +65,10 @@ class CopiedRows:
         known = np.append(self._offsets, -1)[np.minimum(at, len(self._offsets))]
         return at, known == offsets
 
+    def has(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which rows have a copy, by their offsets."""
+        return self._at(offsets)[1]
+
     def batch(self, begin: int, end: int, mapping: RowMapping, *, is_ndjson: bool) -> RowBatch:
         """Return the copied rows with offsets [`begin`, `end`) that have keys. Their offsets are their positions."""
         first, last = np.searchsorted(self._offsets, [begin, end]).tolist()

@@ -10,6 +10,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from tests.integration.cli.command_lines import run_here
 from tests.unit.cli.test_linked_files import Crash, Killed, serve_s3
@@ -453,6 +454,40 @@ def test_rows_with_copies_keep_their_times(tmp_path, where, ingest):
     assert refused.startswith(f"{log.as_uri()} can't be read by another --time, --time-unit or --time-zone: ")
     assert ingest(log, "--key", "a")["known"] == 1
     assert times_of_rows(where) == {n: (BEGIN_S + n) * 1000 for n in range(3)}
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv", "parquet"])
+def test_rows_of_an_edited_file_whose_copies_are_answers_get_an_added_key_once(tmp_path, ingest, numbers_of, form):
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "app.log"
+
+    def write(*numbers):
+        rows = [{"a": f"a{n % 2}", "b": f"b{n % 3}", "at": BEGIN_S + n, "n": str(n)} for n in numbers]
+        table = pa.Table.from_pylist(rows)
+        if form == "parquet":
+            pq.write_table(table, log)
+        elif form == "csv":
+            csv.write_csv(table, log)
+        else:
+            log.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+
+    write(*range(5))
+    ingest(log, "--key", "a", "--archive", "--wait")
+    write(*range(20))
+    ingest(log, "--key", "a", "--archive", "--wait")
+    for edited in ([*range(11), 777, *range(12, 20)], [*range(7), 778, 779, *range(7, 11), 777, *range(12, 20)]):
+        write(*edited)
+        ingest(log, "--key", "a", "--archive", "--wait")
+    # a row with a copy stays an answer, though the file has lost it
+    numbers = sorted({*range(20), 777, 778, 779})
+    for keys, more in ((["--key", "b"], []), (["--key", "c=b"], [30, 31, 32])):
+        write(*edited, *more)
+        ingest(log, "--key", "a", *keys, "--archive", "--wait")
+        for kind, count, name in (("a", 2, ""), ("b", 3, ""), *([("b", 3, "c=")] if more else [])):
+            for rest in range(count):
+                of_key = [n for n in (*numbers, *more) if n % count == rest]
+                found, _ = numbers_of(f"{name}{kind}{rest}")
+                assert sorted(map(int, found)) == sorted(of_key), (kind, rest)
 
 
 def test_an_added_key_reads_the_times_of_rows_as_their_own_run_did(tmp_path, where, ingest):
