@@ -107,11 +107,11 @@ class Life:
         """Return the name of the file in the same folder, another one of its log, that has all rows of a file."""
         folder, slash, last = name.rpartition("/")
         file = self.files[name]
-        for other_name, other in self.files.items() if self.is_text and file.text else ():
+        for other_name, other in self.files.items() if file.text else ():
             of_other = other_name.rpartition("/")
             if other_name == name or of_other[:2] != (folder, slash) or first_name(of_other[2]) != first_name(last):
                 continue
-            is_longer = other.text.startswith(file.text) and other.text != file.text
+            is_longer = self.is_text and other.text.startswith(file.text) and other.text != file.text
             if is_longer or (other.text == file.text and (file.is_apart, other_name) < (other.is_apart, name)):
                 return other_name
         return None

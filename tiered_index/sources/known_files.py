@@ -417,16 +417,21 @@ class _Decision:
 
         So a log that begins as the one before is not taken for that one while another file has all of it.
         """
-        for has_them in (_has_all_rows, _has_first_rows):
-            for known_of in self._ways:
+        # a new file may have the inode of one that is gone: of two edited texts, the one at the known name counts
+        for has_them, ways in ((_has_all_rows, self._ways), (_has_first_rows, self._ways[::-1])):
+            found = list[tuple[int, SourceFile, KnownFile, Verdict]]()
+            for known_of in ways:
                 for listed in files:
                     known = known_of(listed)
                     if listed.uri in self._known or known is None or known in self._claimed:
                         continue
-                    # a new file may get the inode of another one that is gone
                     is_moved = _group(known.uri) != _group(listed.uri)
                     if has_them(verdict := self._verdict(listed, known)) and not (is_moved and self._is_copy(listed)):
-                        self._claim(listed, known, verdict)
+                        position = verdict.position if isinstance(verdict, Cut) and not verdict.is_known else 0
+                        found.append((position, listed, known, verdict))
+            for _, listed, known, verdict in sorted(found, key=lambda each: -each[0]):
+                if listed.uri not in self._known and known not in self._claimed:
+                    self._claim(listed, known, verdict)
             self._find_moved([listed for listed in files if listed.uri not in self._known], has_them)
 
     def _find_moved(self, files: Sequence[SourceFile], has_them: Callable[[Verdict], bool]) -> None:

@@ -197,8 +197,8 @@ part-of-a-text-moves: a copy of the first rows counts as the file that has moved
   tests/unit/cli/test_file_events.py::test_a_log_that_begins_as_the_one_before_takes_no_rows_of_that[False-ndjson-folder]
 same-name-first: a file of the same name takes the rows of a log that another file has as a whole
   in _Decision._match
-  - (_has_all_rows, _has_first_rows)
-  + (_has_first_rows,)
+  - ((_has_all_rows, self._ways), (_has_first_rows, self._ways[::-1]))
+  + ((_has_first_rows, self._ways),)
   tests/unit/cli/test_file_events.py::test_a_log_that_begins_as_the_one_before_takes_no_rows_of_that[False-ndjson-folder]
 backup-indexed: a backup of a log that was edited since is indexed, too
   in is_earlier

@@ -334,6 +334,20 @@ def test_a_backup_of_a_log_that_was_edited_since_is_no_further_log(logs, backup)
         assert logs.found() == (once(edited, more), 0)
 
 
+@pytest.mark.parametrize("where", ["folder"])
+@pytest.mark.parametrize("form", TEXTS)
+def test_a_copy_of_an_edited_log_with_the_inode_that_this_had_is_no_log(logs):
+    logs.write("app.log", logs.rows(*range(40)))
+    logs.ingest()
+    edited = [*range(25), 1025, *range(26, 40)]
+    logs.move("app.log", "app.log.2")
+    for name in ("app.log.2", "app.log"):
+        logs.write(name, logs.rows(*edited))
+    for _ in range(2):
+        assert len(logs.ingest().copies) == 1
+        assert logs.found() == (once(edited), 0)
+
+
 @both
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("is_known", [True, False])
