@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import random
+import zlib
 from dataclasses import replace
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from tiered_index.service.read.segments import Segments
 from tiered_index.sources import linked as linker
 from tiered_index.sources import restart
 from tiered_index.sources.listing import listed_files
+from tiered_index.sources.rows import table as table_rows
 from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.spark import SourceRange, build, register
 from tiered_index.spark.addresses import StorageAddress
@@ -373,6 +375,22 @@ def test_a_text_that_is_longer_than_its_bound_has_the_points_of_ingest(tmp_path,
     offsets = [offset for offset, _, _ in expected + sent]
     assert [before(sent, offset) for offset in offsets] == [before(expected, offset) for offset in offsets]
     assert len({bit for _, _, bit in sent}) == 9
+
+
+def test_the_parts_of_a_table_sum_up_all_of_its_blocks_as_ingest(tmp_path, config, logs, ingested, monkeypatch):
+    monkeypatch.setattr(linked, "_PART_ROWS", 30)
+    monkeypatch.setattr(table_rows, "SUM_BYTES", 500)
+    table = logs / "5.parquet"
+    with listed_files([str(table)], config) as files, StorageAddress(f"file://{tmp_path}/storage").open() as opened:
+        plan = FilePlan.of(ROWS, Segments(LogState(), opened), files, config)
+    reader, groups = LinkedPartsReader(ROWS, config, StorageAddress, False), [[part] for part, _ in plan.parts()]
+    assert len(groups) == 4
+    census = census_of(reader(groups, ["topic", "timestamp_ms", HAS_KEY]), WindowScale.of("1d", config, 0), 10)
+    ((segment, _),) = plan.finished(census.parts)
+    data = table.read_bytes()
+    sums = [zlib.crc32(data[at : at + 500]) for at in range(0, len(data), 500)]
+    assert (segment.blocks, len(sums) > 4) == ((500, (*sums,)), True)
+    assert segments_of(ingested(table))[0]["blocks"] == (500, (*sums,))
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ from tiered_index.kernels import crc32
 from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, checks, decoded, unpacked
 
 CATALOG_MAGIC = b"TIXCATA\n"
-CATALOG_VERSION = 2
+CATALOG_VERSION = 3
 GROUP_ROWS = 512
 """Most rows of a group: about 20 KiB, the unit of a read."""
 # 0 magic | 8 version | 12 bytes of the directory | 16 segments | 24 CRC32 of the directory | 28 CRC32 of bytes 0..27

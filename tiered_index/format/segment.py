@@ -164,8 +164,8 @@ class LinkedSegment(Stored, frozen=True):
     blocks: tuple[Annotated[int, Meta(ge=1, le=2**44)], tuple[Crc32, ...]] | None = None
     """The bytes of a block, and the CRC32 of each block as it was read; None: not known.
 
-    While the file is open, it may have the first block alone. Of a file with columns it is the size of the file, and a
-    CRC32 of its content.
+    They are blocks of the segment's text after decompression, of a file with columns those of the whole file. While a
+    text is open, it may have the first block alone.
     """
     is_open: bool = False
     lines: tuple[Count, tuple[Count, ...]] | None = None

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.kernels import crc32
 from tiered_index.sources.columns import is_list, text_bytes
 from tiered_index.sources.parquet import BATCH_ROWS, bounded
 from tiered_index.sources.places import File
@@ -34,8 +33,6 @@ _FOOTER_END, _BLOCK_BYTES = b"ARROW1", 24
 # A flat buffer `Message` of a schema (format V5) without the schema, which is at a later place of the same buffer
 _SCHEMA_MESSAGE = struct.Struct("<I4xHHHHH2xiIHBx")
 _SCHEMA_TABLE_AT, _SCHEMA_OFFSET_AT = 20, 24
-# position, size and CRC32 of a message, of which a digest is made
-_SUM = struct.Struct("<QQI")
 FILE_MAGIC, STREAM_MAGIC = b"ARROW1\0\0", b"\xff\xff\xff\xff"
 """The first bytes of a file, and of a stream. Most files have a stream behind their first bytes."""
 # Most bytes of a message's metadata, and most bytes of a batch with its dictionaries, as they are and decompressed
@@ -97,11 +94,9 @@ class ArrowTable:
         # position and size of each message before the first batch, and of each later one with its first row
         self._batches: list[tuple[int, int, int]] = []
         self._dictionaries: list[tuple[int, int, int]] = []
-        # the CRC32 of each message that was read, by its position
-        self._sums: dict[int, int] = {}
         self.rows = 0
         with place.open() as handle:
-            end = self.size_bytes = handle.seek(0, os.SEEK_END)
+            end = handle.seek(0, os.SEEK_END)
             handle.seek(0)
             if handle.read(len(FILE_MAGIC)) == FILE_MAGIC:
                 # the messages may not be behind one another, as a stream has them: Polars writes such files
@@ -213,21 +208,11 @@ class ArrowTable:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._damaged(str(error)) from error
 
-    def digest(self) -> int:
-        """Return a CRC32 of the schema and of all batches. It reads those that `read` has not read."""
-        messages = sorted(message[:2] for message in (*self._dictionaries, *self._batches))
-        with self._place.open() as handle:
-            for position, size in messages:
-                if position not in self._sums:
-                    self._bytes(handle, position, size)
-        return crc32(b"".join(_SUM.pack(*each, self._sums[each[0]]) for each in messages), crc32(self._schema_bytes))
-
-    def _bytes(self, handle: IO[bytes], position: int, size: int) -> bytes:
-        """Return the bytes of a message, and keep their CRC32."""
+    @staticmethod
+    def _bytes(handle: IO[bytes], position: int, size: int) -> bytes:
+        """Return the bytes of a message."""
         handle.seek(position)
-        data = handle.read(size)
-        self._sums[position] = crc32(data)
-        return data
+        return handle.read(size)
 
     def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
         """Yield columns `names` of the rows from `start`, as tables with the number of their first row."""

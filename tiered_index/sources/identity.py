@@ -7,8 +7,8 @@ not read. Otherwise its content decides:
   another log. If a later block is, the text before that block is the same, and its rows keep their offsets.
 - A text that has grown is read at its first and its last known block. A text of the same size is read as a whole,
   because an edit may be anywhere; of gzip with one member, the CRC32 and the length at its end say the same.
-- Of Parquet, the log has a CRC32 of the first bytes and the footer, of Arrow one of all batches, and one of the first
-  and the last bytes until these are read. Another one is another table.
+- Of Parquet and Arrow, the log has the CRC32 of each block of the file, and one of the first and the last bytes until
+  these are read. A file with another block is another table.
 
 One thread.
 """
@@ -26,10 +26,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.segment import LOST, LinkedSegment, TimeRule, Times
 from tiered_index.kernels import crc32
-from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
+from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile
 from tiered_index.sources.places import HeldFile, LocalFile, StoredFile
 from tiered_index.sources.rows.forms import PARQUET_MAGIC, rows_of_form
@@ -46,8 +45,6 @@ from tiered_index.sources.rows.text import (
 
 # of gzip: CRC32 and length of the text, modulo 2**32
 _TRAILER = struct.Struct("<II")
-# of Parquet: the length of the footer, and the magic number
-_PARQUET_END = struct.Struct("<I4s")
 _POLYNOMIAL = 0xEDB88320
 _ALL = 1 << 62
 
@@ -171,12 +168,6 @@ class KnownFile:
             reached = max(reached, *(block.begin + block.length for block in blocks[-1:]), 0)
         return blocks
 
-    @property
-    def digest(self) -> tuple[int, int] | None:
-        """The size and the digest of a file with columns; None: not known."""
-        blocks = self.last.blocks
-        return (blocks[0], blocks[1][0]) if self.is_table and blocks is not None else None
-
     def has_hints(self, listed: SourceFile) -> bool:
         """Return whether a file has the size and the hints that this one had."""
         return listed.is_same(self.last.size_bytes, self.last.etag)
@@ -207,6 +198,13 @@ def _blocks_of(segment: LinkedSegment, end: int) -> Iterator[Block]:
             yield Block(segment.position + begin, min(length, covered - begin), crc)
 
 
+def _blocks_of_table(segment: LinkedSegment) -> Iterator[Block]:
+    """Yield the blocks of a file with columns; none if they are not known."""
+    length, sums = segment.blocks or (1, ())
+    for number, crc in enumerate(sums):
+        yield Block(number * length, min(length, segment.size_bytes - number * length), crc)
+
+
 def has_rows(listed: SourceFile, segment: LinkedSegment, end: int) -> bool:
     """Return whether a file has the rows of a segment before position `end`, whatever it has elsewhere.
 
@@ -214,16 +212,20 @@ def has_rows(listed: SourceFile, segment: LinkedSegment, end: int) -> bool:
     """
     content = Content(listed)
     if segment.format in TABLES:
-        return segment.blocks is not None and content.digest == (segment.blocks[0], segment.blocks[1][0])
+        return segment.blocks is not None and content.is_table_of(segment)
     blocks = list(_blocks_of(segment, end))
     return bool(blocks) and content.same_until(blocks)[0] == blocks[-1].begin + blocks[-1].length >= end
 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """The file has the known rows, and none behind them. `is_part`: it has only the first ones of them."""
+    """The file has the known rows, and none behind them. `is_part`: it has only the first ones of them.
+
+    `is_damaged`: it can't be read as a whole, as is known.
+    """
 
     is_part: bool = False
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,14 +265,15 @@ def what_is(listed: SourceFile, known: KnownFile) -> Verdict:
     if known.end == 0:
         return Grown(0)
     if known.is_table:
+        blocks = known.last.blocks
         if known.last.format != content.table_format:
             return Other()
-        if known.digest is None or known.digest == content.first_digest:
+        if blocks is None or (blocks[0] == known.last.size_bytes and blocks == content.first_digest):
             # a run was killed in its midst: it is read again as a whole
-            return Cut(0, is_known=known.digest is not None)
-        if known.digest != content.digest:
+            return Cut(0, is_known=blocks is not None)
+        if not content.is_table_of(known.last):
             return Other()
-        return Grown(known.end) if known.unfinished else Same()
+        return Grown(known.end) if known.unfinished else Same(is_damaged=known.last.damage is not None)
     return _what_text_is(content, known)
 
 
@@ -292,7 +295,11 @@ def _what_text_is(content: Content, known: KnownFile) -> Verdict:
     same_end, is_at_end, has_more = content.same_until(blocks)
     if same_end == reached:
         if reached >= end:
-            return Grown(end) if has_more or reached > end else Same()
+            was_damaged = known.last.damage is not None
+            if has_more or reached > end or (content.is_damaged and not was_damaged):
+                # the reading also says why a packed file is damaged behind its rows
+                return Grown(end)
+            return Same(is_damaged=content.is_damaged or (was_damaged and content.compression is None))
         # the rest was read by a run that was killed, or of a file that has gone meanwhile
         return Cut(content.row_begin(known, same_end), is_known=True)
     if is_at_end:
@@ -305,6 +312,8 @@ class Content:
 
     def __init__(self, listed: SourceFile) -> None:
         self.listed = listed
+        self.is_damaged = False
+        """Whether a read of the text has ended before damage."""
 
     @cached_property
     def head(self) -> bytes:
@@ -323,20 +332,15 @@ class Content:
             return "parquet"
         return "arrow" if self.head.startswith((FILE_MAGIC, STREAM_MAGIC)) else None
 
-    @cached_property
-    def digest(self) -> tuple[int, int] | None:
-        """The size and the digest of a file with columns; None: it is damaged."""
-        if self.table_format is None:
-            return None
-        with contextlib.suppress(CorruptFile, InvalidArgument):
-            return table_digest(self.listed.file, self.table_format, self.listed.size_bytes)
-        return None
+    def is_table_of(self, segment: LinkedSegment) -> bool:
+        """Return whether it is the content of a segment of a file with columns, which has blocks."""
+        if self.listed.size_bytes != segment.size_bytes or self.table_format is None:
+            return False
+        return self.same_until(_blocks_of_table(segment))[0] == segment.size_bytes
 
-    @cached_property
-    def first_digest(self) -> tuple[int, int] | None:
-        """The digest by which a file of Arrow is known while it is read; None: it is of another form."""
-        if self.table_format != "arrow":
-            return None
+    @property
+    def first_digest(self) -> tuple[int, tuple[int]]:
+        """What is known of a file with columns while it is read."""
         return first_digest(self.listed.file, self.listed.size_bytes)
 
     def first_bytes(self, size: int) -> bytes:
@@ -361,7 +365,8 @@ class Content:
         data, damage = text_before_damage(self.listed.file, handle, self.compression, size)
         if damage is not None and self.compression is None:
             raise damage
-        return data, damage is not None
+        self.is_damaged = damage is not None
+        return data, self.is_damaged
 
     def packed_format(self, text_format: str) -> str:
         """Return the format of a segment of a text, packed as this file is."""
@@ -487,33 +492,12 @@ def begins_with(longer: SourceFile, shorter: SourceFile) -> bool:
     return has_text
 
 
-def table_digest(file: LocalFile | StoredFile, table_format: str, size_bytes: int) -> tuple[int, int]:
-    """Return the size and the CRC32 that identify a file with columns.
-
-    Of Parquet it is that of the first 64 KiB and of the footer, which has the places, sizes and bounds of all columns.
-    Raises `CorruptFile`, `InvalidArgument`, the storage's errors.
-    """
-    if table_format == "arrow":
-        return size_bytes, ArrowTable(file).digest()
-    with file.ranges() as handle:
-        if size_bytes <= 2 * HEAD_BYTES:
-            return size_bytes, crc32(handle.read(size_bytes))
-        head = handle.read(HEAD_BYTES)
-        handle.seek(size_bytes - HEAD_BYTES)
-        tail = handle.read(HEAD_BYTES)
-        footer_bytes = _PARQUET_END.unpack(tail[-_PARQUET_END.size :])[0] + _PARQUET_END.size
-        if HEAD_BYTES < footer_bytes <= size_bytes:
-            handle.seek(size_bytes - footer_bytes)
-            tail = handle.read(footer_bytes)
-    return size_bytes, crc32(tail, crc32(head))
-
-
-def first_digest(file: LocalFile | StoredFile, size_bytes: int) -> tuple[int, int]:
+def first_digest(file: LocalFile | StoredFile, size_bytes: int) -> tuple[int, tuple[int]]:
     """Return the size and a CRC32 of the first and the last 64 KiB of a file. Raises the storage's errors."""
     with file.ranges() as handle:
         head = handle.read(min(HEAD_BYTES, size_bytes))
         handle.seek(max(0, size_bytes - HEAD_BYTES))
-        return size_bytes, crc32(handle.read(min(HEAD_BYTES, size_bytes)), crc32(head))
+        return size_bytes, (crc32(handle.read(min(HEAD_BYTES, size_bytes)), crc32(head)),)
 
 
 def first_text(file: LocalFile | StoredFile, head: bytes, compression: str) -> bytes:

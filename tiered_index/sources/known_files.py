@@ -20,7 +20,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 from msgspec import structs
@@ -48,7 +48,6 @@ from tiered_index.sources.identity import (
     first_text,
     is_earlier,
     names_before,
-    table_digest,
     what_is,
 )
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, as_it_is
@@ -248,11 +247,9 @@ class KnownFiles:
         if (length := rows.length_bound(position)) <= 0:
             return None
         # what a later run compares if this one is killed
-        blocks = None
+        blocks: tuple[int, tuple[int, ...]] | None = None
         if rows.format in TABLES:
-            digest_of = partial(table_digest, table_format=rows.format) if rows.format == "parquet" else first_digest
-            size_bytes, digest = digest_of(listed.file, size_bytes=listed.size_bytes)
-            blocks = size_bytes, (digest,)
+            blocks = first_digest(listed.file, listed.size_bytes)
         elif isinstance(rows, TextFile) and (rows.compression is None or not position):
             text = first if rows.compression is None else first_text(listed.file, head, rows.compression)
             blocks = (len(text), (crc32(text),)) if text else None
@@ -625,6 +622,9 @@ class _Decision:
         old += self._end(known, Content(listed), position, with_closed=isinstance(verdict, Cut))
         if known.segments:
             self._renew(listed, known, is_whole=isinstance(verdict, Same))
+            if isinstance(verdict, Same) and known.last.damage is not None and not verdict.is_damaged:
+                # what was lacking has come, and it is no row
+                self._state(known, [*known.segments[:-1], structs.replace(known.last, damage=None)])
             self._resume(listed, known)
         if isinstance(verdict, Same):
             self._plan.known += not known.unfinished

@@ -57,6 +57,7 @@ from tiered_index.sources.rows.batch import UNREADABLE, Damage, RowBatch, RowFil
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import TOPIC_FIELD, RowMapping, Unit
 from tiered_index.sources.rows.small import SmallText, gathered, read_together
+from tiered_index.sources.rows.table import ColumnsReading
 from tiered_index.sources.rows.text import BLOCK_BYTES, decompressed, text_before_damage
 from tiered_index.sources.rows.zone import TimeZone
 from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
@@ -598,6 +599,8 @@ class FileLinker:
             if isinstance(rows, RowFile):
                 end = segment.position + segment.length
                 reading = rows.reading(self.mapping, segment.position, end, whole=self.archive or copied is not None)
+                if isinstance(reading, ColumnsReading):
+                    reading.sum_up()
         if not isinstance(rows, RowFile) or reading is None:
             self._put_at(NO_ENTRIES, segment.end)
             return self._finished(segment, offset - segment.start, 0, damages), None

@@ -2,7 +2,7 @@
 
 A row that was archived is read from its copy, otherwise from its file.
 
-The bytes of a text are checked against the CRC32 of its blocks, noted when it was indexed. The keys are taken from the
+The bytes of a file are checked against the CRC32 of its blocks, noted when it was indexed. The keys are taken from the
 row again, and the topic if it is a field. So a row is the one that was indexed, or the answer names the file and says
 that it is gone or was changed. An entry at whose offset no row of its topic begins gets neither bytes nor a file. A
 compressed text is decompressed from the restart point before the row, if there is one. Threads: any.
@@ -30,9 +30,8 @@ from tiered_index.service.log.topic_keys import rules_in
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.columns import MAX_ROW_BYTES
-from tiered_index.sources.identity import table_digest
 from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.places import CheckedFile, File, LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
 from tiered_index.sources.rows.batch import RowFile
@@ -153,9 +152,7 @@ class FileRows:
         self._lock = call_lock()
         # by the store of a log, and the path of the topic
         self._mappings: dict[tuple[str, str | None], RowMapping | None] = {}
-        self._opened: OrderedDict[tuple[str, str, str], RowFile] = OrderedDict()
-        # of files with columns that were written to, by URI and stamp
-        self._digests: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, str, str, bool], RowFile] = OrderedDict()
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files in one of the indexes. No request."""
@@ -297,41 +294,31 @@ class FileRows:
         self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, number: int
     ) -> tuple[bytes, Callable[[RowMapping], Sequence[Any]]]:
         """Return a row of a file with columns as JSON, and a function that returns its keys."""
-        now = as_it_is(file)
-        search.requests += isinstance(file, StoredFile)
-        if not now.is_same(segment.size_bytes, segment.etag) and not self._has_digest(search, segment, now):
-            raise _Changed
-        opened = self._rows(search, segment, now.file)
+        place: File = file
+        if segment.blocks is not None and not segment.is_open:
+            place = CheckedFile(file, segment.size_bytes, *segment.blocks)
+        else:
+            # not all of it was read, so there are no checksums
+            now = as_it_is(file)
+            search.requests += isinstance(file, StoredFile)
+            if not now.is_same(segment.size_bytes, segment.etag):
+                raise _Changed
+        opened = self._rows(search, segment, place)
         assert isinstance(opened, ColumnsFile), "by its format"
         row = opened.row(number)
         search.requests += isinstance(file, StoredFile)
         return rows_as_json(row)[0], partial(opened.members_of, row)
 
-    def _has_digest(self, search: Search, segment: LinkedSegment, now: SourceFile) -> bool:
-        """Return whether a file with columns has the content of a segment, though it was written to since then."""
-        if segment.blocks is None or now.size_bytes != segment.size_bytes:
-            return False
-        known = now.uri, now.stamp
-        with self._lock:
-            digest = self._digests.get(known)
-        if digest is None:
-            digest = table_digest(now.file, segment.format, now.size_bytes)
-            search.requests += 2 * isinstance(now.file, StoredFile)
-            with self._lock:
-                self._digests[known] = digest
-                while len(self._digests) > _KEPT:
-                    self._digests.popitem(last=False)
-        return digest == (segment.blocks[0], segment.blocks[1][0])
-
-    def _rows(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> RowFile:
+    def _rows(self, search: Search, segment: LinkedSegment, file: File) -> RowFile:
         """Return the rows of a segment's file, with its header or footer, which is read once."""
-        name = segment.uri, segment.etag, segment.format
+        name = segment.uri, segment.etag, segment.format, isinstance(file, CheckedFile)
         with self._lock:
             if name in self._opened:
                 self._opened.move_to_end(name)
                 return self._opened[name]
         opened = rows_of_form(file, segment.format, segment.size_bytes)
-        search.requests += isinstance(file, StoredFile) and not isinstance(opened, NdjsonFile)
+        is_stored = isinstance(file.file if isinstance(file, CheckedFile) else file, StoredFile)
+        search.requests += is_stored and not isinstance(opened, NdjsonFile)
         with self._lock:
             self._opened[name] = opened
             while len(self._opened) > _KEPT:
@@ -341,7 +328,10 @@ class FileRows:
     def _text_again(
         self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, rows: TextFile, at: int, size: int
     ) -> tuple[bytes, int | None]:
-        """As `_text`, once more from the begin of a packed file if it was packed again: then no restart point fits."""
+        """As `_text`, once more from the begin of a packed file: if it was packed again, no restart point fits.
+
+        If it is damaged now, the text before the damage is read again.
+        """
         try:
             return self._text(search, segment, file, rows, at, size)
         except _Changed:
@@ -435,7 +425,8 @@ class FileRows:
             with contextlib.suppress(ObjectNotFound, CorruptFile):
                 restart = point_before(self._archives[item.source], segment.store, segment.start + begin, search)
         if restart is None:
-            with decompressed(file, compression) as handle:
+            # the quicker way gives no text of a piece with damage
+            with decompressed(file, compression, to_damage=not is_restarted) as handle:
                 yield handle, position
             return
         point, next_bit = restart

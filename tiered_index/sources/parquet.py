@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.service.write.validation import in_known_layout, known_layout
 from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, plain_text, text_bytes
-from tiered_index.sources.places import File, LocalFile
+from tiered_index.sources.places import CheckedFile, File, LocalFile
 
 # Most rows that are read at once, and about how many bytes: of all columns, and of text
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 64 << 20, 32 << 20
@@ -93,7 +93,8 @@ class ParquetTable:
 
         Columns of text whose paths are in `dictionaries` are read as dictionaries. So many `leaves` are read at once.
         """
-        is_local, is_stub = isinstance(self._place, LocalFile), isinstance(handle, _NoPages)
+        place = self._place.file if isinstance(self._place, CheckedFile) else self._place
+        is_local, is_stub = isinstance(place, LocalFile), isinstance(handle, _NoPages)
         is_buffered = whole and not is_local and self._is_small
         piece_bytes = _PIECE_BYTES if is_local or not whole else _LARGE_PIECE_BYTES
         piece_bytes = max(_LEAST_PIECE_BYTES, min(piece_bytes, _PIECES_BYTES // max(1, leaves)))

@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.kernels import crc32
 from tiered_index.storage import disk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import beside, split_parameters
@@ -182,6 +183,114 @@ class HeldFile:
     ranges = ahead = open
 
 
+@dataclass(frozen=True)
+class CheckedFile:
+    """A file whose blocks of `block_bytes` have these CRC32s. A read raises `InvalidArgument` if it has other bytes.
+
+    So no byte is used that was not there when the file was summed up, whatever was written to it since then.
+    """
+
+    file: LocalFile | StoredFile
+    size_bytes: int
+    block_bytes: int
+    sums: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable, buffered for sequential reads."""
+        buffer_bytes = _BUFFER_BYTES if isinstance(self.file, StoredFile) else self.block_bytes
+        return io.BufferedReader(_CheckedReader(self), buffer_bytes)
+
+    def ranges(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable; each read is one request for whole blocks."""
+        return cast(IO[bytes], _CheckedReader(self))
+
+    ahead = open
+
+
+class _CheckedReader(io.RawIOBase):
+    """The bytes of a `CheckedFile`. The last block of a read is kept for the next one. One thread at a time."""
+
+    def __init__(self, checked: CheckedFile) -> None:
+        super().__init__()
+        self._checked, self._at = checked, 0
+        self._opened = contextlib.ExitStack()
+        self._handle = self._opened.enter_context(checked.file.ranges())
+        # the number of the block that is kept, and its bytes
+        self._kept = -1, b""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position of the next read, without a request."""
+        begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._checked.size_bytes}
+        self._at = max(0, offset + begins[whence])
+        return self._at
+
+    def readinto(self, buffer: object) -> int:
+        """Read into `buffer`, up to the end of the file; return the byte count. Raises as `CheckedFile`."""
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        length, block_bytes = min(len(view), max(0, self._checked.size_bytes - self._at)), self._checked.block_bytes
+        if not length:
+            return 0
+        first, end = self._at // block_bytes, (self._at + length - 1) // block_bytes + 1
+        begin, number, data = self._at - first * block_bytes, *self._kept
+        if number == first:
+            kept = data[begin : begin + length]
+            view[: len(kept)] = kept
+            self._at += len(kept)
+            return len(kept) + (self.readinto(view[len(kept) : length]) if len(kept) < length else 0)
+        blocks = memoryview(self._read(first, end))
+        view[:length] = blocks[begin : begin + length]
+        self._kept = end - 1, bytes(blocks[(end - 1 - first) * block_bytes :])
+        self._at += length
+        return length
+
+    def _read(self, first: int, end: int) -> bytes:
+        """Return the bytes of blocks [`first`, `end`), after they are compared."""
+        checked, begin = self._checked, first * self._checked.block_bytes
+        length = min(end * checked.block_bytes, checked.size_bytes) - begin
+        try:
+            self._handle.seek(begin)
+            data = self._handle.read(length)
+        except OSError as error:
+            raise InvalidArgument(f"{checked} can't be read: {error.strerror}") from error
+        sums = [crc32(data[at : at + checked.block_bytes]) for at in range(0, len(data), checked.block_bytes)]
+        if len(data) != length or (*sums,) != checked.sums[first:end]:
+            raise InvalidArgument(f"{checked} has changed since it was indexed")
+        return data
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._opened.close()
+        super().close()
+
+
+def sums_of(file: LocalFile | StoredFile | HeldFile, block_bytes: int, begin: int, end: int) -> tuple[int, ...]:
+    """Return the CRC32 of each block of the bytes from `begin`, the begin of a block, to `end` or the file's end.
+
+    Raises `InvalidArgument` and the storage's errors.
+    """
+    sums = list[int]()
+    with file.ahead() as handle:
+        try:
+            handle.seek(begin)
+            while begin < end and (block := handle.read(min(block_bytes, end - begin))):
+                sums.append(crc32(block))
+                begin += len(block)
+        except OSError as error:
+            raise InvalidArgument(f"{file} can't be read: {error.strerror}") from error
+    return tuple(sums)
+
+
 class Stdin:
     """Standard input, gzipped or not. It is read once and can't be continued."""
 
@@ -237,7 +346,7 @@ class Stdin:
             raise CorruptFile(str(self), f"damaged gzip file: {error}") from error
 
 
-File = LocalFile | StoredFile | HeldFile
+File = LocalFile | StoredFile | HeldFile | CheckedFile
 Place = File | Stdin
 
 

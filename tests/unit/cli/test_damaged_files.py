@@ -246,6 +246,24 @@ def test_a_long_line_without_an_end_is_read_when_it_has_one(folder, where, inges
     assert found_keys(range(30)) == {*map(str, range(30))}
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gzip", "bzip2", "xz"])
+def test_rows_of_a_packed_file_without_its_last_bytes_come_back(folder, ingest, found_keys, pack):
+    """Also of a file that was whole: a run names it once."""
+    whole = {"a": pack(lines(0, 400)), "b": pack(lines(400, 800))}
+    keys = [0, 200, 399, 400, 600, 799]
+    (folder / "a").write_bytes(whole["a"][:-6])
+    (folder / "b").write_bytes(whole["b"])
+    cut_b, a, b = ("b", whole["b"][:-6]), ("a", whole["a"]), ("b", whole["b"])
+    for damaged, known, written in ((1, 0, cut_b), (1, 1, None), (0, 2, a), (0, 1, b), (0, 0, None)):
+        run = ingest(folder)
+        counts = run.document
+        assert (run.code, counts["damaged"], counts["known_damaged"]) == (damaged, damaged, known)
+        assert all("damaged" in each["reason"] for each in counts["damaged_first"])
+        assert found_keys(keys) == {*map(str, keys)}
+        if written is not None:
+            (folder / written[0]).write_bytes(written[1])
+
+
 @pytest.mark.parametrize("zeros", [1, 5000, 200_000])
 @pytest.mark.parametrize("at", [0, 20])
 def test_bytes_that_are_0_after_a_truncation_hide_no_row(folder, ingest, found_keys, monkeypatch, zeros, at):

@@ -1,12 +1,15 @@
 """What happens to files of a log between two runs: each row of them is found once, or the answer says why not."""
 
 import gzip
+import io
 import json
 import os
 import random
 import shutil
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
@@ -15,6 +18,7 @@ from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.sources import restart, row_archive
 from tiered_index.sources.listing import listed_files
+from tiered_index.sources.rows import table as rows_of_table
 from tiered_index.sources.rows import text as rows_of_text
 
 FORMS = ("ndjson", "csv", "gz", "zst", "parquet", "arrow")
@@ -111,6 +115,52 @@ def test_a_table_with_other_content_replaces_the_rows_of_its_name(logs):
     assert (logs.ingest().rows, logs.found()) == (40, (once(range(1, 41)), 0))
     logs.write("a.parquet", logs.rows(*range(40)))
     assert (logs.ingest().rows, logs.found()) == (40, (once(range(40)), 0))
+
+
+def large_table(keys, form):
+    """Return a file of three row groups or batches, whose rows have these keys, in one place with the same length."""
+    file, numbers = io.BytesIO(), range(len(keys))
+    texts = {"n": [f"{n:04}" for n in numbers], "pad": [f"{n:0100}" for n in numbers]}
+    table = pa.table({"k": keys, "at": [BEGIN_S + n for n in numbers]} | texts)
+    if form == "parquet":
+        plain = {"use_dictionary": False, "compression": "NONE", "write_statistics": False}
+        pq.write_table(table, file, row_group_size=2000, **plain)
+    else:
+        with pa.ipc.new_file(file, table.schema) as sink:
+            sink.write_table(table, 2000)
+    return file.getvalue()
+
+
+@both
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_a_row_of_a_table_that_was_changed_at_the_same_length_is_noticed(logs, monkeypatch):
+    """Before a run sees it, rows of its row group have changed; the others come back."""
+    monkeypatch.setattr(rows_of_table, "SUM_BYTES", 4096)
+    keys = ["b"] * 6000
+    for n in range(0, 6000, 500):
+        keys[n] = "a"
+    before = large_table(keys, logs.form)
+    keys[3501], keys[3500] = "a", "b"
+    after = large_table(keys, logs.form)
+    assert len(before) == len(after) and (before[: 1 << 16], before[-1 << 16 :]) == (
+        after[: 1 << 16],
+        after[-1 << 16 :],
+    )
+    logs.write("a.table", before)
+    logs.ingest()
+    assert logs.found() == (once(range(0, 6000, 500)), 0)
+    logs.write("a.table", after)
+    shown, changed = logs.found()
+    if logs.is_local or logs.form == "parquet":
+        assert (shown, changed) == (once(range(0, 2000, 500), range(4000, 6000, 500)), 4)
+    else:
+        # the headers of batches are read by 1 MiB
+        assert (shown, changed) == (once(), 12)
+    counts = logs.ingest()
+    assert (counts.rows, len(counts.rewritten)) == (6000, 1)
+    assert logs.found() == (once(range(0, 3500, 500), [3501], range(4000, 6000, 500)), 0)
+    logs.write("a.table", after[:-1])
+    assert logs.found()[0].total() == 0
 
 
 @both

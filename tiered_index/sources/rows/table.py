@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from tiered_index.json_paths import fields_of, searched
 from tiered_index.sources.arrow import ArrowTable
 from tiered_index.sources.columns import has_items
 from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import File
+from tiered_index.sources.places import CheckedFile, File, sums_of
 from tiered_index.sources.rows.batch import (
     UNREADABLE,
     BadRow,
@@ -30,6 +31,7 @@ from tiered_index.sources.rows.batch import (
     batch_of_columns,
 )
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, no_key, path_of
+from tiered_index.sources.rows.text import SUM_BYTES
 from tiered_index.sources.values import python_rows, python_values
 
 TABLES: dict[str, Callable[[File], ParquetTable | ArrowTable]] = {"parquet": ParquetTable, "arrow": ArrowTable}
@@ -159,6 +161,20 @@ class ColumnsReading(RowReading):
         self._file, self._mapping, self._ways, self._whole = file, mapping, ways, whole
         self.end, self._bound = position, min(bound, file.table.rows)
 
+    def sum_up(self) -> None:
+        """Sum up blocks of the file, before rows are read: as large a part of all blocks as the rows are of all rows.
+
+        So the parts of a file have all blocks. If it is written to meanwhile, a later run finds other sums.
+        """
+        place, rows = self._file.place, self._file.table.rows
+        assert not isinstance(place, CheckedFile), "it was summed up"
+        # the reading of the rows says why a file can't be read
+        with contextlib.suppress(*UNREADABLE):
+            with place.open() as handle:
+                count = -(-handle.seek(0, os.SEEK_END) // SUM_BYTES)
+            first, end = (count if row >= rows else count * row // rows for row in (self.end, self._bound))
+            self.blocks = SUM_BYTES, sums_of(place, SUM_BYTES, first * SUM_BYTES, end * SUM_BYTES)
+
     def batches(self, start: int) -> Iterator[RowBatch]:
         file, self.end = self._file, max(start, self.end)
         names = file.schema.names if self._whole else file.columns_of(self._ways)
@@ -186,8 +202,6 @@ class ColumnsReading(RowReading):
         self.end = self._bound
         if file.table.damage is not None and self._bound == file.table.rows:
             self.damage = self.damage or Damage(file.table.damage, self.end, f"row {self.end + 1:,}")
-        if isinstance(file.table, ArrowTable):
-            self.blocks = file.table.size_bytes, (file.table.digest(),)
 
     def _batch(self, table: pa.Table, first: int) -> RowBatch:
         return rows_of_columns(table, self._ways, self._mapping, np.arange(first, first + len(table)))

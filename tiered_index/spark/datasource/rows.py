@@ -31,9 +31,11 @@ from tiered_index.service.read.segments import Segments
 from tiered_index.sources.columns import has_items
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, as_it_is, listed_files
+from tiered_index.sources.places import sums_of
 from tiered_index.sources.rows.batch import RowBatch, RowFile
 from tiered_index.sources.rows.mapping import KEY_TYPE
 from tiered_index.sources.rows.table import ColumnsFile, Way, rows_of_columns, way_of
+from tiered_index.sources.rows.text import SUM_BYTES
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import (
     EntryWriter,
@@ -194,12 +196,14 @@ class RowWriter(EntryWriter):
                 if document is None or not any(place in message.times for message in written):
                     continue
                 segment, times = typed(document, LinkedSegment), None
-                now = as_it_is(files.file(segment.uri, segment.size_bytes))
+                file = files.file(segment.uri, segment.size_bytes)
+                blocks = SUM_BYTES, sums_of(file, SUM_BYTES, 0, segment.size_bytes)
+                now = as_it_is(file)
                 if not now.is_same(segment.size_bytes, segment.etag):
                     raise InvalidArgument(f"{segment.uri} was changed while it was indexed: write again")
                 for message in written:
                     times = joined_times(times, message.times.get(place))
-                facts: dict[str, Any] = {"rows": segment.length, "times": times, "time_rule": rule}
+                facts: dict[str, Any] = {"rows": segment.length, "times": times, "blocks": blocks, "time_rule": rule}
                 made.append(structs.replace(segment, is_open=False, **facts))
         return made
 

@@ -43,7 +43,7 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles
 from tiered_index.sources.first_rows import FieldSearch, first_problem
-from tiered_index.sources.identity import OldOffsets, table_digest
+from tiered_index.sources.identity import OldOffsets
 from tiered_index.sources.known_files import TORN, KnownFiles, Plan, offsets_end
 from tiered_index.sources.linked import MOST_POINTS, check_queue, joined_times
 from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, listed_files
@@ -54,7 +54,7 @@ from tiered_index.sources.row_archive import check_retimed, without_copies
 from tiered_index.sources.rows.batch import Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
-from tiered_index.sources.rows.table import TABLES, ColumnsFile
+from tiered_index.sources.rows.table import TABLES, ColumnsFile, ColumnsReading
 from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
@@ -245,6 +245,8 @@ class LinkedPartsReader:
         while True:
             bound = begin + length if part.end is None else part.end
             reading = file.reading(mapping, begin, bound)
+            if isinstance(reading, ColumnsReading):
+                reading.sum_up()
             if file.is_text and reading.lines_before is None:
                 reading.lines_before = lines_before
             count, keyless, skipped, times = 0, 0, 0, None
@@ -334,9 +336,7 @@ def _has_first_rows(now: SourceFile, segment: LinkedSegment) -> bool:
     if segment.blocks is None or now.size_bytes < segment.size_bytes:
         return False
     length, (first, *_) = segment.blocks
-    if segment.format in TABLES:
-        return now.size_bytes == length and table_digest(now.file, segment.format, length)[1] == first
-    is_plain = "+" not in segment.format
+    is_plain = segment.format not in TABLES and "+" not in segment.format
     return is_plain and crc32(now.part(segment.position, min(length, segment.length))) == first
 
 
@@ -536,12 +536,15 @@ def _nothing_of(part: FilePart, damage: Damage) -> PartFacts:
 
 
 def _joined(parts: Sequence[PartFacts]) -> LinkedSegment:
-    """Return the segment of neighbouring parts, which only Parquet has."""
+    """Return the segment of neighbouring parts, which only Parquet has. Each has the sums of some blocks."""
     first, times = parts[0].segment, None
+    of_parts = [part.segment.blocks for part in parts if part.segment.blocks is not None]
+    sums = tuple(crc for _, of_part in of_parts for crc in of_part)
+    blocks = (of_parts[0][0], sums) if len(of_parts) == len(parts) else None
     for part in parts:
         times = joined_times(times, part.segment.times)
     length, rows = (sum(getattr(part.segment, name) for part in parts) for name in ("length", "rows"))
-    return structs.replace(first, length=length, rows=rows, times=times)
+    return structs.replace(first, length=length, rows=rows, times=times, blocks=blocks)
 
 
 def _groups(parts: Iterable[tuple[FilePart, int]]) -> list[list[FilePart]]:
