@@ -56,7 +56,7 @@ from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.forms import is_growing_text, open_rows
 from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.sources.rows.table import TABLES
-from tiered_index.sources.rows.text import BLOCK_BYTES, TextFile
+from tiered_index.sources.rows.text import BLOCK_BYTES, TextFile, has_returns_alone
 
 # fields of a segment that say what its text has
 _OF_TEXT = ("rows", "times", "blocks", "lines")
@@ -788,7 +788,7 @@ def _is_torn(listed: SourceFile, first: bytes, position: int) -> bool:
     """Return whether a text behind a position is a line that may still be written. `first` are its first bytes."""
     part = first
     while position < listed.size_bytes and part:
-        if b"\n" in part:
+        if b"\n" in part or has_returns_alone(part):
             return False
         if position + len(part) == listed.size_bytes and part.rstrip().endswith(b"}"):
             # perhaps a whole object

@@ -610,17 +610,19 @@ class FileLinker:
         for of_file in reading.batches(max(offset, segment.start) - shift):
             batch = of_file if copied is None else copied[0].left_out(of_file, copied[1])
             self._put(listed, batch, shift, max(offset, segment.start))
-            count, bad = count + batch.rows + len(batch.bad), bad + len(batch.bad)
+            count, bad = count + batch.rows + batch.bad_rows, bad + batch.bad_rows
             times = joined_times(times, batch.times)
             has_keys = [has or has_now for has, has_now in zip(has_keys, batch.has_keys or has_keys, strict=True)]
             if len(reading.points) >= MOST_POINTS:
                 self._send_points(segment, reading, batch.end + shift)
             self.progress(begun_bytes + min(batch.end, listed.size_bytes))
+        # a follower looks again at a quote that is not closed
+        is_waiting = self.still_s > 0 and reading.held_back_bytes > 0
         # the rows before its end are those of the file that was listed
         has_moved = reading.damage is not None and isinstance(reading.damage.error, FileMoved)
         if has_moved:
             self.counts.changed_while_read.append(listed.uri)
-        elif reading.damage is not None:
+        elif reading.damage is not None and not is_waiting:
             is_of_bytes = self._damaged.is_damaged(listed, reading.damage)
             # of a file that was read in part the rest is not looked for again as long as it is as it was
             damages += [reading.damage] if is_of_bytes or reading.end > segment.position else []
@@ -636,7 +638,7 @@ class FileLinker:
             self.counts.read_bytes = begun_bytes + listed.size_bytes
             self.progress(self.counts.read_bytes)
         self._note_lacking(has_keys if count > bad else [])
-        if reading.held_back_bytes:
+        if reading.held_back_bytes and (is_waiting or reading.damage is None):
             self.counts.held_back.append(listed.uri)
         is_large = reading.end - segment.position > _ONE_PIECE_BYTES
         if is_large and segment.format.endswith(("+xz", "+zstd")) and not reading.points:
@@ -738,7 +740,7 @@ class FileLinker:
         self._put_at(columns, batch.end + shift)
         counts = self.counts
         counts.rows, counts.entries = counts.rows + batch.rows, counts.entries + entries
-        counts.keyless, counts.skipped = counts.keyless + batch.keyless, counts.skipped + len(batch.bad)
+        counts.keyless, counts.skipped = counts.keyless + batch.keyless, counts.skipped + batch.bad_rows
         for bad in batch.bad[: max(0, FIRST - len(counts.skipped_first))]:
             counts.skipped_first.append({"where": f"{listed.uri}, {bad.where}", "problem": bad.problem})
 

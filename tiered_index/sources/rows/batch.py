@@ -25,6 +25,8 @@ from tiered_index.sources.places import Place
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, key_column
 from tiered_index.sources.values import key_value, rows_as_json, run_ends_decoded
 
+MOST_BAD_ROWS = 10
+"""The number of bad rows of a batch that are named."""
 UNREADABLE = (CorruptFile, InvalidArgument, ObjectArchived, ObjectNotFound)
 """The errors of one file that say nothing of the others."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -61,7 +63,8 @@ class RowBatch:
 
     `positions`, `sizes`, `times_ms`, and `topics` if the topic is a field, have a value for each row with a key; a row
     that was read by itself is there once for each key. `keys` are columns with at most one key for each of them: a row
-    has an entry for each key that is not null, and no key twice. `rows` also counts the `keyless`.
+    has an entry for each key that is not null, and no key twice. `rows` also counts the `keyless`. There are `bad_rows`
+    others, and `bad` has the first ones.
     """
 
     end: int
@@ -87,6 +90,7 @@ class RowBatch:
     """Shows a line of `source`; None: it is a table."""
     paths: npt.NDArray[np.int64] | None = None
     """The number of the path in `RowMapping.keys` of each key of the only column; None: each path has a column."""
+    bad_rows: int = 0
 
     def of_paths(self, first: int, end: int) -> RowBatch:
         """Return the rows with a key by paths [`first`, `end`) of `RowMapping.keys`, and only these keys."""
@@ -207,7 +211,7 @@ class SingleRows:
         self.topics: list[str] = []
         self.places: list[tuple[int, int, int]] = []
         self.bad: list[BadRow] = []
-        self.rows = self.keyless = 0
+        self.rows = self.keyless = self.bad_rows = 0
         self._has_keys: list[bool] = []
 
     def add(self, members: Sequence[Any], mapping: RowMapping, position: int, size: int) -> None:
@@ -232,6 +236,12 @@ class SingleRows:
         self.topics += topics * len(keys)
         self.places += [(position, size, time_ms)] * len(keys)
 
+    def refuse(self, where: str, problem: str, position: int) -> None:
+        """Count a bad row, and name it if it is one of the first."""
+        self.bad_rows += 1
+        if len(self.bad) < MOST_BAD_ROWS:
+            self.bad.append(BadRow(where, problem, position))
+
     def batch(self, end: int, mapping: RowMapping) -> RowBatch:
         """Return the rows so far as a batch that ends at position `end`."""
         columns = np.array(self.places, np.int64).reshape(-1, 3)
@@ -240,7 +250,7 @@ class SingleRows:
         keys, bad = (pa.array(self.keys, KEY_TYPE),), tuple(self.bad)
         return RowBatch(
             end, self.rows, keys, *arrays, self.keyless, bad, topics=topics, paths=np.array(self.paths, np.int64),
-            has_keys=tuple(self._has_keys),
+            has_keys=tuple(self._has_keys), bad_rows=self.bad_rows,
         )  # fmt: skip
 
 

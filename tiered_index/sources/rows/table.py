@@ -22,7 +22,6 @@ from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import CheckedFile, File, sums_of
 from tiered_index.sources.rows.batch import (
     UNREADABLE,
-    BadRow,
     Damage,
     RowBatch,
     RowFile,
@@ -282,5 +281,5 @@ def rows_of_columns(
         try:
             rows.add(members, mapping, number, 0)
         except InvalidArgument as error:
-            rows.bad.append(BadRow(f"row {number + 1:,}", str(error), number))
+            rows.refuse(f"row {number + 1:,}", str(error), number)
     return rows.batch(end, mapping)

@@ -38,8 +38,8 @@ from tiered_index.sources.places import Place, Stdin
 from tiered_index.sources.restart import RESTARTED, PointedText, packed_text
 from tiered_index.sources.rows.batch import (
     BYTE_ORDER_MARK,
+    MOST_BAD_ROWS,
     UNREADABLE,
-    BadRow,
     Damage,
     RowBatch,
     RowFile,
@@ -75,8 +75,16 @@ _IS_BLANK = np.zeros(256, bool)
 _IS_BLANK[list(b" \t\n\r\v\f")] = True
 # lines that begin with a blank, and are looked at one by one
 _FEW_LINES = 1000
+_BLANK_LINE = re.compile(rb"^[ \t\r\v\f]*\n", re.MULTILINE)
+# most bytes of a bad line that is known again, and most such lines: of those in one pattern, and of all
+_KNOWN_BYTES, _KNOWN_LINES, _MOST_KNOWN_LINES = 64, 64, 1 << 16
+# lines behind a quote that is not closed that are looked at
+_LOOKED_LINES = 100
 
 
+_RETURNS = "its lines end with a carriage return alone: write newlines, for example with `tr '\\r' '\\n' < FILE > NEW`"
+# an object behind another one, on a line of its own
+_OBJECTS = re.compile(rb"\}[ \t]*\r[ \t]*\{")
 # a byte that is not UTF-8, as Python reads it
 _STRAY_BYTE = re.compile("[\udc80-\udcff]")
 
@@ -85,6 +93,33 @@ def _has_stray_byte(member: Any) -> bool:
     if isinstance(member, str):
         return _STRAY_BYTE.search(member) is not None
     return isinstance(member, list) and any(map(_has_stray_byte, member))
+
+
+class KnownBadLines:
+    """Short bad lines, which are judged once: a packed file of 1 MB may have a billion, but few different ones."""
+
+    def __init__(self) -> None:
+        # each with its problem
+        self._problems: dict[bytes, str] = {}
+        self._lines: re.Pattern[bytes] | None = None
+
+    def add(self, line: bytes, problem: str) -> None:
+        """Add a line, with its newline."""
+        if len(line) > _KNOWN_BYTES or len(self._problems) == _MOST_KNOWN_LINES or not line.endswith(b"\n"):
+            return
+        self._problems[line] = problem
+        if len(self._problems) <= _KNOWN_LINES:
+            # without a way back, which would need memory for each line
+            self._lines = re.compile(rb"(?:[ \t\r\v\f]*\n|" + b"|".join(map(re.escape, self._problems)) + rb")++")
+
+    def problem(self, line: bytes) -> str | None:
+        """Return the problem of a line; None: it is not known."""
+        return self._problems.get(line)
+
+    def end(self, text: bytes, at: int) -> int:
+        """Return the end of the known and the blank lines from a place of a text on."""
+        found = None if self._lines is None else self._lines.match(text, at)
+        return at if found is None else found.end()
 
 
 class BlockSums:
@@ -255,9 +290,14 @@ class TextFile(RowFile):
                     except InvalidArgument as error:
                         raise InvalidArgument(f"{self.file}: {where}: {error}") from error
 
-    def numbered(self, lines: bytes, position: int, number: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield each row of whole lines that is not blank, with the number of its first line and its position."""
-        for row in self.split(lines):
+    def numbered(
+        self, lines: bytes, position: int, number: int, known: KnownBadLines | None = None
+    ) -> Iterator[tuple[int, int, bytes]]:
+        """Yield each row of whole lines that is not blank, with the number of its first line and its position.
+
+        Bad lines that are known are yielded together if they follow one another.
+        """
+        for row in self.split(lines, known):
             if row.strip():
                 yield number, position, row
             position, number = position + len(row), number + row.count(b"\n")
@@ -303,9 +343,20 @@ class TextFile(RowFile):
     def is_complete(self, line: bytes) -> bool:
         """Return whether a last line without newline is a whole row."""
 
-    def split(self, lines: bytes) -> Iterator[bytes]:
-        """Yield the rows of whole lines, and blank lines together. All but the last row have all of their lines."""
-        return _lines_of(lines)
+    def split(self, lines: bytes, known: KnownBadLines | None = None, *, is_end: bool = True) -> Iterator[bytes]:
+        """Yield the rows of whole lines, and lines that are blank or known as bad together.
+
+        All but the last row have all of their lines. `is_end`: the text ends there.
+        """
+        return _lines_of(lines, known)
+
+    def is_alone(self, line: bytes) -> bool:
+        """Return whether a line is a row by itself, whatever lines are around it."""
+        return True
+
+    def never_ends(self, last: bytes) -> str | None:
+        """Return why a last row, which is not whole, will never be; None: the rest of it may still be written."""
+        return _RETURNS if has_returns_alone(last) else None
 
     def is_cut(self, row: bytes) -> bool:
         """Return whether the last row that `split` yielded also has the next line."""
@@ -314,6 +365,13 @@ class TextFile(RowFile):
     def is_one_row(self, text: bytes) -> bool:
         """Return whether a text without the newline at its end is one whole row, not several and not a part of one."""
         return bool(text.strip()) and len([*self.split(text + b"\n")]) == 1 and not self.is_cut(text)
+
+
+def has_returns_alone(text: bytes) -> bool:
+    """Return whether lines of a text without a newline end with a carriage return alone."""
+    at = text.find(b"\r")
+    is_of_cells = 0 <= at < len(text.rstrip(b"\r")) and b'"' not in text[:at]
+    return is_of_cells or _OBJECTS.search(text) is not None
 
 
 class NdjsonFile(TextFile):
@@ -468,16 +526,25 @@ class CsvFile(TextFile):
         finally:
             csv.field_size_limit(before)
 
-    def split(self, lines: bytes) -> Iterator[bytes]:
+    def split(self, lines: bytes, known: KnownBadLines | None = None, *, is_end: bool = True) -> Iterator[bytes]:
         if self.has_short_records or not self.has_odd_line(lines):
-            yield from _lines_of(lines)
+            yield from _lines_of(lines, known)
             return
         quote = self.quote.encode()
         # the lines of a record whose quote is open. After `_MOST_QUOTED` bytes its first line is a bad row
         held: list[bytes] = []
         held_bytes, waiting = 0, deque[bytes]()
-        stream = _lines_of(lines)
-        while line := waiting.popleft() if waiting else next(stream, b""):
+        stream = _lines_of(lines, known)
+        while True:
+            line = waiting.popleft() if waiting else next(stream, b"")
+            if not line and is_end and self._is_stray(held):
+                # the rows behind it are no part of a cell
+                yield held[0]
+                waiting.extend(held[1:])
+                held, held_bytes = [], 0
+                continue
+            if not line:
+                break
             is_odd = line.count(quote) % 2
             if not held and not (is_odd and self.is_cut(line)):
                 yield line
@@ -494,6 +561,22 @@ class CsvFile(TextFile):
             held, held_bytes = [], 0
         if held:
             yield b"".join(held)
+
+    def _is_stray(self, held: Sequence[bytes]) -> bool:
+        """Return whether lines begin with one whose quote is not closed by mistake: most others are whole records."""
+        others = [line for line in held[1 : 1 + _LOOKED_LINES] if line.strip() and line.endswith(b"\n")]
+        return len(self.header) > 1 < len(others) <= 2 * sum(map(self._is_record, others))
+
+    def _is_record(self, line: bytes) -> bool:
+        with contextlib.suppress(InvalidArgument):
+            return len(self._cells(line.decode(errors="replace").rstrip("\r\n"))) == len(self.header)
+        return False
+
+    def is_alone(self, line: bytes) -> bool:
+        return not self.quote or self.quote.encode() not in line
+
+    def never_ends(self, last: bytes) -> str | None:
+        return _OPEN if b"\n" in last else super().never_ends(last)
 
     def is_cut(self, row: bytes) -> bool:
         is_even = not self.quote or row.count(self.quote.encode()) % 2 == 0
@@ -573,12 +656,14 @@ class CsvFile(TextFile):
         return len(quotes) % 2 == 1 or bool((np.searchsorted(quotes, ends) & 1).any())
 
 
-def _lines_of(text: bytes) -> Iterator[bytes]:
-    """Yield the lines of a text, and blank lines that follow one another together."""
+def _lines_of(text: bytes, known: KnownBadLines | None = None) -> Iterator[bytes]:
+    """Yield the lines of a text, and lines that are blank or known as bad, and follow one another, together."""
     at = 0
     while at < len(text):
-        blank = _BLANK_LINES.match(text, at)
-        end = blank.end() if blank is not None else text.find(b"\n", at) + 1 or len(text)
+        end = at if known is None else known.end(text, at)
+        if end == at:
+            blank = _BLANK_LINES.match(text, at)
+            end = blank.end() if blank is not None else text.find(b"\n", at) + 1 or len(text)
         yield text[at:end]
         at = end
 
@@ -661,6 +746,7 @@ class TextBlocks:
         self._is_noting, self._is_closed = noting, is_closed or text.compression is not None
         self._goes_on = goes_on
         self._error: TieredIndexError | None = None
+        self._endless: str | None = None
         self.lines_before = None if position else 0
         self.end, self.is_whole, self.held_back_bytes, self.held_back_lines = position, False, 0, 0
         self.before = b""
@@ -714,6 +800,9 @@ class TextBlocks:
                 self.is_whole, self.held_back_bytes = True, long_bytes
         if self._error is not None and self.is_whole:
             self.held_back_bytes = self.held_back_lines = 0
+        elif self._endless is not None and self.is_whole:
+            self._error = CorruptFile(str(text.file), self._endless)
+        if self._error is not None and self.is_whole:
             before = None if self.lines_before is None else self.lines_before + self._lines
             self.damage = Damage(self._error, self.end, where_of(before, self.end))
 
@@ -735,8 +824,8 @@ class TextBlocks:
         if self.end + cut > self._bound:
             # the rest is of a further segment
             cut = data.rfind(b"\n", 0, self._bound - self.end) + 1
-            return cut - self._cut_bytes(data[:cut])
-        cut -= self._cut_bytes(data[:cut])
+            return cut - self._cut_bytes(data[:cut], is_end=self.end + cut == self._bound)
+        cut -= self._cut_bytes(data[:cut], is_end=is_last)
         if is_last:
             last = data[cut:]
             self.is_whole = True
@@ -744,6 +833,7 @@ class TextBlocks:
                 if (self._is_closed and self._error is None) or self._text.is_complete(last):
                     return len(data)
                 self.held_back_bytes, self.held_back_lines = len(last), last.count(b"\n")
+                self._endless = self._text.never_ends(last)
         return cut
 
     def _block(self, data: bytes) -> Iterator[TextBlock]:
@@ -790,12 +880,12 @@ class TextBlocks:
             self.lines_before += piece.count(b"\n")
             self.before = b"" if left else piece[-1:]
 
-    def _cut_bytes(self, lines: bytes) -> int:
-        """Return the bytes of a last row that also has the next line."""
+    def _cut_bytes(self, lines: bytes, *, is_end: bool) -> int:
+        """Return the bytes of a last row that also has the next line. `is_end`: there may be none."""
         if not isinstance(self._text, CsvFile) or not self._text.has_odd_line(lines):
             return 0
         last = b""
-        for row in self._text.split(lines):
+        for row in self._text.split(lines, is_end=is_end):
             last = row
         return len(last) if self._text.is_cut(last) else 0
 
@@ -806,6 +896,7 @@ class TextReading(TextBlocks, RowReading):
     def __init__(self, text: TextFile, mapping: RowMapping, position: int, end: int) -> None:
         super().__init__(text, position, end, noting=True, goes_on=True)
         self._mapping = mapping
+        self._known = KnownBadLines()
 
     def batches(self, start: int) -> Iterator[RowBatch]:
         sums, text, before_long = BlockSums(), self._text, None
@@ -821,9 +912,9 @@ class TextReading(TextBlocks, RowReading):
                 if block.is_end:
                     before_long = None
                     if end > start:
-                        yield self._without_rows(
-                            end, [BadRow(where_of(before, block.too_long), too_long(block.too_long), block.too_long)]
-                        )
+                        bad = SingleRows()
+                        bad.refuse(where_of(before, block.too_long), too_long(block.too_long), block.too_long)
+                        yield bad.batch(end, self._mapping)
                 continue
             # of an earlier run, or a header
             skip = min(len(block.data), max(0, max(start, text.begin) - block.begin))
@@ -850,28 +941,32 @@ class TextReading(TextBlocks, RowReading):
         self.damage = Damage(InvalidArgument(f"{text.file}: {problem}"), self.end, where_of(before, self.end))
         return True
 
-    def _without_rows(self, end: int, bad: list[BadRow]) -> RowBatch:
-        rows = SingleRows()
-        rows.bad = bad
-        return rows.batch(end, self._mapping)
-
     def _batch(self, block: TextBlock, lines_before: int | None) -> RowBatch:
         """Return the rows of a block. Memory: the block some times."""
         text, mapping, data = self._text, self._mapping, block.data
         if not data.strip():
             return SingleRows().batch(block.begin + len(data), mapping)
+        if 2 * self._known.end(data, 0) > len(data):
+            # it has no row that can be read together with the others
+            return self._slowly(block, lines_before)
         return text.batch(block, *block.places(), mapping) or self._slowly(block, lines_before)
 
     def _slowly(self, block: TextBlock, lines_before: int | None) -> RowBatch:
-        rows = SingleRows()
-        for number, at, text in self._text.numbered(block.data, block.begin, (lines_before or 0) + 1):
+        rows, known = SingleRows(), self._known
+        for number, at, text in self._text.numbered(block.data, block.begin, (lines_before or 0) + 1, known):
+            if known.end(text, 0):
+                self._refuse_known(rows, text, at, None if lines_before is None else number - 1)
+                continue
             line, start = text.rstrip(b"\n"), at
             where = where_of(None if lines_before is None else number - 1, at)
+            if (problem := known.problem(text)) is not None:
+                rows.refuse(where, problem, at)
+                continue
             if line.startswith(b"\0"):
                 # a program goes on writing at the same place after another one has truncated the file
                 line = line.lstrip(b"\0")
                 start += len(text.rstrip(b"\n")) - len(line)
-                rows.bad.append(BadRow(where, f"{start - at:,} bytes that are 0, as after a truncation", at))
+                rows.refuse(where, f"{start - at:,} bytes that are 0, as after a truncation", at)
                 if not line.strip():
                     continue
             try:
@@ -879,8 +974,20 @@ class TextReading(TextBlocks, RowReading):
                     raise InvalidArgument(too_long(start))
                 rows.add(self._text.members_of(line, self._mapping), self._mapping, start, len(line))
             except InvalidArgument as error:
-                rows.bad.append(BadRow(where, str(error), at))
+                rows.refuse(where, str(error), at)
+                if start == at and self._text.is_alone(text):
+                    known.add(text, str(error))
         return rows.batch(block.begin + len(block.data), self._mapping)
+
+    def _refuse_known(self, rows: SingleRows, text: bytes, at: int, lines_before: int | None) -> None:
+        """Count lines that are known as bad, or blank, and name the first ones."""
+        named, handle, number = 0, io.BytesIO(text), lines_before
+        while len(rows.bad) < MOST_BAD_ROWS and (line := handle.readline()):
+            if (problem := self._known.problem(line)) is not None:
+                rows.refuse(where_of(number, at), problem, at)
+                named += 1
+            at, number = at + len(line), None if number is None else number + 1
+        rows.bad_rows += text.count(b"\n") - len(_BLANK_LINE.findall(text)) - named
 
 
 def too_long(position: int) -> str:

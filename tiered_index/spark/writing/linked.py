@@ -256,8 +256,8 @@ class LinkedPartsReader:
                 if is_first and len(reading.points) >= MOST_POINTS:
                     points_begin = self._send_points(segment, reading, points_begin, batch.end, sent)
                 self._check_bad(segment, batch)
-                count, keyless = count + batch.rows + len(batch.bad), keyless + batch.keyless
-                times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
+                count, keyless = count + batch.rows + batch.bad_rows, keyless + batch.keyless
+                times, skipped = joined_times(times, batch.times), skipped + batch.bad_rows
                 bad += [(f"{segment.uri}, {row.where}", row.problem) for row in batch.bad[: _NAMED - len(bad)]]
                 yield self._batch(batch, 0)
             self._check_damage(reading)
@@ -273,7 +273,7 @@ class LinkedPartsReader:
             points = tuple(sent), () if is_first else tuple(reading.points)
             unclear = UnclearTimes(*np.subtract(mapping.unclear_times, unclear).tolist())
             of_times: dict[str, Any] = {"has_zoneless": mapping.has_zoneless, "unclear": unclear}
-            is_cut = reading.held_back_bytes > 0
+            is_cut = reading.held_back_bytes > 0 and reading.damage is None
             of_file = *points, reading.damage
             learned = PartFacts(part.number, mine, is_cut, unit, skipped, tuple(bad), *of_file, **of_times)
             yield Census(without_key=keyless, parts=[learned])
