@@ -603,3 +603,47 @@ def test_one_time_out_of_range_is_one_bad_row(tmp_path, unit):
         writer.write_table(written)
     entries, bad, _ = read(path)
     assert [key for _, _, key in entries] == ["a", "c"] and "out of range" in bad[0].problem
+
+
+GOOD = {"ndjson": b'{"k": "a", "at": 1700000000}\n', "csv": b"a,1700000000,x\n"}
+BAD_LINES = {
+    "ndjson": [b"x\n", b"{}\n", b"\n", b" \n", b'{"at": "x"}\n', b"\0\n", b"]\r\n", b'{"k": "\xff", "at": 1}\n'],
+    "csv": [b"x\n", b",,\n", b"\n", b"a,b,c,d\n", b'"a\nb",,\n', b'a"b\n', b'"\n', b"\0\n", b'"a"b,1,\n'],
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("form", GOOD)
+def test_bad_lines_that_are_repeated_are_judged_once(tmp_path, monkeypatch, form, seed):
+    """The batches are those of lines that are judged one by one. Only the first bad rows of a batch are named."""
+    moments = random.Random(seed)
+    choice = [b"x\n", *moments.sample(BAD_LINES[form], moments.randrange(2, 5)), GOOD[form]]
+    text = b"".join(moments.choice(choice) * moments.choice([1, 2, 3000]) for _ in range(30))
+    (tmp_path / f"a.{form}").write_bytes((b"k,at,n\n" if form == "csv" else b"") + GOOD[form] + text + GOOD[form])
+    of_form = rows_of_text.NdjsonFile if form == "ndjson" else rows_of_text.CsvFile
+    judged, members_of = [], of_form.members_of
+    monkeypatch.setattr(of_form, "members_of", lambda *of_row: judged.append(of_row[1]) or members_of(*of_row))
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 20_000)
+    entries, outcomes, counts, add = [], [], [], rows_of_text.KnownBadLines.add
+    for of_run in (add, lambda *_: None):
+        monkeypatch.setattr(rows_of_text.KnownBadLines, "add", of_run)
+        judged.clear()
+        listed = local_file(tmp_path / f"a.{form}")
+        opened = open_rows(listed.file, listed.size_bytes, listed.head())
+        batches = [*opened.reading(RowMapping(("k",), "at", "s"), 0, listed.size_bytes).batches(0)]
+        outcomes.append([(batch.end, batch.rows, batch.bad_rows, batch.bad) for batch in batches])
+        counts.append(judged.count(b"x"))
+        entries.append(read(tmp_path / f"a.{form}")[0])
+    assert counts[0] == 1 < counts[1]
+    assert outcomes[0] == outcomes[1] and entries[0] == entries[1] and len(entries[0]) >= 2
+    assert all(len(bad) == min(10, bad_rows) for _, _, bad_rows, bad in outcomes[0])
+    assert sum(bad_rows for _, _, bad_rows, _ in outcomes[0]) > 0
+
+
+def test_gigabytes_of_one_byte_get_no_restart_points(tmp_path):
+    """To prove a place of them takes longer than to read them again."""
+    path = tmp_path / "a.ndjson.gz"
+    path.write_bytes(gzip.compress(GOOD["ndjson"] + bytes(40 << 20) + b"\n" + GOOD["ndjson"]))
+    entries, bad, reading = read(path)
+    assert (len(entries), sum(row.position for row in bad) > 0, reading.points) == (2, True, [])
+    assert all("bytes that are 0" in row.problem for row in bad)

@@ -208,8 +208,7 @@ class ArrowTable:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._damaged(str(error)) from error
 
-    @staticmethod
-    def _bytes(handle: IO[bytes], position: int, size: int) -> bytes:
+    def _bytes(self, handle: IO[bytes], position: int, size: int) -> bytes:
         """Return the bytes of a message."""
         handle.seek(position)
         return handle.read(size)

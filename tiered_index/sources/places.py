@@ -244,10 +244,10 @@ class _CheckedReader(io.RawIOBase):
         first, end = self._at // block_bytes, (self._at + length - 1) // block_bytes + 1
         begin, number, data = self._at - first * block_bytes, *self._kept
         if number == first:
-            kept = data[begin : begin + length]
-            view[: len(kept)] = kept
-            self._at += len(kept)
-            return len(kept) + (self.readinto(view[len(kept) : length]) if len(kept) < length else 0)
+            part = data[begin : begin + length]
+            view[: len(part)] = part
+            self._at += len(part)
+            return len(part) + (self.readinto(view[len(part) : length]) if len(part) < length else 0)
         blocks = memoryview(self._read(first, end))
         view[:length] = blocks[begin : begin + length]
         self._kept = end - 1, bytes(blocks[(end - 1 - first) * block_bytes :])

@@ -51,6 +51,8 @@ _PIECE_BYTES = 32 << 10
 _PIECES, _LOOK_BYTES = 4, 8 << 10
 # most text of these pieces
 _MOST_HELD_BYTES = 16 << 20
+# text that is so many times as long as its packed bytes is read again sooner than a place in it is proved
+_MOST_RATIO = 256
 # least bytes of text that must be the same
 _PROOF_BYTES = 1 << 10
 _RESTARTED_BYTES = 1 << 20
@@ -168,6 +170,9 @@ class PackedText:
         """Look for the begin of a block in the last pieces, if a point is due."""
         if self._text_bytes - self._last < SPACING_BYTES - _EARLY_BYTES:
             self._tail = (self._tail + text)[-WINDOW_BYTES:] if len(text) < WINDOW_BYTES else text[-WINDOW_BYTES:]
+            return
+        if len(text) > max(WINDOW_BYTES, _MOST_RATIO * len(piece)):
+            self._forget(text[-WINDOW_BYTES:])
             return
         self._held += piece
         self._tail += text

@@ -550,3 +550,50 @@ def test_copies_that_can_not_be_read_are_named_and_passed_over(tmp_path, folder,
     shutil.rmtree(folder)
     answers = [run_here("query", "t", f"{n}", "--storage", of_copies[-1], "--json").document["items"] for n in range(3)]
     assert [len(items) for items in answers] == [1, 0, 1]
+
+
+def records(begin, end):
+    return b"".join(b"%d,%d,z\n" % (n, BEGIN_S + n) for n in range(begin, end))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_quote_that_is_not_closed_is_one_bad_row(folder, ingest, found_keys, pack):
+    stray = b'1,%d,"oops\n' % BEGIN_S
+    (folder / "a.csv").write_bytes(pack(b"k,at,x\n" + records(0, 1) + stray + records(2, 1000)))
+    run = ingest(folder)
+    counts = run.document
+    assert (run.code, counts["rows"], counts["skipped"], counts["damaged"]) == (1, 999, 1, 0)
+    assert counts["skipped_first"][0]["problem"] == "not CSV: a quote is not closed"
+    assert "line 3 (" in counts["skipped_first"][0]["where"]
+    assert found_keys([0, 1, 2, 500, 999]) == {"0", "2", "500", "999"}
+    with (folder / "a.csv").open("ab") as file:
+        file.write(pack(records(1000, 1010)))
+    assert (ingest(folder).document["rows"], found_keys([999, 1009])) == (10, {"999", "1009"})
+
+
+def test_a_quote_that_may_still_be_closed_is_named_until_it_is(folder, ingest, found_keys):
+    log, begun = folder / "a.csv", b"k,at,x\n" + records(0, 3) + b'3,%d,"a text,\nof two lines' % BEGIN_S
+    log.write_bytes(begun + b"\nor three\n")
+    first, second = ingest(folder), ingest(folder)
+    (damage,) = first.document["damaged_first"]
+    place = {"file": log.as_uri(), "position": begun.index(b"3,%d" % BEGIN_S)}
+    assert (first.code, first.document["rows"], damage) == (1, 3, {"reason": "a quote is not closed", **place})
+    assert (second.code, second.document["known_damaged"], found_keys(range(4))) == (0, 1, {"0", "1", "2"})
+    log.write_bytes(begun + b'\nor three"\n' + records(4, 6))
+    last = ingest(folder).document
+    assert (last["rows"], last["damaged"], last["known_damaged"]) == (3, 0, 0)
+    assert found_keys(range(6)) == {*map(str, range(6))}
+
+
+@pytest.mark.parametrize("text", [lines(0, 3), b"k,at,x\n" + records(0, 3)], ids=["ndjson", "csv"])
+def test_lines_that_end_with_a_carriage_return_alone_are_named(folder, ingest, found_keys, text):
+    """Also behind rows that are whole."""
+    (folder / "a.log").write_bytes(text.replace(b"\n", b"\r"))
+    (folder / "b.log").write_bytes(text + text[text.index(b"\n") + 1 :].replace(b"\n", b"\r"))
+    first, second = ingest(folder), ingest(folder)
+    counts = first.document
+    assert (first.code, counts["rows"], counts["damaged"], counts["held_back"]) == (1, 3, 2, [])
+    assert all("carriage return alone" in each["reason"] for each in counts["damaged_first"])
+    assert (second.document["damaged"], second.document["known_damaged"]) == (0, 2)
+    (folder / "a.log").unlink()
+    assert found_keys(range(3)) == {"0", "1", "2"}

@@ -21,6 +21,7 @@ from tiered_index.sources.rows.text import (
     compression_of,
     decompressed,
     text_before_damage,
+    zeros_before,
 )
 
 # the usual properties, and dictionary sizes of whole 64 KiB; it has no magic number
@@ -85,7 +86,7 @@ def _after_zeros(file: Place, compression: str | None) -> bytes:
     """Return the first bytes of a text that are neither 0 nor blank; empty: there are none."""
     with decompressed(file, compression, to_damage=True) as handle:
         while piece := text_before_damage(file, handle, compression, _PIECE_BYTES)[0]:
-            if begin := piece.lstrip(b"\0 \t\r\n"):
+            if begin := piece[zeros_before(piece) :].lstrip(b"\0 \t\r\n"):
                 return begin
     return b""
 

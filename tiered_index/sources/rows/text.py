@@ -118,8 +118,8 @@ class KnownBadLines:
 
     def end(self, text: bytes, at: int) -> int:
         """Return the end of the known and the blank lines from a place of a text on."""
-        found = None if self._lines is None else self._lines.match(text, at)
-        return at if found is None else found.end()
+        lines = None if self._lines is None else self._lines.match(text, at)
+        return at if lines is None else lines.end()
 
 
 class BlockSums:
@@ -365,6 +365,12 @@ class TextFile(RowFile):
     def is_one_row(self, text: bytes) -> bool:
         """Return whether a text without the newline at its end is one whole row, not several and not a part of one."""
         return bool(text.strip()) and len([*self.split(text + b"\n")]) == 1 and not self.is_cut(text)
+
+
+def zeros_before(data: bytes) -> int:
+    """Return the number of bytes that are 0 at the begin of data: there may be gigabytes of them."""
+    is_other = np.frombuffer(data, np.bool_)
+    return int(is_other.argmax()) if is_other.any() else len(data)
 
 
 def has_returns_alone(text: bytes) -> bool:
@@ -790,7 +796,7 @@ class TextBlocks:
                 if not is_last and len(carried) > MAX_ROW_BYTES:
                     # lines before it whose quote is open, and bytes that are 0
                     cut = carried.rfind(b"\n") + 1
-                    cut = cut or len(carried) - len(carried.lstrip(b"\0"))
+                    cut = cut or zeros_before(carried)
                     yield from self._block(carried[:cut])
                     carried = carried[cut:]
                     if len(carried) > MAX_ROW_BYTES:
@@ -964,9 +970,9 @@ class TextReading(TextBlocks, RowReading):
                 continue
             if line.startswith(b"\0"):
                 # a program goes on writing at the same place after another one has truncated the file
-                line = line.lstrip(b"\0")
-                start += len(text.rstrip(b"\n")) - len(line)
-                rows.refuse(where, f"{start - at:,} bytes that are 0, as after a truncation", at)
+                zeros = zeros_before(line)
+                line, start = line[zeros:], at + zeros
+                rows.refuse(where, f"{zeros:,} bytes that are 0, as after a truncation", at)
                 if not line.strip():
                     continue
             try:
