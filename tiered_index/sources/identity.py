@@ -474,8 +474,9 @@ def begins_with(longer: SourceFile, shorter: SourceFile) -> bool:
     Files with columns are such if they are equal. Raises as `what_is`.
     """
     long, short = Content(longer), Content(shorter)
-    if long.table_format or short.table_format:
-        return long.table_format == short.table_format and long.digest == short.digest is not None
+    is_table = long.table_format or short.table_format
+    if is_table and (long.table_format != short.table_format or longer.size_bytes != shorter.size_bytes):
+        return False
     are_plain = long.compression is short.compression is None
     if are_plain and not (shorter.size_bytes <= longer.size_bytes and long.head.startswith(short.head)):
         return False
