@@ -416,7 +416,7 @@ class _Decision:
         """
         # a new file may have the inode of one that is gone: of two edited texts, the one at the known name counts
         for has_them, ways in ((_has_all_rows, self._ways), (_has_first_rows, self._ways[::-1])):
-            found = list[tuple[int, SourceFile, KnownFile, Verdict]]()
+            matches = list[tuple[int, SourceFile, KnownFile, Verdict]]()
             for known_of in ways:
                 for listed in files:
                     known = known_of(listed)
@@ -425,8 +425,8 @@ class _Decision:
                     is_moved = _group(known.uri) != _group(listed.uri)
                     if has_them(verdict := self._verdict(listed, known)) and not (is_moved and self._is_copy(listed)):
                         position = verdict.position if isinstance(verdict, Cut) and not verdict.is_known else 0
-                        found.append((position, listed, known, verdict))
-            for _, listed, known, verdict in sorted(found, key=lambda each: -each[0]):
+                        matches.append((position, listed, known, verdict))
+            for _, listed, known, verdict in sorted(matches, key=lambda each: -each[0]):
                 if listed.uri not in self._known and known not in self._claimed:
                     self._claim(listed, known, verdict)
             self._find_moved([listed for listed in files if listed.uri not in self._known], has_them)

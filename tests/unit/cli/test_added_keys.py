@@ -486,8 +486,8 @@ def test_rows_of_an_edited_file_whose_copies_are_answers_get_an_added_key_once(t
         for kind, count, name in (("a", 2, ""), ("b", 3, ""), *([("b", 3, "c=")] if more else [])):
             for rest in range(count):
                 of_key = [n for n in (*numbers, *more) if n % count == rest]
-                found, _ = numbers_of(f"{name}{kind}{rest}")
-                assert sorted(map(int, found)) == sorted(of_key), (kind, rest)
+                texts, _ = numbers_of(f"{name}{kind}{rest}")
+                assert sorted(map(int, texts)) == sorted(of_key), (kind, rest)
 
 
 def test_an_added_key_reads_the_times_of_rows_as_their_own_run_did(tmp_path, where, ingest):
