@@ -10,7 +10,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiered_index import FileRows, IndexReader, IndexService
+from tiered_index import FileRows, IndexReader, IndexService, erase
 from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
 from tiered_index.sources.linked import FileLinker
@@ -141,6 +141,13 @@ class Logs:
             linker.run(listed if files is None else files(listed))
         index.flush()
         index.abandon()
+
+    def erase(self, key):
+        """Erase a key with the copies of its rows."""
+        with IndexService(self.config) as index:
+            index.seal()
+            index.run_lifecycle()
+        erase(self.config.storage, "t", keys=key, yes=True, now=True)
 
     def found(self, key="a"):
         """Return how often each row comes back, and the number of rows that do not."""

@@ -47,11 +47,11 @@ from tiered_index.sources.places import HeldFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, PointedText, encode_points, taken_points
 from tiered_index.sources.row_archive import (
     SEGMENT_BYTES,
+    CopiedOffsets,
     CopiedTexts,
     RowArchiver,
     check_retimed,
     copied_from,
-    without_copies,
 )
 from tiered_index.sources.rows.batch import UNREADABLE, Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
@@ -224,7 +224,7 @@ class FileLinker:
             self._given_times,
             self._damaged.is_known,
         )
-        check_retimed(self.index.segment_archive.segments(), self._store, plan)
+        check_retimed(self._copied_offsets(), plan)
         self._count(plan)
         self._state(plan)
         for packed in plan.packed:
@@ -297,8 +297,11 @@ class FileLinker:
         """Let the log state what a plan says of known files."""
         if plan.changed or plan.gone or plan.retired:
             nothing = self._known.end, self._known.end
-            retired = without_copies(self.index.segment_archive.segments(), self._store, plan.retired)
+            retired = self._copied_offsets().without(plan.retired)
             self.index.link([], plan.changed, plan.gone, self._replacements(retired, nothing))
+
+    def _copied_offsets(self) -> CopiedOffsets:
+        return CopiedOffsets(self.index.segment_archive.segments(), self._store)
 
     def _replacements(self, old: Iterable[OldOffsets], new: tuple[int, int]) -> list[Replacement]:
         return [Replacement(self._store, each.start, each.end, *new, each.times) for each in old]
@@ -412,7 +415,7 @@ class FileLinker:
     def _reserved(self, waiting: deque[UnreadFile]) -> list[_Reading]:
         """Reserve offsets for the next files by one record, and return them with their open segments."""
         readings, replaced, size_bytes, held_bytes = list[_Reading](), list[Replacement](), 0, 0
-        again = list[tuple[LinkedSegment, Sequence[OldOffsets]]]()
+        again, copied = list[tuple[LinkedSegment, Sequence[OldOffsets]]](), self._copied_offsets()
         while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES and held_bytes < _HELD_BYTES:
             unread = waiting.popleft()
             listed = unread.listed
@@ -434,7 +437,7 @@ class FileLinker:
             if not is_read:
                 continue
             self.counts.continued += unread.position > 0
-            old = without_copies(self.index.segment_archive.segments(), self._store, unread.old)
+            old = copied.without(unread.old)
             if reserved is None:
                 # the file ends where it was cut
                 replaced += self._replacements(old, (self._known.end, self._known.end))
@@ -451,6 +454,11 @@ class FileLinker:
                 self._replaced[segment.start] = old
             if unread.old:
                 again.append((segment, unread.old))
+        for segment, _ in again[-1:]:
+            # the copies of earlier rows of these files stayed answers, and the files may have the rows again
+            old = copied.erased(self._known.offsets_without_file())
+            self._replaced[segment.start] = (*self._replaced.get(segment.start, ()), *old)
+            replaced += self._replacements(old, (segment.start, segment.end))
         self._leave_out(again)
         if readings or replaced:
             self.index.link([segment for _, _, segment in readings], [], [], replaced)
@@ -657,8 +665,8 @@ class FileLinker:
             etag=unread_stamp(listed.uri, listed.place) if has_moved or has_changed else segment.etag,
             time_rule=self.mapping.time_rule(is_whole=is_counted),
         )
-        # a position at its end says only that all of it was read
-        put = offset - segment.start if offset < segment.end else 0
+        # a position at its end says only that all of it was read, and what that was is not known of a file that is gone
+        put = offset - segment.start if offset < segment.end or has_moved else 0
         finished = self._finished(learned, put, reading.end - segment.position, damages)
         if may_get_more:
             self._record([(listed, rows, segment)], [(finished, None)])

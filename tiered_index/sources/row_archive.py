@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import heapq
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -122,30 +123,70 @@ def copies_of(batch: RowBatch, topics: pa.DictionaryArray, uri: str, shift: int,
     return pa.table(columns, schema=SCHEMA)
 
 
-def without_copies(segments: Segments, log: str, old: Iterable[OldOffsets]) -> tuple[OldOffsets, ...]:
-    """Return the parts of old offsets of a log of files that have no archived copies, which stay answers."""
-    left = list[OldOffsets]()
-    for start, end, times in old:
-        for copy in segments.of(rows_store(log), start):
-            if copy.start >= end:
-                break
-            if start < copy.start:
-                left.append(OldOffsets(start, copy.start, times))
-            start = max(start, copy.end)
-        if start < end:
-            left.append(OldOffsets(start, end, times))
-    return tuple(left)
+class CopiedOffsets:
+    """The offsets of a log of files whose rows have archived copies, which stay answers.
+
+    Rows whose copies were erased have none. Methods raise as `decoded_rows`.
+    """
+
+    def __init__(self, segments: Segments, log: str) -> None:
+        self._segments, self._store = segments, rows_store(log)
+        # the ranges of segments of which copies were erased, by their names
+        self._ranges = dict[str, list[tuple[int, int]]]()
+
+    def without(self, old: Iterable[OldOffsets]) -> tuple[OldOffsets, ...]:
+        """Return the parts of old offsets that have no copies."""
+        left = list[OldOffsets]()
+        for start, end, times in old:
+            for copy in self._between(start, end):
+                for begin, behind in self._with_copies(copy):
+                    if start < (begin := min(begin, end)):
+                        left.append(OldOffsets(start, begin, times))
+                    start = max(start, behind)
+            if start < end:
+                left.append(OldOffsets(start, end, times))
+        return tuple(left)
+
+    def erased(self, ranges: Iterable[tuple[int, int]]) -> tuple[OldOffsets, ...]:
+        """Return the parts of ranges of offsets whose rows had copies, which were erased."""
+        rewritten = [
+            OldOffsets(max(start, copy.start), min(end, copy.end), None)
+            for start, end in ranges
+            for copy in self._between(start, end)
+            if copy.source is not None
+        ]
+        return self.without(rewritten)
+
+    def _between(self, start: int, end: int) -> Iterator[ArchivedSegment]:
+        """Yield the archived segments that have offsets of [start, end)."""
+        return itertools.takewhile(lambda copy: copy.start < end, self._segments.of(self._store, start))
+
+    def _with_copies(self, copy: ArchivedSegment) -> list[tuple[int, int]]:
+        """Return the ranges of offsets of an archived segment that have copies: all, unless some were erased."""
+        if copy.source is None:
+            return [(copy.start, copy.end)]
+        if copy.name not in self._ranges:
+            storage, state = self._segments.storage, self._segments.state
+            assert storage is not None, "copies are in the storage of the index"
+            rows = decoded_rows(SegmentArchive(storage, lambda: state, lambda: state), copy)
+            offsets, sizes = rows[NUMBER].to_numpy(), rows["size"].to_numpy()
+            # the next row of a text is behind a newline of one or two bytes
+            has_gap = offsets[1:] > (offsets + np.where(sizes > 0, sizes + 2, 1))[:-1]
+            begins = offsets[np.append(np.ones(min(1, len(offsets)), bool), has_gap)]
+            ends = (offsets + np.maximum(sizes, 1))[np.append(has_gap, np.ones(min(1, len(offsets)), bool))]
+            self._ranges[copy.name] = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        return self._ranges[copy.name]
 
 
-def check_retimed(segments: Segments, log: str, plan: Plan) -> None:
+def check_retimed(copied: CopiedOffsets, plan: Plan) -> None:
     """Raise `InvalidArgument` if rows are to be read anew for other times, and have archived copies, which stay."""
     retimed = (unread for unread in plan.unread if unread.is_retimed)
-    copied = [unread for unread in retimed if without_copies(segments, log, unread.old) != unread.old]
-    if copied:
+    with_copies = [unread for unread in retimed if copied.without(unread.old) != unread.old]
+    if with_copies:
         raise InvalidArgument(
-            f"{copied[0].listed.uri}{f' and {len(copied) - 1:,} more' if copied[1:] else ''} can't be read by another "
-            "--time, --time-unit or --time-zone: the archived copies of its rows have their times. Give those of "
-            "before, or index the files into another --topic"
+            f"{with_copies[0].listed.uri}{f' and {len(with_copies) - 1:,} more' if with_copies[1:] else ''} can't be "
+            "read by another --time, --time-unit or --time-zone: the archived copies of its rows have their times. "
+            "Give those of before, or index the files into another --topic"
         )
 
 

@@ -254,6 +254,64 @@ def test_rows_with_copies_count_once_after_further_edits_kills_and_from_the_arch
 
 
 @both
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_whose_copies_are_erased_count_once_after_edits(logs):
+    logs.write("app.log", text := logs.rows(*range(40)))
+    logs.ingest(archive=True)
+    logs.erase("e0")
+    assert logs.found() == (once(range(40)), 0)
+    # row 30 is gone, and has no copy, row 26 has one
+    edited = [*range(26), 1026, *range(27, 30), 1030, *range(31, 40)]
+    logs.write("app.log", logs.rows(*edited))
+    logs.ingest(archive=True)
+    assert logs.found() == (once(edited, [26]), 0)
+    logs.write("app.log", text)
+    logs.ingest(archive=True)
+    assert logs.found() == (once(range(40), [1026, 1030]), 0)
+
+
+@both
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_that_comes_back_after_its_copy_was_erased_counts_once(logs):
+    logs.write("app.log", text := logs.rows(*range(40)))
+    logs.ingest(archive=True)
+    edited = [*range(25), 1026, *range(26, 40)]
+    logs.write("app.log", logs.rows(*edited))
+    logs.ingest(archive=True)
+    assert logs.found() == (once(edited, [25]), 0)
+    logs.erase("e0")
+    # no file has it, and no copy; those that were left out are said to be missing, if they lie elsewhere now
+    shown, missing = logs.found()
+    assert not shown - once(edited) and shown.total() + missing == len(edited) + 1
+    logs.write("app.log", text)
+    for _ in range(2):
+        logs.ingest(archive=True)
+        assert logs.found() == (once(range(40), [1026]), 0)
+
+
+@both
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("archive", [False, True])
+def test_rows_of_a_killed_run_count_once_if_the_file_is_written_anew_while_they_are_looked_for(logs, archive):
+    logs.write("app.log", logs.rows(*range(20)))
+    logs.ingest(archive=archive)
+    rows = (
+        logs.rows(*range(40)) if logs.form in TABLES else logs.read("app.log") + logs.rows(*range(20, 40), begin=False)
+    )
+    logs.write("app.log", rows)
+    logs.killed(links=2, archive=archive)
+
+    def change(files):
+        logs.write("new", rows)
+        logs.move("new", "app.log")
+        return files
+
+    logs.killed(files=change, archive=archive)
+    logs.ingest(archive=archive)
+    assert logs.found() == (once(range(40)), 0)
+
+
+@both
 @pytest.mark.parametrize("form", ["ndjson", "gz", "parquet", "arrow"])
 def test_the_new_rows_of_a_killed_second_reading_are_answers_after_the_run_that_ends_it(logs):
     logs.write("app.log", logs.rows(*range(40)))

@@ -50,7 +50,7 @@ from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, list
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import send_points, taken_points
-from tiered_index.sources.row_archive import check_retimed, without_copies
+from tiered_index.sources.row_archive import CopiedOffsets, check_retimed
 from tiered_index.sources.rows.batch import Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
 from tiered_index.sources.rows.mapping import Dialect, RowMapping
@@ -419,8 +419,9 @@ class FilePlan:
             tried: tuple[Any, ...] = () if damaged is None else (damaged.is_known,)
             wanted = wanted or mapping.given_times
             of_known = known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)), wanted, *tried)
-            check_retimed(segments, rows.store, of_known)
-            of_known.retired = [*without_copies(segments, rows.store, of_known.retired)]
+            copied = CopiedOffsets(segments, rows.store)
+            check_retimed(copied, of_known)
+            of_known.retired = [*copied.without(of_known.retired)]
             plan = cls(known, of_known, begin=begin, damaged=damaged)
         damages = list[tuple[SourceFile, Damage]]()
         for unread in plan.known.unread:
