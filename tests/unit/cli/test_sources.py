@@ -416,6 +416,10 @@ def test_keys_that_take_no_bytes_of_a_file_are_bounded(tmp_path, monkeypatch, ki
             counts = [batch.messages for batch in open_source(path).batches(0)]
             assert sum(counts) == 50 and max(counts) <= 20
     monkeypatch.setattr(parquet, "MAX_ROW_KEYS", 999)
+    with pytest.raises(InvalidArgument, match=r"states 50,000 items of keys.list.element in 50 rows, but a row"):
+        next(open_source(path).batches(0))
+    uneven = pa.array([keys, *[["", ""]] * 49], pa.list_(pa.string()))
+    pq.write_table(pa.table({"keys": uneven, "topic": ["t"] * 50} | numbers(50)), path)
     with pytest.raises(InvalidArgument, match=r"m.parquet, row 1: it has 1,000 keys; 999 are allowed"):
         next(open_source(path).batches(0))
     monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 1_000)
