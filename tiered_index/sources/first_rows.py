@@ -24,6 +24,8 @@ from tiered_index.sources.rows.text import TextFile, too_long
 from tiered_index.sources.values import key_value
 
 _MOST_HEADS = 64
+# also of a packed text, whose length nobody knows
+_TO_THE_END = 1 << 62
 
 
 def first_problem(file: SourceFile, mapping: RowMapping) -> str | None:
@@ -134,22 +136,16 @@ class FieldSearch:
             self.error = self.error or error
 
     def _look_at_rows(self, rows: RowFile) -> None:
-        keys, begin, end = len(self._mapping.keys), 0, rows.length_bound(0)
-        while True:
-            reading = rows.reading(self._mapping, begin, end)
-            for batch in reading.batches(begin):
-                if batch.bad and self._problem is None:
-                    self._problem = f"{rows.file}, {batch.bad[0].where}: {batch.bad[0].problem}"
-                if batch.rows:
-                    self.has_entry = True
-                    has_fields = [*(batch.has_keys or [False] * keys), *[True] * (len(self._mapping.names) - keys)]
-                    self._found(field for field, has in zip(self._mapping.names, has_fields, strict=True) if has)
-                if self.is_over:
-                    return
-            if reading.is_whole:
-                return
-            # a text that is longer than its bound goes on, as `FileLinker` reads it
-            begin, end = reading.end, reading.end + 2 * (end - begin)
+        keys = len(self._mapping.keys)
+        for batch in rows.reading(self._mapping, 0, _TO_THE_END).batches(0):
+            if batch.bad and self._problem is None:
+                self._problem = f"{rows.file}, {batch.bad[0].where}: {batch.bad[0].problem}"
+            if batch.rows:
+                self.has_entry = True
+                has_fields = [*(batch.has_keys or [False] * keys), *[True] * (len(self._mapping.names) - keys)]
+                self._found(field for field, has in zip(self._mapping.names, has_fields, strict=True) if has)
+            if self.is_over:
+                break
 
     def _look_at_head(self, uri: str, rows: TextFile) -> None:
         mapping, keys = self._mapping, len(self._mapping.keys)
