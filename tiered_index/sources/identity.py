@@ -427,7 +427,8 @@ class Content:
             return position
         rows = rows_of_form(self.listed.file, self.packed_format(segment.format), self.listed.size_bytes)
         assert isinstance(rows, TextFile), "a text"
-        text = TextBlocks(rows, segment.position, position)
+        # a packed text may be damaged behind the position
+        text = TextBlocks(rows, segment.position, position, goes_on=True)
         for _ in text.read():
             pass
         return text.end

@@ -92,6 +92,19 @@ def test_rows_behind_an_edit_are_read_anew_and_those_before_it_keep_their_places
 
 
 @both
+@pytest.mark.parametrize("form", ["gz"])
+def test_a_packed_text_that_is_damaged_behind_an_edit_is_still_the_same_log(logs):
+    logs.write("app.log", logs.rows(*range(40)))
+    logs.ingest(archive=True)
+    edited = [*range(35), 1035, *range(36, 40)]
+    # all rows can be read, but not the end of the member
+    logs.write("app.log", logs.rows(*edited)[:-4])
+    counts = logs.ingest(archive=True)
+    assert (counts.changed, len(counts.rewritten), counts.damaged) == ([], 1, 1)
+    assert logs.found() == (once(edited, [35]), 0)
+
+
+@both
 @pytest.mark.parametrize("form", TEXTS)
 def test_a_text_with_another_begin_is_another_log_and_no_old_row_is_shown_for_it(logs):
     logs.write("app.log", logs.rows(*range(40)))
