@@ -160,7 +160,7 @@ class Crashes:
                 world.open(disk)
                 _check(world)
                 world.tidy()
-                world.service.close()
+                world.service.close(timeout_s=600)
         self._let_go(world)
         return True
 
@@ -195,7 +195,7 @@ class Crashes:
                 step = next(steps, None)
             if not struck and world.service is not None:
                 world.check()
-                world.service.close()
+                world.service.close(timeout_s=600)
                 world.tidy()
                 world.confirm()
 
@@ -344,12 +344,12 @@ def _come_back(world: World, disk: FaultDisk) -> None:
     world.service.run_lifecycle()
     _check(world)
     _check_reader(world)
-    world.service.close()
+    world.service.close(timeout_s=600)
     world.confirm()
     world.open(disk)
     _check(world)
     world.tidy()
-    world.service.close()
+    world.service.close(timeout_s=600)
 
 
 def _finish(world: World) -> None:
@@ -364,7 +364,7 @@ def _finish(world: World) -> None:
     _check_reader(world)
     problems = world.service.health()["problems"]
     assert problems == [], problems
-    world.service.close()
+    world.service.close(timeout_s=600)
     world.service = None
 
 

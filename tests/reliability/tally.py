@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -70,7 +71,13 @@ class Tally:
 
 @contextlib.contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raise `Hang` in the main thread if the block takes longer. The time of a block around it then begins again."""
+    """Raise `Hang` in the main thread if the block takes longer. The time of a block around it then begins again.
+
+    In another thread it does nothing: the main thread waits for it, and has its own time.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise Hang("".join(traceback.format_stack(frame)[-4:]))

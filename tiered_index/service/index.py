@@ -89,7 +89,7 @@ from tiered_index.service.write.validation import (
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import RequestContext, remaining_s, request_context
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.locks import check_not_nested, collecting
+from tiered_index.storage.locks import check_not_nested, collecting, is_held_elsewhere
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.pools import DaemonPool, close_until_s, have_ended, start_thread
 from tiered_index.tracing import is_traced
@@ -107,6 +107,7 @@ _FILES_NOW = 500
 _PATIENCE_S = 5.0
 # Longest wait for each of three: a flush, a round of the life cycle, its last requests; unless the close is a usual one
 _STOP_PATIENCE_S = 2.0
+_LOCK_POLL_S = 0.002
 # the longest pause of a worker after an error of the storage once a request has succeeded
 _BACK_PAUSE_S = 2.0
 # the context of a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
@@ -794,13 +795,11 @@ class IndexService(Lookups[ItemT]):
         """Return the names of locks that other threads hold until `until_s`. Without these nothing can be closed."""
         locks = {"the write buffer": self._buffer.lock, "the flusher": self._flusher.lock}
         locks |= {"the list of files": self._catalog.lock}
-        held = []
-        for name, lock in locks.items():
-            if lock.acquire(timeout=_timeout(until_s)):
-                lock.release()
-            else:
-                held.append(name)
-        return held
+        while True:
+            locks = {name: lock for name, lock in locks.items() if is_held_elsewhere(lock)}
+            if not locks or time.monotonic() >= until_s:
+                return [*locks]
+            time.sleep(_LOCK_POLL_S)
 
     def _run_closing(self) -> None:
         with self._ending:

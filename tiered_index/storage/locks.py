@@ -54,3 +54,8 @@ def check_not_nested(locks: Iterable[Lock]) -> None:
     for lock in (*locks, *_shared.values()):
         if lock._is_owned():
             raise NestedCall(NestedCall.TEXT)
+
+
+def is_held_elsewhere(lock: Lock) -> bool:
+    """Return whether another thread holds a lock. It is not taken: an interrupt could leave it held."""
+    return not lock._is_owned() and not repr(lock).startswith("<unlocked")

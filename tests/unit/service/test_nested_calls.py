@@ -108,6 +108,8 @@ def run_beside(act):
 def test_finalizers_call_the_index_at_each_collection(inner):
     inner, index, reader = inner
     thresholds = gc.get_threshold()
+    # so that a collection looks only at what is made from now on
+    gc.freeze()
 
     def act():
         gc.set_threshold(1, 1, 1)
@@ -118,7 +120,10 @@ def test_finalizers_call_the_index_at_each_collection(inner):
             inner.is_over = True
             gc.set_threshold(*thresholds)
 
-    run_beside(act)
+    try:
+        run_beside(act)
+    finally:
+        gc.unfreeze()
     inner.check()
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from pathlib import Path
 
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
-from tiered_index.storage.locks import call_lock
 
 LOG = "log"
 WHOLE = "log-whole"
@@ -28,7 +28,7 @@ class KeptLog:
     def __init__(self, root: Root) -> None:
         self._root = root
         self.path, self._whole_path = root.path / LOG, root.path / WHOLE
-        self._lock = call_lock()
+        self._lock = threading.RLock()
         self._number = 0
         self._data: bytes | None = None  # of the last file that was read
         self._read: LogState | None = None

@@ -27,6 +27,7 @@ import os
 import resource
 import secrets
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -56,7 +57,6 @@ from tiered_index.storage.disk import (
     make_path,
     map_file,
 )
-from tiered_index.storage.locks import call_lock
 from tiered_index.stored import FileId, decoded
 
 CACHE = "cache"
@@ -396,7 +396,7 @@ class Deletions:
     def __init__(self, disk: Disk) -> None:
         self.before: Callable[[], None] = lambda: None
         self._disk = disk
-        self._lock = call_lock()
+        self._lock = threading.RLock()
         self._undeleted: list[tuple[list[Path], TieredIndexError]] = []
 
     def unlink(self, paths: list[Path]) -> None:

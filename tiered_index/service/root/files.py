@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import zlib
 from collections.abc import Callable
 
@@ -21,7 +22,6 @@ from msgspec.structs import asdict
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.names import STATES, UNSEALED, file_id_of
 from tiered_index.service.root import Root, disk_error, disk_errors
-from tiered_index.storage.locks import call_lock
 from tiered_index.stored import Count, Crc32, Seconds, decoded
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class FileList:
     def __init__(self, root: Root) -> None:
         self._root = root
         self.path = root.path / LIST
-        self._lock = call_lock()
+        self._lock = threading.RLock()
         self._last: dict[str, ListedFile] | None = {}  # None: both copies damaged
         self._state: tuple[int, int, int] | None = None  # the file's inode, size and time at the last read
         self._damage: CorruptFile | None = None  # of one copy or both

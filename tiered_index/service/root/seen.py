@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import zlib
 
 from msgspec import Struct
@@ -17,7 +18,6 @@ from msgspec.structs import asdict
 
 from tiered_index.errors import CorruptFile
 from tiered_index.service.root import Root, disk_error, disk_errors
-from tiered_index.storage.locks import call_lock
 from tiered_index.stored import Count, Crc32, decoded
 
 SEEN = "seen"
@@ -74,7 +74,7 @@ class SeenFile:
     def __init__(self, root: Root) -> None:
         self._root = root
         self.path = root.path / SEEN
-        self._lock = call_lock()
+        self._lock = threading.RLock()
         self.last = Seen()
         self._place = 0  # the slot to write next
 
