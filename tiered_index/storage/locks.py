@@ -19,6 +19,8 @@ from tiered_index.errors import NestedCall
 
 Lock = Any
 """An `RLock`. The type has no public name, and none for the question who owns it."""
+# only its text says whether it is held
+_RLOCK = type(threading.RLock())
 # the locks of the index that is being opened in this context
 _collected: ContextVar[list[Lock] | None] = ContextVar("_collected", default=None)
 # the locks of modules, by module
@@ -58,4 +60,4 @@ def check_not_nested(locks: Iterable[Lock]) -> None:
 
 def is_held_elsewhere(lock: Lock) -> bool:
     """Return whether another thread holds a lock. It is not taken: an interrupt could leave it held."""
-    return not lock._is_owned() and not repr(lock).startswith("<unlocked")
+    return isinstance(lock, _RLOCK) and not lock._is_owned() and not repr(lock).startswith("<unlocked")
