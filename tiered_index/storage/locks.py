@@ -60,4 +60,4 @@ def check_not_nested(locks: Iterable[Lock]) -> None:
 
 def is_held_elsewhere(lock: Lock) -> bool:
     """Return whether another thread holds a lock. It is not taken: an interrupt could leave it held."""
-    return isinstance(lock, _RLOCK) and not lock._is_owned() and not repr(lock).startswith("<unlocked")
+    return not lock._is_owned() and isinstance(lock, _RLOCK) and not repr(lock).startswith("<unlocked")

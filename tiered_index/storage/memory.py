@@ -1,14 +1,13 @@
 """Objects in this process's memory (`memory://name`): for tests, demonstrations, and caches that may be lost.
 
-Storages of the same name share one table of objects. Every method takes the table's lock once and works on immutable
-`bytes`, so no reader sees half of a change. Threads: any number.
+Storages of the same name share one table of objects. Every method takes the lock of all tables once and works on
+immutable `bytes`, so no reader sees half of a change. Threads: any number.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
@@ -19,14 +18,13 @@ from sortedcontainers import SortedDict
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import Bytes, ObjectInfo, SizedStorage, Writer, check_name, check_prefix
-from tiered_index.storage.locks import Lock, call_lock, shared_lock
+from tiered_index.storage.locks import Lock, shared_lock
 
 
 class _Shelf:
     """The objects that all storages of one name share."""
 
     def __init__(self) -> None:
-        self.lock = call_lock()
         # name -> (bytes, modified_ms, etag)
         self.objects: SortedDict = SortedDict()
 
@@ -37,7 +35,7 @@ class MemoryStorage(SizedStorage):
     has_server = False
 
     _shelves: ClassVar[dict[str, _Shelf]] = {}
-    _registry_lock: ClassVar[Lock] = shared_lock(__name__)
+    _lock: ClassVar[Lock] = shared_lock(__name__)
     # of the process: a storage of a forgotten name has new etags
     _puts: ClassVar[Iterator[int]] = itertools.count(1)
 
@@ -47,7 +45,7 @@ class MemoryStorage(SizedStorage):
         if name is None:
             self._shelf = _Shelf()
         else:
-            with self._registry_lock:
+            with self._lock:
                 self._shelf = self._shelves.setdefault(name, _Shelf())
 
     @classmethod
@@ -61,35 +59,33 @@ class MemoryStorage(SizedStorage):
     @classmethod
     def forget(cls, name: str) -> None:
         """Forget the objects of `name`: the next storage of that name is empty. Open storages keep their objects."""
-        with cls._registry_lock:
+        with cls._lock:
             cls._shelves.pop(name, None)
 
     def children(self) -> list[MemoryStorage]:
         """Return the storages of this process one step below this one, in order of name."""
         below = self.uri.removeprefix("memory://") + "/"
-        with self._registry_lock:
+        with self._lock:
             names = {name[len(below) :].partition("/")[0] for name in self._shelves if name.startswith(below)}
         return [MemoryStorage(below + name, clock=self._clock) for name in sorted(names)]
 
     @classmethod
-    def _renew_locks(cls) -> None:
-        """Replace the locks in a forked child: a thread of the parent may have held them."""
-        cls._registry_lock = shared_lock(__name__)
-        for shelf in cls._shelves.values():
-            shelf.lock = threading.RLock()
+    def _renew_lock(cls) -> None:
+        """Replace the lock in a forked child: a thread of the parent may have held it."""
+        cls._lock = shared_lock(__name__)
 
     def put(self, name: str, data: Bytes) -> None:
         """Store a copy of `data`."""
         check_name(name)
         value = (bytes(data), self._clock.now_ms(), f"{next(self._puts)}")
-        with self._shelf.lock:
+        with self._lock:
             self._shelf.objects[name] = value
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """Store a copy of `data` if `name` does not exist. Raises `ObjectExists`."""
         check_name(name)
         value = (bytes(data), self._clock.now_ms(), f"{next(self._puts)}")
-        with self._shelf.lock:
+        with self._lock:
             if self._shelf.objects.setdefault(name, value) is not value:
                 raise ObjectExists(name, self.uri)
 
@@ -100,7 +96,7 @@ class MemoryStorage(SizedStorage):
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name, as they are when the listing begins."""
         check_prefix(prefix, start_after)
-        with self._shelf.lock:
+        with self._lock:
             # DEL sorts after every character of a name
             names = self._shelf.objects.irange(max(prefix, start_after), f"{prefix}\x7f")
             objects = [(name, *self._shelf.objects[name]) for name in names if name != start_after]
@@ -111,7 +107,7 @@ class MemoryStorage(SizedStorage):
         """Remove the objects, one after the other."""
         for name in names:
             check_name(name)
-            with self._shelf.lock:
+            with self._lock:
                 self._shelf.objects.pop(name, None)
 
     def now_ms(self) -> int:
@@ -127,7 +123,7 @@ class MemoryStorage(SizedStorage):
 
     def _find(self, name: str) -> tuple[bytes, int, str]:
         check_name(name)
-        with self._shelf.lock:
+        with self._lock:
             object_there: tuple[bytes, int, str] | None = self._shelf.objects.get(name)
         if object_there is None:
             raise ObjectNotFound(name, self.uri)
@@ -151,4 +147,4 @@ class _MemoryWriter(Writer):
         self._held = bytearray()
 
 
-os.register_at_fork(after_in_child=MemoryStorage._renew_locks)
+os.register_at_fork(after_in_child=MemoryStorage._renew_lock)
