@@ -27,7 +27,6 @@ from tiered_index.service.log.topic_keys import (
     TopicKeys,
     added_positions,
     dropped_positions,
-    kept_positions,
     positions_of,
     rules_in,
     rules_of,
@@ -131,23 +130,6 @@ class AddedKeys:
         counts.dropped += dropped
         counts.further = further
         return [*further, *dict.fromkeys(wanted)]
-
-    def dropped_in(self, spans: Collection[tuple[int, int]]) -> list[str]:
-        """Return the dropped keys that rows at offsets [start, end) of any of `spans` have."""
-        return TopicKeys(self._positions, self._log).dropped_in(spans)
-
-    def keep(self, rules: Sequence[str], begin: int, end: int) -> None:
-        """Let rows at offsets [`begin`, `end`), behind all others, have their keys by `rules`, also by dropped ones.
-
-        Do so before the log has their segments.
-        """
-        counted, active = rules_in(self._positions, scope_of(self._log)), rules_of(self._positions, scope_of(self._log))
-        if begin == end or not (dropped := [rule for rule in rules if rule in counted and rule not in active]):
-            return
-        for rule in dropped:
-            self._put_all(kept_positions(self._positions, self._log, rule, begin, end))
-        self._is_published = False
-        self.publish()
 
     def publish(self) -> None:
         """Publish the keys at once, if they are new. Do so before the first copy of a row that has them."""

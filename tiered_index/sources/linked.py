@@ -236,18 +236,9 @@ class FileLinker:
         self._resume(plan)
         if is_first and not is_new:
             self._settle(max(self.position, self._known.end))
-        keys = self.mapping.keys
-
-        def dropped_keys(unread: UnreadFile) -> list[str]:
-            # rows that are read anew keep the keys that they had
-            return self._keys.dropped_in([(start, end) for start, end, _ in unread.old]) if unread.old else []
-
-        for dropped, alike in groupby(sorted(plan.unread, key=dropped_keys), dropped_keys):
-            self.mapping = self.mapping.with_keys([*keys, *dropped])
-            waiting = deque(alike)
-            while waiting:
-                self._index(self._reserved(waiting))
-        self.mapping = self.mapping.with_keys(keys)
+        waiting = deque(plan.unread)
+        while waiting:
+            self._index(self._reserved(waiting))
         return plan
 
     def _settle(self, end: int) -> None:
@@ -304,11 +295,10 @@ class FileLinker:
 
     def _state(self, plan: Plan) -> None:
         """Let the log state what a plan says of known files."""
-        if plan.changed or plan.gone or plan.retired or plan.ended:
+        if plan.changed or plan.gone or plan.retired:
             nothing = self._known.end, self._known.end
             retired = self._copied_offsets().without(plan.retired)
-            ended = [each for old, new in plan.ended for each in self._replacements([old], new)]
-            self.index.link([], plan.changed, plan.gone, [*self._replacements(retired, nothing), *ended])
+            self.index.link([], plan.changed, plan.gone, self._replacements(retired, nothing))
 
     def _copied_offsets(self) -> CopiedOffsets:
         return CopiedOffsets(self.index.segment_archive.segments(), self._store)
@@ -426,7 +416,6 @@ class FileLinker:
         """Reserve offsets for the next files by one record, and return them with their open segments."""
         readings, replaced, size_bytes, held_bytes = list[_Reading](), list[Replacement](), 0, 0
         again, copied = list[tuple[LinkedSegment, Sequence[OldOffsets]]](), self._copied_offsets()
-        begin = self._known.end
         while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES and held_bytes < _HELD_BYTES:
             unread = waiting.popleft()
             listed = unread.listed
@@ -471,7 +460,6 @@ class FileLinker:
             self._replaced[segment.start] = (*self._replaced.get(segment.start, ()), *old)
             replaced += self._replacements(old, (segment.start, segment.end))
         self._leave_out(again)
-        self._keys.keep(self.mapping.keys, begin, self._known.end)
         if readings or replaced:
             self.index.link([segment for _, _, segment in readings], [], [], replaced)
         return readings
@@ -582,7 +570,6 @@ class FileLinker:
                 # the text is longer than its bound. Its next line may be, too, and a packed text is read from its begin
                 # for each segment
                 more = self._known.reserved_further(segment, position, 2 * segment.length)
-                self._keys.keep(self.mapping.keys, more.start, more.end)
                 further.append((listed, rows, more))
                 replaced += self._replacements(old, (more.start, more.end))
                 if old:

@@ -15,7 +15,7 @@ They become durable as all positions do: the last one together with the entries 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -130,26 +130,6 @@ def dropped_positions(positions: Mapping[str, int], scope: str, rule: str, ends:
     return begins | {_KEY + _of_scope(scope, rule): count + 1}
 
 
-def kept_positions(positions: Mapping[str, int], log: str, rule: str, begin: int, end: int) -> dict[str, int]:
-    """Return the positions by which messages at offsets [`begin`, `end`) have keys by a rule that was dropped.
-
-    They are in the order in which they are to be put. No message is at `begin` or behind it.
-    """
-    count = _counts(positions, scope_of(log))[rule]
-    assert not count % 2, "it was not dropped"
-    dropped = _BEGIN + _of_pass(log, rule, count // 2)
-    if positions.get(dropped) == begin:
-        return {dropped: end}
-    added = {_END + _of_pass(log, rule, count // 2): begin, _BEGIN + _of_pass(log, rule, count // 2 + 1): end}
-    return added | {_KEY + _of_scope(scope_of(log), rule): count + 2}
-
-
-def dropped_end(positions: Mapping[str, int], log: str) -> int:
-    """Return the offset before which messages of a log have keys by rules that were dropped, or would have; 0: none."""
-    prefix = f"{_BEGIN}{log}/"
-    return max((at for name, at in positions.items() if name.startswith(prefix)), default=0)
-
-
 def added_end(positions: Mapping[str, int], log: str) -> int:
     """Return the offset before which messages of a log may have keys that were added to them later; 0: none has.
 
@@ -206,19 +186,6 @@ class TopicKeys:
             rule
             for rule in sorted(self._counts)
             if any(begin <= offset and (end is None or offset < end) for begin, end in self.ranges(rule))
-        ]
-
-    def dropped_in(self, spans: Collection[tuple[int, int]]) -> list[str]:
-        """Return the dropped rules by which messages at offsets [start, end) of any of `spans` have keys, sorted."""
-        return [
-            rule
-            for rule, count in sorted(self._counts.items())
-            if not count % 2
-            and any(
-                begin < span_end and (end is None or start < end)
-                for begin, end in self.ranges(rule)
-                for start, span_end in spans
-            )
         ]
 
     def next_change(self, offset: int) -> int | None:
