@@ -15,7 +15,6 @@ import itertools
 import random
 import signal
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from types import FrameType
 from tests.reliability.lives import merge_seconds
 from tests.reliability.tally import Hang, Tally, fast_folder, main
 from tests.reliability.world import NOW_MS, QUESTIONS, World
+from tests.stress.census import begin_census, engine_threads
 from tests.support import disk_faults
 from tests.support.batches import columns_of
 from tests.support.disk_faults import FaultDisk
@@ -183,6 +183,7 @@ class Timer:
 
 def strike(folder: Path, seed: int, interrupts: int, tally: Tally) -> None:
     """Use one index until so many of its calls were interrupted (`interrupts`)."""
+    begin_census()
     # an interrupt of an import can leave Python's lock of imports held
     prepared = Life(folder / "prepared")
     for call in ("reopen", *dict.fromkeys(WRITING), *JOBS, *LOOKUPS, "close"):
@@ -231,12 +232,12 @@ def _one_life(timer: Timer, life: Life, rng: random.Random, tally: Tally) -> Non
     with timer.bounded(CLOSE_S):
         life.close()
         until_s = time.monotonic() + CLOSE_S
-        while [thread for thread in threading.enumerate() if thread.is_alive() and "tiered-index" in thread.name]:
+        while threads := engine_threads():
             # those of an interrupted opening end with its objects. A signal within this call would be lost
             gc.collect()
             time.sleep(0.001)
             if time.monotonic() > until_s:
-                raise Hang("threads of a closed index go on")
+                raise Hang(f"threads of a closed index go on: {', '.join(thread.name for thread in threads)}")
     life.disk.lose_unsynced()
 
 

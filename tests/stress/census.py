@@ -15,10 +15,15 @@ _others: set[threading.Thread] = set()
 def begin_census() -> None:
     """From here on, leave out the threads of earlier tests, which those tests check."""
     _others.clear()
-    _others.update(_engine_threads())
+    _others.update(_threads())
 
 
-def _engine_threads() -> list[threading.Thread]:
+def engine_threads() -> list[threading.Thread]:
+    """Return the engine's running threads that began after `begin_census`."""
+    return [thread for thread in _threads() if thread not in _others and thread.is_alive()]
+
+
+def _threads() -> list[threading.Thread]:
     names = ((thread, thread.name) for thread in threading.enumerate())
     # one thread of the process makes listings that have a deadline, for all storages
     return [thread for thread, name in names if name.startswith("tiered-index") and name != "tiered-index-lists"]
@@ -44,5 +49,5 @@ def census(folder: Path, *, collect: bool = True) -> Census:
             targets.append(str(Path(f"/proc/self/fd/{name}").readlink()))
     prefix = f"{folder}/"
     mappings = sum(prefix in line for line in Path("/proc/self/maps").read_text().splitlines())
-    engine = [thread for thread in _engine_threads() if thread not in _others]
-    return Census(len(targets), sum(target.startswith(prefix) for target in targets), mappings, len(engine))
+    below = sum(target.startswith(prefix) for target in targets)
+    return Census(len(targets), below, mappings, len(engine_threads()))
