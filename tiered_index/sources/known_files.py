@@ -89,6 +89,7 @@ class Plan:
     - `resumed`: segments that an earlier run has not finished, with their files, which still have these rows.
     - `changed`, `gone`, `retired`: what the log must state first: segments with new facts, places of segments without
       rows, and offsets of rows that are in no file.
+    - `ended`: offsets that wait for a segment that is not read to its end, and its offsets that are read.
     - `known`: the number of files that are not read, and `copies` the URIs of those that are copies of others.
     - `lost`: the URIs of files that have other rows, so that their earlier ones can't be read any more.
     - `rewritten`: the URIs of files whose rows from some place on are read anew.
@@ -102,6 +103,7 @@ class Plan:
     changed: list[LinkedSegment] = field(default_factory=list)
     gone: list[tuple[str, int]] = field(default_factory=list)
     retired: list[OldOffsets] = field(default_factory=list)
+    ended: list[tuple[OldOffsets, tuple[int, int]]] = field(default_factory=list)
     known: int = 0
     copies: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -122,6 +124,8 @@ class KnownFiles:
         self._position = 0
         # the places of segments of files with columns that have other content now
         self._replaced_tables: list[tuple[str, int]] = []
+        # the places of segments of texts that were read anew, by their first offsets
+        self._superseded: dict[int, tuple[str, int]] = {}
         # those at a URI, and those whose text no file has any more
         self._by_uri: dict[str, KnownFile] = {}
         self._lost: list[KnownFile] = []
@@ -157,6 +161,7 @@ class KnownFiles:
         Raises as `Segments`.
         """
         self._by_uri, self._lost, self.unread, self._position, self._replaced_tables = {}, [], {}, position, []
+        self._superseded = {}
         replaced = segments.state.expired.replaced.stores.get(self.store, ReplacedRanges())
         self._waiting = {
             start: [OldOffsets(begin, end, None) for begin, end in reading.old]
@@ -182,6 +187,8 @@ class KnownFiles:
             if known is not None and known.is_table and segment.etag != LOST:
                 # its rows were replaced, so it must not be found again
                 self._replaced_tables += [other.place for other in known.segments]
+            elif known is not None and segment.etag != LOST:
+                self._superseded |= {other.start: other.place for other in known.segments}
             known = KnownFile([], self._position)
             if segment.etag == LOST:
                 self._lost.append(known)
@@ -190,6 +197,7 @@ class KnownFiles:
         if known is not None:
             # the text was read anew from the position on
             before = [other for other in known.segments if other.position < segment.position]
+            self._superseded |= {other.start: other.place for other in known.segments[len(before) :]}
             known.set_segments([*before, segment])
         # otherwise it was replaced, and the file has moved since then
 
@@ -309,6 +317,7 @@ class _Decision:
     def __init__(self, known_files: KnownFiles, files: Sequence[SourceFile], opened: Opened, wanted: TimeRule) -> None:
         self._files, self._by_uri, self._lost = known_files.files, known_files._by_uri, known_files._lost
         self._waiting, self._compared = known_files._waiting, known_files._copies
+        self._superseded = known_files._superseded
         self._opened, self._wanted, self._plan = opened, wanted, Plan()
         places = dict[str, SourceFile]()
         for listed in files:
@@ -354,7 +363,7 @@ class _Decision:
         for known in self._files:
             if known not in self._claimed and known.unfinished:
                 self._plan.lost.append(known.uri)
-                self._end(known)
+                self._plan.ended += self._end(known)
             if known.segments and known.uri not in self._listed and known.is_read_otherwise(self._wanted):
                 self._plan.otherwise.append(known.uri)
         known_files = [known for known in [*self._by_uri.values(), *self._claimed] if known.segments]
@@ -598,7 +607,7 @@ class _Decision:
     def _replace(self, known: KnownFile) -> list[OldOffsets]:
         """End a known file whose place another one has. Return the offsets of rows that the other one replaces."""
         uri, old = known.uri, known.offsets_from(0) if known.is_table else []
-        self._end(known)
+        self._plan.ended += self._end(known)
         if known.segments:
             (self._plan.rewritten if known.is_table else self._plan.lost).append(uri)
         if known.segments and not known.is_table:
@@ -615,11 +624,16 @@ class _Decision:
             self._plan.known += not known.unfinished
             return
         old, position = list[OldOffsets](), known.end
+        goes_on = not isinstance(verdict, Same)
         if isinstance(verdict, Cut):
             position = min(verdict.position, known.durable_end)
             old = known.offsets_from(position)
             self._plan.rewritten += [listed.uri] if old else []
-        old += self._end(known, Content(listed), position, with_closed=isinstance(verdict, Cut))
+        ended = self._end(known, Content(listed), position, with_closed=isinstance(verdict, Cut), goes_on=goes_on)
+        if goes_on:
+            old += [waiting for waiting, _ in ended]
+        else:
+            self._plan.ended += ended
         if known.segments:
             self._renew(listed, known, is_whole=isinstance(verdict, Same))
             if isinstance(verdict, Same) and known.last.damage is not None and not verdict.is_damaged:
@@ -664,22 +678,37 @@ class _Decision:
             self._state(known, [*known.segments[:-1], renewed])
 
     def _end(
-        self, known: KnownFile, content: Content | None = None, position: int = 0, *, with_closed: bool = True
-    ) -> list[OldOffsets]:
+        self,
+        known: KnownFile,
+        content: Content | None = None,
+        position: int = 0,
+        *,
+        with_closed: bool = True,
+        goes_on: bool = False,
+    ) -> list[tuple[OldOffsets, tuple[int, int]]]:
         """End the unfinished segments of a file before their first row that is not durable.
 
-        `content` has the known rows before `position`. Return the offsets that wait for the ends of the segments: a
-        further reading has the rest of their rows.
+        `content` has the known rows before `position`. Return the offsets that wait for the segments, with those of
+        the durable rows. If the file `goes_on`, a further reading has the rest of their rows.
         """
-        segments, waiting = list[LinkedSegment](), list[OldOffsets]()
+        segments, ended = list[LinkedSegment](), list[tuple[OldOffsets, tuple[int, int]]]()
         for segment in known.segments:
             if segment not in known.unfinished or not (segment.is_open or with_closed):
                 segments.append(segment)
                 continue
-            waiting += self._waiting.get(segment.start, [])
-            length = min(segment.length, known.durable - segment.start)
-            if length <= 0:
+            length = max(0, min(segment.length, known.durable - segment.start))
+            waiting = self._waiting.get(segment.start, [])
+            ended += [(old, (segment.start, segment.start + length)) for old in waiting]
+            if not length:
                 self._plan.gone.append(segment.place)
+                if waiting and not known.is_table and not goes_on:
+                    # the rows that it was to replace are retired, and must not count again
+                    segments = [_cut(before, segment.position, known.inode or "") for before in segments]
+                    self._plan.gone += [
+                        self._superseded.pop(start)
+                        for start in [*self._superseded]
+                        if any(old.start <= start < old.end for old in waiting)
+                    ]
                 continue
             of_text: dict[str, Any] = {"rows": None, "times": None, "lines": None}
             if not known.is_table and content is not None and segment.position < position:
@@ -690,7 +719,7 @@ class _Decision:
             stamp = unread_stamp(segment.uri, known.inode or "")
             segments.append(structs.replace(segment, length=length, is_open=False, etag=stamp, **of_text))
         self._state(known, segments)
-        return waiting
+        return ended
 
     def _state(self, known: KnownFile, segments: Sequence[LinkedSegment]) -> None:
         """Give a known file other segments, which the log must state."""
@@ -759,6 +788,17 @@ def _is_so(question: Callable[[SourceFile, SourceFile], bool], file: SourceFile,
     with contextlib.suppress(InvalidArgument, ObjectNotFound, CorruptFile):
         return question(file, other)
     return False
+
+
+def _cut(segment: LinkedSegment, position: int, inode: str) -> LinkedSegment:
+    """Return a segment of a text without the rows from a position on, which is behind its begin."""
+    if (length := position - segment.position) >= segment.length:
+        return segment
+    (size_bytes, sums), of_text = segment.blocks or (1, ()), dict[str, Any].fromkeys(_OF_TEXT)
+    if whole := sums[: length // size_bytes]:
+        lines = None if segment.lines is None else (segment.lines[0], segment.lines[1][: len(whole)])
+        of_text |= {"blocks": (size_bytes, whole), "lines": lines}
+    return structs.replace(segment, length=length, etag=unread_stamp(segment.uri, inode), **of_text)
 
 
 def _folder(uri: str) -> str:

@@ -295,10 +295,11 @@ class FileLinker:
 
     def _state(self, plan: Plan) -> None:
         """Let the log state what a plan says of known files."""
-        if plan.changed or plan.gone or plan.retired:
+        if plan.changed or plan.gone or plan.retired or plan.ended:
             nothing = self._known.end, self._known.end
             retired = self._copied_offsets().without(plan.retired)
-            self.index.link([], plan.changed, plan.gone, self._replacements(retired, nothing))
+            ended = [each for old, new in plan.ended for each in self._replacements([old], new)]
+            self.index.link([], plan.changed, plan.gone, [*self._replacements(retired, nothing), *ended])
 
     def _copied_offsets(self) -> CopiedOffsets:
         return CopiedOffsets(self.index.segment_archive.segments(), self._store)

@@ -286,7 +286,7 @@ class FileRows:
             # the time is behind the keys, and the topic behind the time
             if mapping.topic is not None and not _is_topic(mapping, members[count + 1], topic):
                 raise _NoRow
-            if not {key, *other_spellings(key)}.isdisjoint(mapping.keys_of(members[:count])):
+            if mapping.has_key(members[:count], {key, *other_spellings(key)}):
                 return True
         return False
 

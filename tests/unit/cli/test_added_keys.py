@@ -264,6 +264,13 @@ def test_rows_that_are_bad_by_an_added_key_alone_are_counted(tmp_path, ingest):
     assert (added["keys"]["files"], added["keys"]["skipped"], added["keys"]["unread"]) == (1, 1, [])
 
 
+def test_a_row_is_shown_by_its_valid_key_whatever_an_added_one_is(tmp_path, ingest, numbers_of):
+    (tmp_path / "a.log").write_bytes(f'{{"a":["x4","\\udc00"],"b":"y","c":"\\ud800","at":{BEGIN_S},"n":4}}\n'.encode())
+    ingest(tmp_path / "a.log", "--key", "b")
+    assert ingest(tmp_path / "a.log", "--key", "a", "--key", "c")["keys"]["skipped"] == 1
+    assert numbers_of("y") == ([4], [])
+
+
 def test_rows_that_can_not_be_read_again_for_a_key_are_named_in_its_lookups(tmp_path, where, ingest, numbers_of):
     a, b, c = (tmp_path / name for name in ("a.log", "b.log", "c.log"))
     for number, log in enumerate((a, b, c)):

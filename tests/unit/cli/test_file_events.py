@@ -338,6 +338,45 @@ def test_the_new_rows_of_a_killed_second_reading_are_answers_after_the_run_that_
 
 
 @both
+@pytest.mark.parametrize("is_gone", [False, True])
+@pytest.mark.parametrize("puts", [0, 1])
+@pytest.mark.parametrize("form", ["ndjson", "gz", "parquet"])
+def test_an_old_content_that_is_restored_after_an_edit_that_was_not_read_counts_once(logs, puts, is_gone, monkeypatch):
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 700)
+    logs.write("app.log", logs.rows(*range(20)))
+    logs.ingest()
+    # the edit replaces two segments
+    rows = (
+        logs.rows(*range(40)) if logs.form in TABLES else logs.read("app.log") + logs.rows(*range(20, 40), begin=False)
+    )
+    logs.write("app.log", rows)
+    logs.ingest()
+    aside = logs.folder.parent / "aside"
+    if logs.is_local:
+        # with its inode and its time
+        (logs.folder / "app.log").rename(aside)
+    logs.write("app.log", logs.rows(*range(12), 1012, *range(13, 40)))
+    logs.killed(puts=puts)
+    if is_gone:
+        logs.delete("app.log")
+    else:
+        logs.write("app.log", logs.rows(*range(100, 110)))
+    logs.write("b.log", logs.rows(*range(50, 60)))
+    logs.ingest()
+    if logs.is_local:
+        aside.rename(logs.folder / "app.log")
+    else:
+        logs.write("app.log", rows)
+    for _ in range(2):
+        logs.ingest()
+        shown, missing = logs.found()
+        # those of another log in its place are said to be gone
+        assert (shown, missing > 0) == (once(range(40), range(50, 60)), not is_gone and logs.form not in TABLES)
+    for number in range(KEYS):
+        assert logs.found(f"e{number}")[0] == once([n for n in (*range(40), *range(50, 60)) if n % KEYS == number])
+
+
+@both
 @pytest.mark.parametrize("archive", [False, True])
 @pytest.mark.parametrize("form", ["gz", "zst", "arrow"])
 def test_a_file_that_a_killed_run_has_begun_is_found_where_it_has_moved(logs, monkeypatch, archive):

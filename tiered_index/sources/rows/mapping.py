@@ -5,8 +5,9 @@ Values of many rows are read together, as a column. None in place of a column: a
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -310,12 +311,19 @@ class RowMapping:
             return None
         return topics
 
-    def keys_of(self, members: Iterable[Any]) -> list[str]:
-        """Return the distinct keys of a row by the members at its key paths. Raises `InvalidArgument`."""
-        return [*self.paths_of_keys(members)]
+    def has_key(self, members: Iterable[Any], keys: Collection[str]) -> bool:
+        """Return whether a row has one of `keys`, by the members at its key paths. Other ones may be no valid keys."""
+        for name, member in zip(self.key_names, members, strict=True):
+            with contextlib.suppress(InvalidArgument):
+                if any(named_key(name, text) in keys for text in filter(None, key_texts(key_value(member)))):
+                    return True
+        return False
 
     def paths_of_keys(self, members: Iterable[Any]) -> dict[str, int]:
-        """Return the keys as `keys_of`, each with the number of its first path in `keys`. Raises `InvalidArgument`."""
+        """Return the distinct keys of a row, each with the number of its first path in `keys`.
+
+        `members` are those at its key paths. Raises `InvalidArgument`.
+        """
         keys = dict[str, int]()
         for number, (name, member) in enumerate(zip(self.key_names, members, strict=True)):
             for text in filter(None, key_texts(key_value(member))):
