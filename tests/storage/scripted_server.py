@@ -5,9 +5,11 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from tests.support.http_server import Handler, served
 from tests.support.object_store import Reply
+from tiered_index.storage.obstores import PROVEN
 
 _LONGEST_WAIT_S = 60
 
@@ -91,7 +93,11 @@ class ScriptedServer:
 
 
 @contextlib.contextmanager
-def scripted_server(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
+def scripted_server(
+    host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, *, is_new: bool = False
+) -> Iterator[ScriptedServer]:
+    """Serve until the block ends. Clients know that the server does not redirect, unless it `is_new`."""
+
     class Answering(Handler):
         def setup(self) -> None:
             scripted.connections += 1
@@ -121,4 +127,6 @@ def scripted_server(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) 
 
     with served(Answering, host, tls) as url:
         scripted = ScriptedServer(url)
+        # the port may have been another server's
+        (PROVEN.discard if is_new else PROVEN.add)(urlsplit(url).netloc)
         yield scripted

@@ -94,6 +94,7 @@ def _lacking(interface: str) -> Service:
         "correct the endpoint",
         odd="the service leaves out a header that reads need, or does not honour ranges",
         no_credentials=SETTINGS,
+        untrusted="set SSL_CERT_FILE to a file with the certificate authority of this endpoint",
     )
 
 
@@ -129,8 +130,8 @@ class CloudStorage(BucketStorage):
             raise StorageMisconfigured(
                 f"opening {self.uri}: obstore refuses the credentials of the environment: {SETTINGS}"
             ) from error
-        facts = {"sees_ends": self._sees_ends, "is_trusted": settings.endpoint is None}
-        self.client = _CloudReads(self._store, self.uri, self._service, **facts)
+        bucket_url = f"{settings.endpoint}/{self.bucket}" if settings.endpoint else None
+        self.client = _CloudReads(self._store, self.uri, self._service, bucket_url, sees_ends=self._sees_ends)
 
     def _key(self, name: str) -> str:
         """As `BucketStorage._key`. Raises `InvalidArgument` for a key that obstore takes for another one."""
@@ -196,6 +197,7 @@ class CloudStorage(BucketStorage):
 
     def upload(self, key: str, parts: Iterator[Bytes]) -> tuple[Future[Any], int]:
         """Start a thread that sends a large object. Return its end, and the requests with which it begins."""
+        self._reads.check_port()
         send = partial(self._module().put, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4)
         return DaemonPool(1, "tiered-index-upload").submit(send, self._uploads, key, parts), self._starts
 
@@ -218,9 +220,9 @@ class _CloudReads(StoreReads):
     # errors of services for tokens are JSON
     _bodies = StoreReads._bodies + r"|\s*\{"
 
-    def __init__(self, store: Any, uri: str, service: Service, *, sees_ends: bool, is_trusted: bool) -> None:
-        super().__init__(uri, partial(RetryLoop, uri))
-        self.sees_ends, self._is_trusted = sees_ends, is_trusted
+    def __init__(self, store: Any, uri: str, service: Service, bucket_url: str | None, *, sees_ends: bool) -> None:
+        super().__init__(uri, partial(RetryLoop, uri), bucket_url or "")
+        self.sees_ends, self._is_trusted = sees_ends, bucket_url is None
         self._store, self.service = store, service
 
     def get(self, key: str, extent: Extent, what: str) -> tuple[bytes, int]:

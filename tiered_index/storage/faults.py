@@ -25,7 +25,26 @@ NO_CREDENTIALS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile (log in to one of SSO by `aws sso login`), or "
     "give the machine a role"
 )
-CERTIFICATE = "set AWS_CA_BUNDLE to the certificate authority of this endpoint"
+OWN_AUTHORITY = "CaUsedAsEndEntity"
+# Words of Rust's TLS and of Python's about a certificate that is refused, and the remedy
+_CERTIFICATES = (
+    (
+        OWN_AUTHORITY,
+        "the server's certificate is its own authority, which obstore refuses: give the server one that an authority "
+        "has signed (basicConstraints=CA:FALSE)",
+    ),
+    (
+        "NotValidForName|subjectAltName|doesn't match|certificate is not valid for",
+        "the server's certificate does not name this host: make one whose subjectAltName does, or use the name that it "
+        "has",
+    ),
+    (
+        r"InvalidCertificate\(\s*(Expired|NotValidYet)|certificate (has expired|is not yet valid)",
+        "renew the server's certificate, or set this machine's clock",
+    ),
+    ("UnsupportedCertVersion", "make the server's certificate anew, as one of X.509 version 3"),
+    ("InvalidCertificate|CERTIFICATE_VERIFY_FAILED", "{0.untrusted}"),
+)
 NO_TLS = "the endpoint does not speak TLS: try http://"
 NO_S3 = "this is not an S3 service: correct the endpoint's URL"
 ONLY_REDIRECTS = "the endpoint only redirects: use the address that it names"
@@ -90,6 +109,7 @@ class Service(Struct, frozen=True):
     - `redirected`: it redirects to a host that is not allowed.
     - `odd`: obstore does not accept its answer.
     - `no_credentials`: there are none.
+    - `untrusted`: no known authority has signed the server's certificate.
     """
 
     wrong: str
@@ -97,9 +117,17 @@ class Service(Struct, frozen=True):
     redirected: str
     odd: str
     no_credentials: str
+    untrusted: str
 
 
-S3 = Service(NO_S3, _ADVICE["AccessDenied"], f"{ONLY_REDIRECTS}, or {_REGION}", OTHER_CLIENT, NO_CREDENTIALS)
+S3 = Service(
+    wrong=NO_S3,
+    denied=_ADVICE["AccessDenied"],
+    redirected=f"{ONLY_REDIRECTS}, or {_REGION}",
+    odd=OTHER_CLIENT,
+    no_credentials=NO_CREDENTIALS,
+    untrusted="set AWS_CA_BUNDLE to a file with the certificate authority of this endpoint",
+)
 
 
 class Refusal(Struct, frozen=True):
@@ -126,6 +154,11 @@ class Refusal(Struct, frozen=True):
     def may_pass(self) -> bool:
         """Whether a repeat of the request may succeed later."""
         return re.fullmatch(_PASSING, self.code) is not None or self.status == 429 or self.status >= 500
+
+
+def of_certificate(text: str, service: Service) -> str | None:
+    """Return the remedy if a client's error is that it refuses the server's certificate."""
+    return next((remedy.format(service) for words, remedy in _CERTIFICATES if re.search(words, text)), None)
 
 
 def of_refusal(refusal: Refusal, service: Service, *, doing: str, uri: str, name: str) -> TieredIndexError:

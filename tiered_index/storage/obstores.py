@@ -6,6 +6,7 @@ can't use it. Threads: any number.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -14,12 +15,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
+from urllib.parse import urljoin, urlsplit
 
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import PAGE, START_AFTER, ObjectInfo
 from tiered_index.storage.buckets import WAYS_ROUND, Extent, Headers, NotListable, Reads, plain_etag
 from tiered_index.storage.context import check_deadline, remaining_s, sending
-from tiered_index.storage.faults import CERTIFICATE, NO_TLS, Refusal, of_refusal
+from tiered_index.storage.faults import NO_TLS, OWN_AUTHORITY, Refusal, of_certificate, of_refusal
 from tiered_index.storage.pools import start_thread
 from tiered_index.storage.retry import PassingFault, RetryLoop
 
@@ -34,6 +36,10 @@ NO_RETRIES = {"max_retries": 0}
 # A proxy that can't exist: nothing listens on port 0. obstore follows redirects, and would send signatures and tokens
 # to the other host.
 NOWHERE = "127.0.0.1:0"
+# Statuses of an answer to a request that has lost its signature
+_UNSIGNED = {400, 401, 403}
+# Endpoints that have answered this process without a redirect to another port
+PROVEN: set[str] = set()
 _ANSWERED = re.compile(r"status code: (\d{3})[^:]*: ?(.*?)(?:\n\nDebug source:|$)", re.DOTALL)
 # Patterns are compiled when they are needed: each takes a part of a millisecond
 _CODE, _MESSAGE = "<Code>([^<]*)</Code>", r"<Message>([^<\n]*)"
@@ -47,7 +53,6 @@ _TOLD: tuple[tuple[str, Callable[[str], TieredIndexError], str], ...] = (
     ("missing field", StorageMisconfigured.lacking, "the service leaves out what a listing needs"),
     ("Requested |body error|ill-formed", PassingFault, "the answer is not the one that was asked for"),
     ("invalid list response", StorageMisconfigured, "the response is not a listing: {0.wrong}"),
-    ("InvalidCertificate|CERTIFICATE_VERIFY_FAILED", StorageMisconfigured, CERTIFICATE),
     ("InvalidContentType|WRONG_VERSION_NUMBER", StorageMisconfigured, NO_TLS),
     ("Received None|Access key is None|Secret key is None", StorageMisconfigured, "{0.no_credentials}"),
     ("kind: Timeout", PassingFault, "timeout"),
@@ -57,6 +62,10 @@ _loaded: tuple[Any, int] | None = None
 # The loop of asyncio in which listings are awaited, because an awaited one can be ended
 _loop: Any = None
 _loop_lock = threading.Lock()
+
+
+class OwnAuthority(StorageMisconfigured):
+    """A server's certificate is its own authority (`openssl req -x509`). Rust's TLS refuses it, OpenSSL accepts it."""
 
 
 def obstore() -> Any:
@@ -96,7 +105,11 @@ def client_options(
 class StoreReads(Reads):
     """Reads one bucket through obstore, which makes one attempt of each request.
 
-    The subclass sets `_store`, and `_is_trusted` if the service is the provider's own, whose listings end.
+    The subclass sets:
+
+    - `_store`.
+    - `_is_trusted`: the service is the provider's own, whose listings end, and which redirects to no other port.
+    - `_shows_secrets`: a redirected request would have a secret.
     """
 
     # Whether each page of a listing is a listing of its own. obstore takes a page without the token of the next one
@@ -106,18 +119,71 @@ class StoreReads(Reads):
     _bodies: ClassVar[str] = r"\ufeff?\s*($|<\?xml|<Error)"
     _store: Any
     _is_trusted = False
+    _shows_secrets = True
 
-    def __init__(self, uri: str, loop: Callable[..., RetryLoop]) -> None:
+    def __init__(
+        self,
+        uri: str,
+        loop: Callable[..., RetryLoop],
+        bucket_url: str,
+        certificates: str | None = None,
+        connect_timeout_s: float = 5.0,
+    ) -> None:
+        """Read the bucket at `bucket_url`. `certificates` is a file of trusted ones; None: the system's."""
         self._uri, self._obstore = uri, obstore()
+        self._url, self._certificates, self._timeout_s = bucket_url, certificates, connect_timeout_s
         # an assertion: a session without credentials
         self.errors = (self._obstore.exceptions.BaseError, OSError, ValueError, AssertionError)
         self.loop = loop(errors=self.errors, translate=self.translate)
         self._has_read = False
 
     def send(self, operation: str, *arguments: Any, **options: Any) -> Any:
-        """Send one request by a function of obstore, and count it."""
+        """Send one request by a function of obstore, and count it. Raises `StorageMisconfigured` as `check_port`."""
+        if self._shows_secrets:
+            self.check_port()
         sending()
         return getattr(self._obstore, operation)(*arguments, **options)
+
+    def check_port(self) -> None:
+        """Raise `StorageMisconfigured` if the service redirects to another port of its host.
+
+        obstore would follow: its options know no ports. It drops the signature, but not a session token, and gives the
+        first address as the referrer. An unsigned HEAD asks once for all storages of the process.
+        """
+        url = urlsplit(self._url)
+        if self._is_trusted or url.netloc in PROVEN:
+            return
+        # without an answer, the request itself will show the problem
+        with contextlib.suppress(OSError):
+            # a redirect to another host fails by itself
+            target = urlsplit(urljoin(self._url, self._unsigned_headers().get("location", "")))
+            if target.hostname == url.hostname and (target.scheme, target.netloc) != (url.scheme, url.netloc):
+                problem = f"the endpoint redirects to {target.scheme}://{target.netloc}"
+                raise StorageMisconfigured(f"{self._uri}: {problem}: name that address, or correct the endpoint's URL")
+            PROVEN.add(url.netloc)
+
+    def _unsigned_headers(self) -> Any:
+        """Return the headers of the answer to an unsigned HEAD. Follows no redirect. Raises `OSError`."""
+        check_deadline(f"sending HeadBucket to {self._uri}")
+        sending()
+        url, timeout_s = urlsplit(self._url), self._timeout_s
+        if (left_s := remaining_s()) is not None:
+            # the client interrupts a wait only by its own time; 0 would be no wait at all
+            timeout_s = max(0.001, min(timeout_s, left_s))
+        # to load it takes a fortieth of the time of boto3
+        client = importlib.import_module("http.client")
+        if url.scheme == "https":
+            context = importlib.import_module("ssl").create_default_context(cafile=self._certificates)
+            connection = client.HTTPSConnection(url.netloc, timeout=timeout_s, context=context)
+        else:
+            connection = client.HTTPConnection(url.netloc, timeout=timeout_s)
+        try:
+            connection.request("HEAD", url.path or "/")
+            return connection.getresponse().headers
+        except client.HTTPException as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
 
     def get(self, key: str, extent: Extent, what: str) -> tuple[bytes, int]:
         length = extent[1] - extent[0] if extent else 0
@@ -206,6 +272,8 @@ class StoreReads(Reads):
     def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
         text = str(error)
         if (refusal := self._refusal_of(text)) is not None:
+            if refusal.status in _UNSIGNED or refusal.foreign_type is not None:
+                self.check_port()
             return of_refusal(refusal, self.service, doing=doing, uri=uri, name=name)
         if "Object at location" in text and isinstance(error, FileNotFoundError):
             return ObjectNotFound(name, uri)
@@ -213,6 +281,9 @@ class StoreReads(Reads):
         for part, kind, remedy in _TOLD:
             if re.search(part, text):
                 return kind(f"{said}: {remedy.format(self.service)}")
+        if (remedy_of_certificate := of_certificate(text, self.service)) is not None:
+            refused = OwnAuthority if OWN_AUTHORITY in text else StorageMisconfigured
+            return refused(f"{said}: {remedy_of_certificate}")
         if "error sending request" in text or isinstance(error, OSError):
             cause = re.search(_CAUSE, text)
             return PassingFault(f"{said}: {cause[1]}" if cause else said)

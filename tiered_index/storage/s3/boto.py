@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import StorageMisconfigured, TieredIndexError
 from tiered_index.storage.context import check_deadline, sending
-from tiered_index.storage.faults import CERTIFICATE, NO_CREDENTIALS, NO_TLS, ONLY_REDIRECTS, S3, Refusal, of_refusal
+from tiered_index.storage.faults import NO_CREDENTIALS, NO_TLS, ONLY_REDIRECTS, S3, Refusal, of_certificate, of_refusal
 from tiered_index.storage.retry import PassingFault
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.place import AMAZON, Place
@@ -65,8 +65,8 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
         return StorageMisconfigured(f"{text}: {NO_CREDENTIALS}")
     if isinstance(error, boto.ProfileNotFound):
         return StorageMisconfigured(f"{text}: correct the profile or add it to ~/.aws/config")
-    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return StorageMisconfigured(f"{text}: {CERTIFICATE}")
+    if isinstance(error, boto.SSLError) and (remedy := of_certificate(str(error), S3)):
+        return StorageMisconfigured(f"{text}: {remedy}")
     if isinstance(error, boto.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
         return StorageMisconfigured(f"{text}: {NO_TLS}")
     # botocore follows redirects without a region until Python's recursion limit

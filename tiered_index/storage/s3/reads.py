@@ -1,13 +1,13 @@
 """Reads of a bucket through obstore.
 
 obstore follows redirects, and would send the session token to another host: client options let requests reach only the
-endpoint and the sources of credentials. A proxy would reach any host: it is refused (`Place.is_proxied`). obstore
-shows no headers, neither the service's time nor a bucket's region: an unsigned HEAD has both. Threads: any number.
+endpoint's host and the sources of credentials (`StoreReads.send` looks at ports). A proxy would reach any host: it is
+refused (`Place.is_proxied`). obstore shows no headers, neither the service's time nor a bucket's region: an unsigned
+HEAD has both. Threads: any number.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import pkgutil
 import re
@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tiered_index.errors import StorageMisconfigured, TieredIndexError
-from tiered_index.storage.context import check_deadline, remaining_s, sending
 from tiered_index.storage.faults import NO_CREDENTIALS, S3
 from tiered_index.storage.obstores import NO_RETRIES, NOWHERE, StoreReads, client_options, obstore
 from tiered_index.storage.retry import PassingFault, RetryLoop
@@ -57,8 +56,10 @@ class S3Reads(StoreReads):
 
     def __init__(self, place: Place, bucket: str, uri: str, loop: Callable[..., RetryLoop]) -> None:
         """Open the bucket without a request. Raises `StorageMisconfigured`."""
-        super().__init__(uri, loop)
-        self._place, self._is_trusted = place, place.options.endpoint_url is None
+        super().__init__(uri, loop, place.base_url, trusted(place), place.options.connect_timeout_s)
+        self._is_trusted = place.options.endpoint_url is None
+        has_keys = place.session is None and os.environ.get("AWS_ACCESS_KEY_ID")
+        self._shows_secrets = not has_keys or bool(os.environ.get("AWS_SESSION_TOKEN"))
         try:
             self._store = _opened(place, bucket)
         except self.errors as error:
@@ -75,26 +76,7 @@ class S3Reads(StoreReads):
 
     def bucket_headers(self, prefix: str) -> Any:
         """Return the headers of the bucket's answer to an unsigned HEAD. Follows no redirect. Raises `OSError`."""
-        check_deadline("sending HeadBucket")
-        sending()
-        url, timeout_s = urlsplit(self._place.base_url), self._place.options.connect_timeout_s
-        if (left_s := remaining_s()) is not None:
-            # the client interrupts a wait only by its own time; 0 would be no wait at all
-            timeout_s = max(0.001, min(timeout_s, left_s))
-        # to load it takes a fortieth of the time of boto3
-        client = importlib.import_module("http.client")
-        if url.scheme == "https":
-            context = importlib.import_module("ssl").create_default_context(cafile=trusted(self._place))
-            connection = client.HTTPSConnection(url.netloc, timeout=timeout_s, context=context)
-        else:
-            connection = client.HTTPConnection(url.netloc, timeout=timeout_s)
-        try:
-            connection.request("HEAD", url.path or "/")
-            return connection.getresponse().headers
-        except client.HTTPException as error:
-            raise OSError(f"{type(error).__name__}: {error}") from error
-        finally:
-            connection.close()
+        return self._unsigned_headers()
 
     def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
         if re.search(_OF_ROLES, str(error)):

@@ -35,7 +35,7 @@ from tiered_index.storage.base import (
 )
 from tiered_index.storage.buckets import BucketStorage, NotListable
 from tiered_index.storage.faults import NO_S3, PROXIED
-from tiered_index.storage.obstores import NOT_NAMED, epoch_ms, obstore
+from tiered_index.storage.obstores import NOT_NAMED, OwnAuthority, epoch_ms, obstore
 from tiered_index.storage.retry import RetryLoop
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.place import find_place
@@ -71,6 +71,7 @@ class S3Storage(BucketStorage):
         self._loop = partial(RetryLoop, self.uri, options.max_attempts, options.backoff_s, sleep, uniform)
         self._place = find_place(bucket, self.uri, options)
         self._lists_by_boto3 = False
+        self._reads_by_boto3 = options.client is not None
         self._forget()
 
     def _forget(self) -> None:
@@ -98,7 +99,7 @@ class S3Storage(BucketStorage):
     @property
     def _reads(self) -> S3Reads | Boto3Reads:
         """The client that reads."""
-        is_boto3s = self.options.client is not None or _is_mocked() or obstore() is None
+        is_boto3s = self._reads_by_boto3 or _is_mocked() or obstore() is None
         make: Callable[[], S3Reads | Boto3Reads] = self._twin if is_boto3s else self._obstore
         return self._opened(make)
 
@@ -165,7 +166,9 @@ class S3Storage(BucketStorage):
         return self._writes.client
 
     def _read(self, doing: str, name: str, act: Callable[[Any], _T], client: Callable[[], Any] | None = None) -> _T:
-        """As `BucketStorage._read`, and in the bucket's region if it is another one."""
+        """As `BucketStorage._read`, and in the bucket's region if it is another one, or by boto3 if obstore refuses the
+        server's certificate.
+        """
         client = client or partial(self._client_of, name)
         # in this order: the client may know the region already, and the place may not
         place, reads = self._place, client()
@@ -187,7 +190,11 @@ class S3Storage(BucketStorage):
             place, reads = self._place, client()
             return act(reads)
 
-        return reads.loop.run(doing, name, attempt)
+        try:
+            return reads.loop.run(doing, name, attempt)
+        except OwnAuthority:
+            self._reads_by_boto3 = True
+        return self._read(doing, name, act, client)
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` in one request, with a CRC32 that the service checks; at most 5 GiB."""
