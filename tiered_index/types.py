@@ -298,7 +298,7 @@ class TopicBounds(NamedTuple):
 
     - `read_before_ms`: every record that a topic's source had before this time is in the index. 0: not known yet.
     - `published_ms`: `as_of_ms` of the index, for all topics.
-    - `has_all_put`: the writer's root was read, so an answer lacks only entries of `read_before_ms` and later.
+    - `has_all_put`: the writer's root was read, so an answer lacks only records that the source got later.
     """
 
     read_before_ms: Mapping[str, int]
@@ -371,7 +371,7 @@ class Provenance(NamedTuple):
     """The state of each index that an answer was read from, and the entries that the answer lacks.
 
     - `freshness`: how much the storage had, for each index that was read without its root, without its storage, or by a
-      fenced writer. Also how much a source had read, for each index whose source is behind for the topic.
+      fenced writer. Also up to which time a source was read, for each index that has a source of the topic.
     - `unknown_topics`: the topic of the lookup, if nothing was found and no file that was read in its range has the
       topic. In a batch, files in the range of any lookup count.
     - `lost`: lost files that may have had answers in the range. The answer is complete except for them.
@@ -446,7 +446,7 @@ class Answer(Sequence[RowT]):
       earlier. For topics of Kafka also no later than the time up to which every partition was read; 0: never to the
       end. With several indexes or topics, the earliest of their times. The answer may lack earlier entries that
       were published later. Null: none was published, or `freshness` is empty.
-    - `freshness`: The state of each index that was read from its storage, or whose source is behind for the topic.
+    - `freshness`: The state of each index that was read from its storage, or that has a source of the topic.
     - `lost`: Lost files that may have had entries of the answer.
     - `expired_before_ms`: Entries before this time have expired. Null: nothing expired in the range.
     - `replaced`: Number of rows of files that were left out, because a newer reading of their file replaced them. After
@@ -496,7 +496,7 @@ class Answer(Sequence[RowT]):
     def freshness(self) -> tuple[Freshness, ...]:
         """The time of the newest published entry, for each index whose writer's root was not read.
 
-        Also for indexes whose source is behind for the topic.
+        Also for each index with a source that says up to which time it has read the topic.
         """
         return self.seen.freshness
 
@@ -524,8 +524,8 @@ class Answer(Sequence[RowT]):
     def as_of_ms(self) -> int | None:
         """The time up to which the answer can be complete, in epoch milliseconds; the least of several indexes.
 
-        None: the answer has all written entries, because the writer's root was read; or no index has published an
-        entry. 0: a source of the topic was never read to its end.
+        None: the answer has all written entries, because the writer's root was read, and no source says up to which
+        time it has read the topic; or no index has published an entry. 0: a source was never read to its end.
         """
         return self.seen.as_of_ms
 

@@ -257,7 +257,7 @@ def test_no_name_of_a_position_of_a_source_is_taken_from_outside(tmp_path):
     )
     with opened(tmp_path, "ndjson") as held:
         known = held.index.durable_positions()
-        for name in (*names, "read-before:kafka:c/t", "unread-since:files:x/t"):
+        for name in (*names, "read-before:kafka:c/t"):
             for put in (
                 lambda name=name: held.index.put("own", 0, KEY, 1, 1, BEGIN_MS, source=name, source_position=2**40),
                 lambda name=name: held.index.put_batch(batch(1), name, 2**40),

@@ -14,7 +14,11 @@ from tiered_index.follow import Batch
 from tiered_index.kafka.names import Name
 from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.service.index import IndexService
-from tiered_index.service.log.reads import read_name, unread_name
+from tiered_index.service.log.reads import read_name
+
+
+# An index says at least once in this time that a topic was read whole, also if nothing came
+_TELL_MS = 60_000
 
 
 class Look(NamedTuple):
@@ -28,11 +32,10 @@ class Look(NamedTuple):
 class TopicRead:
     """The part of one topic that is put: all that the brokers had before `read_ms`, in epoch milliseconds.
 
-    `told_ms` and `is_told_behind`: what the index's positions say.
+    `told_ms`: what the index's positions say.
     """
 
     told_ms: int
-    is_told_behind: bool
     read_ms: int = 0
     # The look whose ends are not reached yet, and the newest one
     _waits: Look | None = None
@@ -70,47 +73,35 @@ class TopicReads:
 
     index: IndexService
     cluster: str
-    # the begins of the last look and of the first
-    begun_ms: int = 0
-    first_begun_ms: int = 0
-    # the begin of the look before the last
-    before_ms: int = 0
     # whether records came since `positions` told the last positions
     has_moved: bool = False
     _topics: dict[str, TopicRead] = field(default_factory=dict)
 
     def look(self, begun_ms: int, topics: Iterable[str], ends: Mapping[str, Mapping[Name, int]]) -> None:
         """Note a look at `topics`: the `ends` of the logs of those that could be asked for all partitions."""
-        self.before_ms, self.begun_ms = self.begun_ms, begun_ms
-        self.first_begun_ms = self.first_begun_ms or begun_ms
         for topic in {*topics, *ends}:
             if (read := self._topics.get(topic)) is None:
-                name, unread = (form(self._source, topic) for form in (read_name, unread_name))
+                name = read_name(self._source, topic)
                 if (told_ms := self.index.durable_position(name)) is None:
                     # before its first record is put: nothing is known to be whole
                     told_ms = 0
                     self.index.put_source_batch(NO_ENTRIES, name, told_ms)
-                is_behind = (self.index.durable_position(unread) or 0) >= told_ms
-                read = self._topics[topic] = TopicRead(told_ms, is_behind)
+                read = self._topics[topic] = TopicRead(told_ms)
             if topic in ends:
                 read.look(Look(begun_ms, ends[topic]))
 
     def told(self, positions: Mapping[Name, int], *, is_ending: bool) -> Generator[Batch, None, None]:
-        """Yield the positions that say up to which time topics are read whole, and which are behind.
+        """Yield the positions that say up to which time topics are read whole, if `positions` of partitions are put.
 
-        `positions` of partitions are put. It yields them only after records, so that a topic without new ones writes
-        nothing. `is_ending`: a topic is behind if it is not whole up to the first look, otherwise the last but one.
+        It yields them after records, at the end of a run (`is_ending`), and otherwise once a minute, so that topics
+        without new records write little.
         """
-        has_told, whole_before_ms = False, self.first_begun_ms if is_ending else self.before_ms
+        has_told, is_due = False, self.has_moved or is_ending
         for topic, read in self._topics.items():
             read.reach(positions)
-            is_behind = read.read_ms < whole_before_ms
-            if read.read_ms > read.told_ms and (self.has_moved or is_behind != read.is_told_behind):
+            if read.read_ms > read.told_ms and (is_due or read.read_ms - read.told_ms >= _TELL_MS):
                 yield Batch(source=read_name(self._source, topic), position=read.read_ms, columns=NO_ENTRIES)
-                read.told_ms, read.is_told_behind, has_told = read.read_ms, False, True
-            if is_behind and not read.is_told_behind:
-                yield Batch(source=unread_name(self._source, topic), position=read.told_ms, columns=NO_ENTRIES)
-                read.is_told_behind = True
+                read.told_ms, has_told = read.read_ms, True
         self.has_moved = self.has_moved and not has_told
 
     @property

@@ -24,7 +24,7 @@ archive even if records are read again. The exception: an id shows that it is an
 end of the archived records.
 
 At each look the source notes the ends of all logs. It keeps in the index up to which time each topic is read whole
-(`TopicRead`), and that it is behind. So answers are complete only up to this time.
+(`TopicRead`). So answers are complete only up to this time, also after the source ended.
 
 A partition that stops is named, and the others continue. With `follow` it is tried again at each look, unless it is
 damaged. Without `follow` its error is raised at the end of the run; if no partition is left, it is raised at once.

@@ -899,8 +899,8 @@ class IndexService(Lookups[ItemT]):
             yield LookupFiles(handles, self._freshness(state), viewed, logs, [state])
 
     def _freshness(self, state: LogState) -> tuple[Freshness, ...]:
-        """Return the freshness of a fenced writer, which doesn't see what its successor publishes, or of topics whose
-        source is behind. Otherwise nothing.
+        """Return the freshness of a fenced writer, which doesn't see what its successor publishes, or of topics that a
+        source has read up to some time. Otherwise nothing.
         """
         error, (_, bounds) = self._session.fenced, self._reads
         if error is None and bounds is None:
@@ -911,7 +911,7 @@ class IndexService(Lookups[ItemT]):
 
     @property
     def _reads(self) -> tuple[dict[str, int], TopicBounds | None]:
-        """The positions that say how much was read, and the bounds of topics whose source is behind; None: none is."""
+        """The positions that say how much was read, and the bounds of topics by them; None: there are none."""
         positions, (known, reads, bounds) = self._flusher.positions, self._reads_at
         if known is not positions:
             reads = reads_in(positions)

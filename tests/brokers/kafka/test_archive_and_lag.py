@@ -119,7 +119,7 @@ def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
 
     assert run("ingest", *options).code == 0
     before_ms, from_root = as_of_ms("held7", 0)
-    assert from_root is None and time.time() * 1000 - 60_000 < before_ms
+    assert time.time() * 1000 - 60_000 < before_ms <= from_root
     time.sleep(1.1)  # the next records are of another second
     opened_ms = time.time() * 1000
     producer = open_transaction()
@@ -132,7 +132,7 @@ def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
     topics.settle(topic)
     assert run("ingest", *options).document["messages"] == 21
     after_ms, from_root = as_of_ms("held7", 1)
-    assert from_root is None and after_ms >= opened_ms // 1000 * 1000
+    assert from_root >= after_ms >= opened_ms // 1000 * 1000
 
 
 def archived_offsets(index):

@@ -347,8 +347,8 @@ class IndexView(Polled):
             known = self._freshness = state, of_all
         return known[1]
 
-    def _behind(self, reads: dict[str, int], state: LogState) -> Freshness | None:
-        """Return the freshness of topics whose source was behind at a look at the root; None: no source was."""
+    def _bounded(self, reads: dict[str, int], state: LogState) -> Freshness | None:
+        """Return the freshness of topics that a source has read up to some time, by a look at the root; None: none."""
         bounds = bounds_of_root(max_positions(state.reads, reads))
         return None if bounds is None else replace(self._published(state), bounds=bounds)
 
@@ -376,8 +376,8 @@ class IndexView(Polled):
                 yield LookupFiles(handles, (self._published(state),), viewed, logs, [state])
                 return
             not_asked = None if local.not_asked is None else str(local.not_asked)
-            behind = self._behind(local.reads, state)
-            freshness = () if behind is None else (behind,)
+            bounded = self._bounded(local.reads, state)
+            freshness = () if bounded is None else (bounded,)
             if not_asked is not None:
                 freshness, problem = (replace(self._published(state), not_asked=not_asked),), []
             handles = partial(_with_problem, partial(self._local_and_stored, local, snapshot), problem)

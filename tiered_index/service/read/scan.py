@@ -80,7 +80,7 @@ class LookupFiles(NamedTuple):
     handles: Callable[[int, int], Sequence[Handle]]
     """Returns the files that may have answers in an inclusive range of epoch seconds."""
     freshness: tuple[Freshness, ...] = ()
-    """Of storages that are read without a root, of a fenced writer, and of topics whose source is behind."""
+    """Of storages that are read without a root, of a fenced writer, and of topics that a source has read."""
     viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
     """Returns the files in an inclusive range of epoch seconds that are not in a view, and the view (None: no view)."""
     logs: Logs = Logs()
