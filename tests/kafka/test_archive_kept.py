@@ -254,7 +254,7 @@ def test_what_was_erased_stays_out_of_an_index_of_the_archive_and_damage_is_said
     assert (built["expired"], built["entries"]) == (1, 3 * COUNT - 1)
     assert entries_of(new) == entries_of(uri)
     flip(Path(paths(uri)[0]), 1_000)
-    damaged = run_here("ingest", f"archive:{uri}", "--storage", other)
+    damaged = run_here("ingest", f"archive:{uri}", "--storage", other, "--strict")
     assert (damaged.code, "CRC32" in damaged.err) == (4, True)
     passed = run("ingest", f"archive:{uri}", "--storage", other, "--skip-corrupt")
     (lost,) = passed["skipped"]

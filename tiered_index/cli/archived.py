@@ -1,7 +1,8 @@
 """`tiered-index ingest archive:URI`: indexes the archived segments, records and rows of an index, as a follower would
-index the store, the topics or the files. Rows are archived in the new index, too.
+index the store, the topics or the files. Records and rows are archived in the new index, too.
 
-The index stores its position with the entries: after a kill at any moment the command continues there.
+The index stores its position with the entries: after a kill at any moment the command continues there. A segment that
+can't be read is named, also in the new index, and does not stop the others.
 One thread beside the index's own; memory: some chunks of 16 MiB.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
@@ -25,19 +27,28 @@ from msgspec import structs
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.ingesting import IngestOptions
 from tiered_index.cli.options import GeometryOptions
+from tiered_index.cli.output import counted
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names
-from tiered_index.follow import Loss
+from tiered_index.follow import FIRST, Loss
 from tiered_index.format.columnar import NUMBER
 from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.format.shard import entry_checksum
-from tiered_index.kafka.archived import archived_records, begin_of, rule_positions, source_of
+from tiered_index.kafka.archived import (
+    ArchivedRecords,
+    RecordCopies,
+    RecordFile,
+    archived_records,
+    begin_of,
+    rule_positions,
+    source_of,
+)
 from tiered_index.kafka.names import Name, positions_by_store
 from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.retention import Expired
@@ -48,7 +59,7 @@ from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, RangeKind
 from tiered_index.service.read.export import entries_checksum
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
@@ -58,6 +69,7 @@ from tiered_index.sources.row_archive import ArchivedRows, RowsOfLog, archive_ro
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import split_uri
 from tiered_index.systems import positions_of_files
+from tiered_index.types import inclusive
 
 SCHEME = "archive:"
 # files that one record names
@@ -80,7 +92,8 @@ class ArchivedMessages:
     expired: int = 0
     # of the segments that were read
     read_bytes: int = 0
-    skipped: list[SkippedRange | Loss] = field(default_factory=list)
+    # ranges that were skipped, each with its store
+    skipped: list[tuple[str, Loss]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # archived segments may still have erased messages
@@ -112,17 +125,27 @@ class ArchivedMessages:
             positions |= positions_of_files(known, rows.log)
         return positions
 
+    @property
+    def expired_records(self) -> dict[str, int]:
+        """The offset before which the records of each partition's log have expired."""
+        known = self.old.log_state.expired.segments
+        return {store: known[store] for store in self.stores if store in known and Name.parse(store) is not None}
+
     def check_missing(self) -> None:
         """Raise `InvalidArgument` if rows of files are missing, unless these are skipped."""
         for rows in filter(None, map(self.rows_of, self.stores)):
             rows.missing(None, skip_missing=self.skip_missing)
 
     def batches(
-        self, store: str, position: int | None, keep: Callable[[ArchivedRows, Any], None] = lambda batch, shown: None
-    ) -> Iterator[tuple[int, Any]]:
+        self,
+        store: str,
+        position: int | None,
+        keep: Callable[[ArchivedRows | ArchivedRecords, Any], None] = lambda batch, shown: None,
+    ) -> Iterator[tuple[int, Any, tuple[Loss, ...]]]:
         """Yield the columns of one store's entries that are shown, from a position on, and their ends in the store.
 
-        `keep` gets the rows of files before their entries.
+        The last part has the ranges before that end that were skipped. `keep` gets records and the rows of files before
+        their entries.
         """
         archive, segments, before = self.old.segment_archive, self.stores[store], self.read_bytes
         skips = {"skip_corrupt": self.skip_corrupt, "skip_missing": self.skip_missing}
@@ -132,20 +155,36 @@ class ArchivedMessages:
         if (rows := self.rows_of(store)) is not None:
             batches = rows.batches(segments, position, **skips)
         elif Name.parse(store) is not None:
-            begin = begin_of(store, state.positions, state.expired.segments) if position is None else position
+            begin = begin_of(store, segments, state.positions, state.expired.segments)
+            begin = begin if position is None else position
             batches = archived_records(archive, segments, begin, **skips)
         else:
             batches = archived_batches(archive, segments, position, self.selection, **skips)
         for batch in batches:
             shown = _shown(batch.columns, self.hidden, self.old.genesis)
-            if isinstance(batch, ArchivedRows):
+            if isinstance(batch, ArchivedRows | ArchivedRecords):
                 keep(batch, shown)
             self.expired += len(batch.columns) - len(shown)
             self.messages += batch.messages
-            self.skipped += batch.skipped
+            skipped = tuple(map(_loss_of, batch.skipped))
+            self.skipped += [(store, loss) for loss in skipped]
             part = (batch.end - segments[0].start) / (segments[-1].end - segments[0].start) if segments else 1
             self.read_bytes = before + round(size_bytes * part)
-            yield batch.end, shown
+            yield batch.end, shown, skipped
+
+    def erased_of(self, whole: RecordFile) -> pa.Array:
+        """Return which records of a file were erased: by their topic, their partition, or one of their keys."""
+        name, stones = Name.parse(whole.segment.store), self.hidden.tombstones
+        assert name is not None, "a file of records"
+        of_topic = self.hidden.erased_of(name.topic)
+        if of_topic is None:
+            return pa.array(np.zeros(len(whole.records), np.bool_))
+        is_shown = _is_shown(whole.entries, Expired(tombstones=stones), self.old.genesis)
+        offsets = whole.entries["offset"].to_numpy()[~is_shown]
+        # also records without a key
+        before_s = max(of_topic.begin, of_topic.queues.get(name.partition, of_topic.begin))
+        times_ms = whole.records["timestamp"].cast(pa.int64()).fill_null(whole.segment.published_ms).to_numpy()
+        return pa.array(np.isin(whole.records["offset"].to_numpy(), offsets) | (times_ms // 1000 < before_s))
 
     def document(self) -> dict[str, Any]:
         """Return the counts for the command's document."""
@@ -153,8 +192,48 @@ class ArchivedMessages:
             "segments": sum(map(len, self.stores.values())),
             "messages": self.messages,
             "expired": self.expired,
-            "skipped": [{"begin": gap.begin, "end": gap.end, "problem": gap.problem} for gap in self.skipped],
+            "skipped": [
+                {"store": store, "begin": gap.begin, "end": gap.end, "problem": gap.problem}
+                for store, gap in self.skipped
+            ],
         }
+
+
+def _loss_of(skipped: SkippedRange | Loss) -> Loss:
+    if isinstance(skipped, Loss):
+        return skipped
+    kind: RangeKind = "missing" if skipped.is_missing else "corrupt"
+    problem = skipped.problem if skipped.is_missing else f"{skipped.file}: {skipped.problem}"
+    return Loss(kind, skipped.begin, skipped.end, None, problem)
+
+
+class Copies:
+    """Copies the records and the rows that are read into the archive of the new index, before their entries are put.
+
+    One log record names many copies of records. One thread.
+    """
+
+    def __init__(self, index: IndexService, archived: ArchivedMessages) -> None:
+        self._index, self._archived = index, archived
+        self.records, self.rows = RecordCopies(index), 0
+
+    def add(self, store: str, batch: ArchivedRows | ArchivedRecords, shown: Any) -> None:
+        """Copy what was read of a store: the records that were not erased, and the rows with entries that are `shown`.
+
+        Raises as `IndexService.archive_columns`.
+        """
+        if isinstance(batch, ArchivedRecords):
+            if batch.whole is not None:
+                self.records.add(batch.whole, self._archived.erased_of(batch.whole))
+        elif batch.begin < batch.end:
+            rows = batch.rows.filter(pc.is_in(batch.rows[NUMBER], shown["offset"].cast(pa.int64())))
+            if archive_rows(self._index, (store, batch.begin), batch.end, rows):
+                self.rows += len(rows)
+
+    @property
+    def messages(self) -> int:
+        """The number of records and rows that were copied."""
+        return self.records.records + self.rows
 
 
 def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
@@ -163,16 +242,20 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
     With --dry-run nothing is written: the entries of the segments are compared with those of the index at `uri`.
     """
     selection, intake, of_store = Selection(*options.selected.arguments), options.intake, options.of_store
+    is_strict = options.of_rows.strict
+    if is_strict and of_store.skip_corrupt:
+        raise InvalidArgument("give --strict, which ends at damage, or --skip-corrupt, which skips it")
     with contextlib.ExitStack() as stack:
         config = session.config()
         old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
         stores = _stores(old, options.run.store_name, selection, uri)
-        archived = ArchivedMessages(old, stores, selection, of_store.skip_corrupt, of_store.skip_missing)
+        archived = ArchivedMessages(old, stores, selection, not is_strict, of_store.skip_missing)
         archived.check_missing()
         if options.run.store_name is None and (lacking := _without_archive(old, selection)):
             session.out.note(f"{uri} has no archived message of {listed_names(lacking, 3)}: their entries are left out")
         if options.run.dry_run:
-            return _compare(session, archived)
+            compared = _compare(session, archived)
+            return _name_damage(session, archived, accepted=of_store.skip_corrupt) or compared
         if config.storage is None and config.root is None:
             raise ConfigError("give --storage URI, the place of the new index")
         if config.root is None:
@@ -186,9 +269,17 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
         sources = {name: archived.source(name) for name in stores}
         _check_empty(index, {*sources.values(), *archived.rule_positions})
         # before the first entry is put
-        take_over(index.storage, archived.hidden, SystemClock())
+        take_over(index.storage, structs.replace(archived.hidden, segments=archived.expired_records), SystemClock())
         note_tags(index, selection)
-        put, entries = putting.patient(), 0
+        put, entries, copies = putting.patient(), 0, Copies(index, archived)
+        waiting = list[tuple[Any, str, int]]()
+
+        def put_waiting() -> int:
+            # a record is in the archive before its entry is durable
+            copies.records.name()
+            batches, waiting[:] = list(waiting), []
+            return sum(put(*batch) for batch in batches)
+
         resumed = {name: index.durable_position(source) for name, source in sources.items()}
         for position_name, at in archived.rule_positions.items():
             index.put_source_batch(NO_ENTRIES, position_name, at)
@@ -197,9 +288,15 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
                 rows = archived.rows_of(name)
                 if rows is not None:
                     _link(index, rows)
-                for end, columns in archived.batches(name, resumed[name], partial(_archive_rows, index, name)):
-                    entries += put(columns, sources[name], end)
+                for end, columns, skipped in archived.batches(name, resumed[name], partial(copies.add, name)):
+                    if skipped:
+                        now_ms = SystemClock().now_ms()
+                        index.record_ranges([loss.recorded(sources[name], now_ms) for loss in skipped])
+                    waiting.append((columns, sources[name], end))
+                    if not copies.records.waits or copies.records.is_full:
+                        entries += put_waiting()
                     progress.update(archived.read_bytes, f"{entries:,} entries")
+            entries += put_waiting()
         putting.settle()
         document = putting.document(
             status="complete",
@@ -210,13 +307,30 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
                 for name, segments in stores.items()
             },
             entries=entries,
+            copied=copies.messages,
             **archived.document(),
         )
     show_put(session.out, document)
     # all may have expired
     is_empty = archived.messages and not (entries or archived.expired)
     lacks = [f"none of {archived.messages:,} messages has a key of {selection}"] if is_empty else []
-    return none_indexed(session, intake, lacks)
+    code = none_indexed(session, intake, lacks)
+    return _name_damage(session, archived, accepted=of_store.skip_corrupt) or code
+
+
+def _name_damage(session: Session, archived: ArchivedMessages, *, accepted: bool) -> int:
+    """Name what could not be read, unless an option has `accepted` it, and return the exit code for it."""
+    damage = [(store, loss) for store, loss in archived.skipped if loss.kind == "corrupt"]
+    if accepted or not damage:
+        return DONE
+    for store, loss in damage[:FIRST]:
+        session.out.error_line(f"not indexed: offsets {inclusive(loss.begin, loss.end)} of {store}: {loss.problem}")
+    more = f", of which {FIRST} are named" if len(damage) > FIRST else ""
+    session.out.error_line(
+        f"{counted(len(damage), 'range')} of the archive can't be read{more}. Run `tiered-index verify --deep` to list "
+        "the damage, and `verify --deep --repair` to mend it. --skip-corrupt accepts it"
+    )
+    return FINDING if archived.messages else CorruptFile.exit_code
 
 
 def _link(index: IndexService, rows: RowsOfLog) -> None:
@@ -253,13 +367,6 @@ def _check_same(index: IndexService, rows: RowsOfLog, last: LinkedSegment) -> No
             f"{index.storage.uri} has indexed files of {rows.log} since it was made of this archive, such as "
             f"{last.uri}: only `ingest FILES` adds to them"
         )
-
-
-def _archive_rows(index: IndexService, store: str, batch: ArchivedRows, shown: Any) -> None:
-    """Archive the rows that have entries which are `shown`."""
-    if batch.begin < batch.end:
-        is_shown = pc.is_in(batch.rows[NUMBER], shown["offset"].cast(pa.int64()))
-        archive_rows(index, (store, batch.begin), batch.end, batch.rows.filter(is_shown))
 
 
 def _stores(old: IndexReader, store: str | None, selection: Selection, uri: str) -> dict[str, list[ArchivedSegment]]:
@@ -364,12 +471,15 @@ def _check_empty(index: IndexService, own: set[str]) -> None:
 
 def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
     """Return the rows that are neither expired nor erased."""
-    if not hidden:
-        return columns
+    return columns.filter(pa.array(_is_shown(columns, hidden, like))) if hidden else columns
+
+
+def _is_shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> npt.NDArray[np.bool_]:
+    """Return which rows (bool, n) are neither expired nor erased."""
     topics = TopicTable()
     hashed, _ = batch_columns(columns, like.layout.schema, topics)
     names = {topic_id: topics.name(topic_id) for topic_id in np.unique(hashed["topic_id"]).tolist()}
-    return columns.filter(pa.array(hidden.keeps(hashed, hashed["second"], names)))
+    return hidden.keeps(hashed, hashed["second"], names)
 
 
 def _compare(session: Session, archived: ArchivedMessages) -> int:
@@ -388,7 +498,7 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
     entries = checksum = 0
     with session.out.progress("reading the archive", archived.size_bytes) as progress:
         topics = TopicTable()
-        for _, columns in archived.batches(store, None):
+        for _, columns, _ in archived.batches(store, None):
             if of_files is not None:
                 # a copy has no carriage return at the end of its line
                 columns = _without_sizes(columns)

@@ -296,7 +296,11 @@ class Ingestion:
         is_of_topics = is_of_kafka(self.source)
         has_files = not is_of_topics and not self.source.startswith(archived.SCHEME)
         has_key = self.options.kafka.key is not None
-        if self.options.of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or has_key)):
+        of_rows = self.options.of_rows
+        if self.source.startswith(archived.SCHEME):
+            # an archive can be read strictly, too
+            of_rows = replace(of_rows, strict=False)
+        if of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or has_key)):
             return self._rows()
         if len(self.sources) > 1:
             raise InvalidArgument(f"give one SOURCE: {listed(self.sources, 3)} are several, which only files can be")

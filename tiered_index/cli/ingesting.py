@@ -101,7 +101,9 @@ class RowOptions:
     )
     quote: str | None = _files(None, metavar="CHAR", help='Quote around values of CSV, or none. Default: ".')
     strict: bool = _files(
-        False, "--strict", help="End at the first file that can't be read as a whole, and at the first bad row."
+        False,
+        "--strict",
+        help="End at the first file or archive that can't be read as a whole, and at the first bad row.",
     )
 
     def mapping(self, keys: Sequence[str] | None) -> tuple[str | None, RowMapping]:
@@ -128,7 +130,9 @@ class RowOptions:
 class StoreOptions:
     """Options of a RocketMQ store."""
 
-    skip_corrupt: bool = of_store(False, "--skip-corrupt", help="Skip damage in the commit log, and report it.")
+    skip_corrupt: bool = of_store(
+        False, "--skip-corrupt", help="Skip damage in the commit log or in archive:URI, and report it."
+    )
     skip_missing: bool = of_store(
         False,
         "--skip-missing",

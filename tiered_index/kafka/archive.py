@@ -30,7 +30,7 @@ from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
 from tiered_index.kafka.client import Place, ReadStopped, TopicRetention
 from tiered_index.kafka.columns import SCHEMA, SIZE, RecordLists, times_in
-from tiered_index.kafka.names import BEGIN_PREFIX, Name, archived_end, positions_by_store
+from tiered_index.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end, positions_by_store
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.service.read.segments import Segments
 from tiered_index.service.reader import IndexReader
@@ -227,8 +227,8 @@ class KafkaArchiver:
     def _due(self, segments: Segments, store: Name | str) -> int:
         """Return the offset in a log from which on records are not archived, and not known as lost."""
         text = store if isinstance(store, str) else store.store
-        begin = self._index.durable_position(BEGIN_PREFIX + text) or 0
-        return max(archived_end(segments, text) or 0, begin, self._passed.get(text, 0), self._sent_ends.get(text, 0))
+        known = (self._index.durable_position(prefix + text) or 0 for prefix in (BEGIN_PREFIX, LOST_PREFIX))
+        return max(archived_end(segments, text) or 0, *known, self._passed.get(text, 0), self._sent_ends.get(text, 0))
 
     def _learn_retentions(self) -> None:
         """Ask for the retention of topics, again every minute. One that can't be known is noted once."""

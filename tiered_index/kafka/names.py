@@ -11,6 +11,8 @@ from tiered_index.service.read.segments import Segments
 
 BEGIN_PREFIX = "kafka-begin:"
 """Before a log's name in the archive: the position is the offset at which the log was read first, if it is not 0."""
+LOST_PREFIX = "kafka-lost:"
+"""Before a log's name in the archive: the position is the offset before which what is not archived is lost."""
 EPOCH_PREFIX = "kafka-epoch:"
 """Before a partition's name: the position is the epoch of the leader that wrote the last put record."""
 _NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:@([0-9a-f]{32}))?(?:#([0-9]+)(?:\.([0-9]+))?)?")

@@ -83,7 +83,7 @@ from tiered_index.kafka.client import (
 from tiered_index.kafka.group import GroupOffsets
 from tiered_index.kafka.intake import TakenRecords
 from tiered_index.kafka.keys import NAMED, RecordKeys
-from tiered_index.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, positions_by_store
+from tiered_index.kafka.names import EPOCH_PREFIX, LOST_PREFIX, Name, positions_by_store
 from tiered_index.kafka.partitions import NO_ENTRIES, OffsetOutOfRange, Partition, ReadBatch
 from tiered_index.kafka.positions import LogPositions, RestartAt
 from tiered_index.kafka.reads import TopicReads
@@ -496,7 +496,7 @@ class KafkaSource:
 
     def pass_over(self, store: str, end: int) -> None:
         """Keep that records of a log before an offset are lost for the archive. Any thread."""
-        self.index.put_source_batch(NO_ENTRIES, f"{BEGIN_PREFIX}{store}", end)
+        self.index.put_source_batch(NO_ENTRIES, f"{LOST_PREFIX}{store}", end)
 
     def settled(self) -> list[tuple[Name, int]]:
         """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""

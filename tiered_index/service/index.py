@@ -487,11 +487,20 @@ class IndexService(Lookups[ItemT]):
         return self.send_columns(store, start, count, file) and self.name_columns([(store, start)]) == 1
 
     def send_columns(
-        self, store: str, start: int, count: int, file: bytes, rows: int | None = None, times: Times | None = None
+        self,
+        store: str,
+        start: int,
+        count: int,
+        file: bytes,
+        rows: int | None = None,
+        times: Times | None = None,
+        copied: ArchivedSegment | None = None,
     ) -> bool:
         """Upload records as `archive_columns` does, but add no log record: `name_columns` does. Raises the same.
 
-        `rows` is the number of records, `times` their smallest and greatest time (epoch ms); None: unknown.
+        `rows` is the number of records, `times` their smallest and greatest time (epoch ms); None: unknown. `copied`:
+        the segment of another index that they are from. The time of its upload, and whether records of it were erased,
+        stay known.
         """
         columns = count, footer_bytes_of(file)
 
@@ -499,7 +508,7 @@ class IndexService(Lookups[ItemT]):
             return file[position : position + length]
 
         segment = SourceSegment(store, start, len(file), read, columns=columns, messages=lambda: (rows, times))
-        return self._write(partial(self._segments.send, segment))
+        return self._write(partial(self._segments.send, segment, copied))
 
     def name_columns(self, places: Sequence[tuple[str, int]]) -> int:
         """Add the records of all objects that `send_columns` uploaded to the archive, by one log record.

@@ -22,7 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, UnsupportedVersion
+from tiered_index.errors import (
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    RootBehind,
+    StorageBehind,
+    UnsupportedVersion,
+)
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import NUMBER, decode_columns, encode_columns, row_group_of
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
@@ -415,10 +422,13 @@ class RowsOfLog:
                 skipped.append(missing.popleft())
             try:
                 rows = decoded_rows(self.archive, segment)
+            except (StorageBehind, RootBehind):
+                raise
             except CorruptFile as error:
                 if not skip_corrupt:
                     raise
-                skipped.append(Loss("corrupt", begin, segment.end, None, str(error)))
+                begin_ms, end_ms = segment.times or (0, None)
+                skipped.append(Loss("corrupt", begin, segment.end, None, str(error), begin_ms=begin_ms, end_ms=end_ms))
             topics = [topic for topic in rows["topic"].unique().to_pylist() if self.takes(topic)]
             is_read = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
             rows = rows.filter(pc.and_(is_read, pc.greater_equal(rows[NUMBER], begin)))

@@ -258,12 +258,20 @@ def test_a_segment_that_is_missing_in_between_is_never_passed_over_unsaid(run_he
     segments = sorted((place / "store" / "segments%").rglob("*.log"))
     flip(segments[1], 5000)
     where = ("ingest", f"archive:file://{place}/store", "--storage", f"file://{tmp_path}/new")
-    stopped = run_here(*where)
-    assert stopped.code == 4 and "CRC32" in stopped.err
-    assert "run `tiered-index verify --deep` to list the damage, and `verify --deep --repair` to mend it" in stopped.err
+    advice = "un `tiered-index verify --deep` to list the damage, and `verify --deep --repair` to mend it"
+    stopped = run_here(*where, "--strict")
+    assert stopped.code == 4 and "CRC32" in stopped.err and advice in stopped.err
+    assert run_here(*where[:3], f"file://{tmp_path}/strict", "--strict").code == 4
+    shown = run_here(*where[:3], f"file://{tmp_path}/shown")
+    assert shown.code == 1 and "CRC32" in shown.err and advice in shown.err
+    named = run_here(*where[:3], f"file://{tmp_path}/named", "--json")
+    assert named.code == 1
     passed = run_here(*where, "--skip-corrupt", "--json")
     assert passed.code == 0 and of_archive(run_here, f"file://{place}/store", 1, "--skip-corrupt")
-    assert passed.document["skipped"]
+    assert passed.document["skipped"] == named.document["skipped"] != []
+    assert passed.document["messages"] == named.document["messages"] > 0
+    # lookups name what is missing
+    assert "are damaged" in run_here("query", "TopicOrder", "none", "--storage", where[3]).out
     # given up: a comparison leaves out the entries that no archived segment has
     old, new = f"file://{place}/store", f"file://{tmp_path}/without"
     damaged = run_here("verify", "--deep", "--storage", old, "--json").document["findings"]
@@ -271,6 +279,19 @@ def test_a_segment_that_is_missing_in_between_is_never_passed_over_unsaid(run_he
     done = run_here("ingest", f"archive:{old}", "--storage", new, "--skip-missing", "--json")
     assert done.code == 0 and done.document["skipped"], done
     assert of_index(run_here, new, tmp_path) == of_archive(run_here, old, 0, "--skip-missing")
+
+
+def test_segments_whose_objects_are_gone_are_named_and_the_others_are_indexed(run_here, place, tmp_path):
+    objects = sorted((place / "store" / "segments%").rglob("*.log"))
+    objects[1].unlink()
+    where = ("ingest", f"archive:file://{place}/store", "--storage")
+    done = run_here(*where, f"file://{tmp_path}/new", "--json")
+    (gap,) = done.document["skipped"]
+    assert done.code == 1 and done.document["messages"] > 0
+    assert objects[1].stem in gap["problem"] and "the storage does not have it" in gap["problem"]
+    for path in objects[2:] + objects[:1]:
+        path.unlink()
+    assert run_here(*where, f"file://{tmp_path}/none").code == 4
 
 
 def test_archived_rows_of_files_beside_a_store_are_indexed_with_it(run_here, place, tmp_path):

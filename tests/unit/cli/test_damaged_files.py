@@ -541,13 +541,18 @@ def test_copies_that_can_not_be_read_are_named_and_passed_over(tmp_path, folder,
     else:
         copies[1].write_bytes(bytes([copies[1].read_bytes()[0] ^ 1]) + copies[1].read_bytes()[1:])
     of_copies = ("ingest", f"archive:{where[3]}", "--root", tmp_path / "root2", "--storage", f"file://{tmp_path}/new")
-    done = run_here(*of_copies, "--json")
+    done = run_here(*of_copies, "--strict")
     assert done.code == 4 and copies[1].name in done.err
-    done = run_here(*of_copies, "--skip-corrupt", "--wait", "--json")
-    (skipped,) = done.document["skipped"]
     # it goes on after the first copy
-    assert (done.code, done.document["entries"], copies[1].name in skipped["problem"]) == (0, 1, True), done.err
+    done = run_here(*of_copies, "--wait")
+    assert done.code == 1 and copies[1].name in done.err
+    done = run_here(*of_copies[:3], tmp_path / "root3", *of_copies[4:-1], f"file://{tmp_path}/new2", "--json", "--wait")
+    (skipped,) = done.document["skipped"]
+    counts = (done.document["entries"], done.document["copied"])
+    assert (done.code, *counts, copies[1].name in skipped["problem"]) == (1, 2, 2, True), done.err
     shutil.rmtree(folder)
+    lost = run_here("query", "t", "1", "--storage", of_copies[-1], "--json").document["lost"]
+    assert ["are damaged" in gap["reason"] for gap in lost] == [True]
     answers = [run_here("query", "t", f"{n}", "--storage", of_copies[-1], "--json").document["items"] for n in range(3)]
     assert [len(items) for items in answers] == [1, 0, 1]
 

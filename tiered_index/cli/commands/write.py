@@ -73,12 +73,12 @@ def ingest(
     A file that `export` wrote (Parquet, Arrow, or NDJSON, also packed) puts the same entries, with their hashes of
     keys. NDJSON can also come from stdin. An export has no source positions, erasures and expiries: `copy` keeps them.
 
-    archive:URI indexes the archived segments of RocketMQ, records of Kafka and rows of files in the index at URI, as
-    `ingest` would index the store, the topics and the files. It copies the rows. It works even if all files of that
-    index are lost. Entries that expired or were erased there stay out. The new index gets the same slots, items and
-    preset, and a storage of its own, outside the old one. Without --root the command uses a temporary folder, and
-    uploads everything before it ends. --dry-run compares count and checksum of one store's entries with the index's.
-    Exit code 1: they differ.
+    archive:URI indexes the archived segments of RocketMQ, records of Kafka and rows of files in the index at URI,
+    as `ingest` would index the store, the topics and the files. It copies the records and the rows. It works even
+    if all files of that index are lost, and names what it can't read (exit code 1). Entries that expired or were
+    erased there stay out. The new index gets the same slots, items and preset, and a storage of its own, outside
+    the old one. Without --root the command uses a temporary folder, and uploads everything before it ends.
+    --dry-run compares count and checksum of one store's entries with the index's. Exit code 1: they differ.
 
     Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
     it from its start, and reports it as rewritten. Kafka before 2.8 is not supported.

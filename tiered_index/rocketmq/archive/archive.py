@@ -26,7 +26,14 @@ from tiered_index.format.names import ROWS
 from tiered_index.format.queue_offsets import ENTRY, encode_queues
 from tiered_index.format.segment import Times, times_of
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
-from tiered_index.rocketmq.log.columns import ALL_TOPICS, IndexBatch, MessageColumns, Selection, SkippedRange
+from tiered_index.rocketmq.log.columns import (
+    ALL_TOPICS,
+    IndexBatch,
+    MessageColumns,
+    Selection,
+    SkippedRange,
+    decode_index_columns,
+)
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tiered_index.rocketmq.log.message import HEAD_BYTES
@@ -431,14 +438,32 @@ def archived_batches(
             gap = MissingOffsets(segment.name, "no archived segment has them", position, begin)
             if not skip_missing:
                 raise gap
-            missing = (SkippedRange(position, begin, gap.problem, gap.file),)
-        log = ArchivedLog(archive, segment, skip_corrupt=skip_corrupt, selection=selection)
-        for batch in log.batches(begin, skip_corrupt=skip_corrupt):
-            yield replace(batch, columns=trusted(batch.columns, log), skipped=missing + batch.skipped)
+            missing = (SkippedRange(position, begin, gap.problem, gap.file, is_missing=True),)
+        position = begin
+        try:
+            log = ArchivedLog(archive, segment, skip_corrupt=skip_corrupt, selection=selection)
+            for batch in log.batches(begin, skip_corrupt=skip_corrupt):
+                skipped = missing + tuple(_with_cause(gap, log.damaged) for gap in batch.skipped)
+                yield replace(batch, columns=trusted(batch.columns, log), skipped=skipped)
+                missing, position = (), batch.end
+                if batch.end >= segment.end:
+                    break
+        except (StorageBehind, RootBehind):
+            raise
+        except CorruptFile as error:
+            # the object is gone, or its table is damaged
+            if not skip_corrupt:
+                raise
+            rest = SkippedRange(position, segment.end, error.problem, segment.name)
+            yield replace(decode_index_columns(b"", segment.end), skipped=(*missing, rest))
             missing = ()
-            if batch.end >= segment.end:
-                break
         position = segment.end
+
+
+def _with_cause(skipped: SkippedRange, damaged: Sequence[SkippedRange]) -> SkippedRange:
+    """Return a range that has no readable message with the problem of the damaged piece there."""
+    causes = (piece.problem for piece in damaged if piece.begin < skipped.end and piece.end > skipped.begin)
+    return replace(skipped, problem=next(causes, skipped.problem))
 
 
 def trusted(columns: Any, log: CommitLogReader) -> Any:

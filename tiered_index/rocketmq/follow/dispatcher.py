@@ -423,13 +423,12 @@ class Dispatcher:
 
     def _loss(self, skipped: SkippedRange, batch: IndexBatch, before_ms: int | None) -> Loss:
         """Return the loss of a range that was skipped before a batch; messages around it bound its times."""
-        missing = skipped.file == str(self.store.commitlog)
-        count = self.store.messages_named(skipped.begin, skipped.end) if missing else None
+        count = self.store.messages_named(skipped.begin, skipped.end) if skipped.is_missing else None
         after_ms = store_ms_at(batch.data, int(batch.positions[0])) if batch.messages else None
         if before_ms is not None and after_ms is not None and after_ms < before_ms:
             before_ms, after_ms = after_ms, before_ms  # a clock was set back
         return Loss(
-            "missing" if missing else "corrupt",
+            "missing" if skipped.is_missing else "corrupt",
             skipped.begin,
             skipped.end,
             count,

@@ -177,12 +177,13 @@ ALL_TOPICS = Selection(topics=("*",))
 
 @dataclass(frozen=True, slots=True)
 class SkippedRange:
-    """Commit log offsets [begin, end) that can't be read, and the reason."""
+    """Commit log offsets [begin, end) that can't be read, and the reason. `is_missing`: no file has them."""
 
     begin: int
     end: int
     problem: str
     file: str
+    is_missing: bool = False
 
 
 class NonMessage(NamedTuple):

@@ -173,7 +173,7 @@ class CommitLogReader:
             except MissingOffsets as error:
                 if not skip_missing or error.begin < at:
                     raise
-                skipped.append(SkippedRange(error.begin, error.end, error.problem, error.file))
+                skipped.append(SkippedRange(error.begin, error.end, error.problem, error.file, is_missing=True))
                 at = error.end
                 continue
             if segment is None:

@@ -289,8 +289,11 @@ class SegmentUploads:
             _check_overlap(source, self._segments(state))
             return self._publish(source)
 
-    def send(self, source: SourceSegment) -> bool:
-        """Upload a columnar segment unless it is archived. Return whether it was uploaded: `name_sent` archives it."""
+    def send(self, source: SourceSegment, copied: ArchivedSegment | None = None) -> bool:
+        """Upload a columnar segment unless it is archived. Return whether it was uploaded: `name_sent` archives it.
+
+        `copied`: the segment of another index with the same records.
+        """
         with self._writing():
             state = self.session.log.state
             # a segment at its place: an earlier try appended the record, but its outcome was unknown
@@ -298,7 +301,7 @@ class SegmentUploads:
                 self._unpublished.forget(source.place)
                 return False
             _check_overlap(source, self._segments(state))
-            self._upload(source)
+            self._upload(source, copied)
             return True
 
     def name_sent(self, places: Sequence[tuple[str, int]]) -> int:
@@ -395,16 +398,19 @@ class SegmentUploads:
             _compare(there, source)
         return False
 
-    def _upload(self, source: SourceSegment, erased: ArchivedSegment | None = None) -> None:
-        """Send a segment, unless the object of an earlier try can be used."""
+    def _upload(self, source: SourceSegment, copied: ArchivedSegment | None = None) -> None:
+        """Send a segment, unless the object of an earlier try can be used.
+
+        `copied`: a segment with the same messages, of which some may be erased.
+        """
 
         def send() -> tuple[ArchivedSegment, Publication]:
             section = b"" if source.queues is None else source.queues()
             messages = (None, None) if source.messages is None else source.messages()
             log, epoch, of_source = self.session.log, self.session.epoch, (source.size_bytes, source.pieces)
             sent, publication = send_segment(log, source.place, *of_source, section, epoch, source.columns, messages)
-            if erased is not None:
-                sent = structs.replace(sent, source=erased.source, published_ms=erased.published_ms)
+            if copied is not None:
+                sent = structs.replace(sent, source=copied.source, published_ms=copied.published_ms)
             return sent, publication
 
         self._unpublished.sent(source.place, send, partial(_is_same, source=source))
