@@ -1,4 +1,4 @@
-"""Endpoints that redirect to another port, and their certificates."""
+"""Endpoints that redirect to another port, their certificates, and credentials that there are not."""
 
 import os
 import ssl
@@ -13,6 +13,7 @@ from tests.storage.test_s3_answers import listing
 from tests.support.authority import Authority
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.storage.base import Storage
+from tiered_index.storage.clouds import CloudStorage
 from tiered_index.storage.opening import open_storage
 
 DATA = bytes(range(256)) * 4
@@ -187,3 +188,68 @@ def test_another_cloud_trusts_an_authority_that_the_system_names(
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate_file))
         with open_storage(AZURE.format(server.endpoint_url)) as storage:
             assert storage.get("a") == b"data"
+
+
+@pytest.mark.parametrize("act", [READS[0], READS[3], WRITES[0]])
+def test_without_credentials_of_a_cloud_the_error_says_what_to_set(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, act: Callable[[Storage], object]
+) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    # that of the machine's identity; nothing listens there
+    monkeypatch.setenv("AZURE_MSI_ENDPOINT", "http://127.0.0.1:1/identity")
+    with open_storage(AZURE.format(scripted.endpoint_url)) as storage:
+        with pytest.raises(StorageMisconfigured, match=r"no credentials.*set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS"):
+            act(storage)
+    assert scripted.requests == []
+
+
+def test_without_credentials_of_google_the_error_says_what_to_set(scripted: ScriptedServer) -> None:
+    with open_storage(f"gs://bucket?endpoint_url={scripted.endpoint_url}") as storage:
+        assert isinstance(storage, CloudStorage)
+        said = (
+            "Error performing token request: Error performing GET http://metadata/computeMetadata/v1 in 1s - HTTP error"
+        )
+        error = storage.client.translate(ValueError(said), doing="reading", uri=storage.uri, name="a")
+    assert isinstance(error, StorageMisconfigured)
+    assert "set GOOGLE_APPLICATION_CREDENTIALS; docs/clouds.md" in str(error)
+
+
+KEYS = '"AccessKeyId":"a","SecretAccessKey":"b","SessionToken":"c"'
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo nothing", "Expecting value"),
+        ("echo '[1]'", "'list' object"),
+        ("echo '{\"Version\": 1}'", "'AccessKeyId'"),
+        ('echo \'{"Version": 1,' + KEYS.replace('"', '"') + ',"Expiration":"soon"}\'', '"soon"'),
+        ("/no/such/program", "'/no/such/program'"),
+        ("false", "the command failed"),
+    ],
+)
+def test_a_command_for_credentials_that_prints_none_is_named(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, said: str
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text(f"[profile p]\ncredential_process = {command}\n")
+    for act in (READS[0], WRITES[0]):
+        with pytest.raises(StorageMisconfigured, match=r"credential_process.*must print JSON such as") as caught:
+            with open_storage(S3.format(scripted.endpoint_url) + "&profile=p") as storage:
+                act(storage)
+        assert said in str(caught.value)
+        assert "AWS_ACCESS_KEY_ID" not in str(caught.value)
+
+
+def test_a_command_that_prints_no_credentials_later_is_named(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first ones are due at once, and renewed for each request."""
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / "keys").write_text('{"Version":1,' + KEYS + ',"Expiration":"2020-01-01T00:00:00Z"}')
+    (tmp_path / ".aws" / "config").write_text(f"[profile p]\ncredential_process = cat {tmp_path}/keys\n")
+    scripted.answers(Answer(200))
+    with open_storage(S3.format(scripted.endpoint_url) + "&profile=p") as storage:
+        (tmp_path / "keys").write_text("nothing")
+        with pytest.raises(StorageMisconfigured, match=r"Expecting value.*credential_process"):
+            storage.put("a", b"x")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import tiered_index
 from tiered_index import errors
+from tiered_index.storage.s3.options import S3Options
 
 TOP = Path(__file__).parents[2]
 DOCS = TOP / "docs"
@@ -67,6 +68,13 @@ def test_modules_that_a_page_names_are_there():
 def test_the_index_has_every_page():
     linked = {(DOCS / target).resolve() for target, _ in _links(DOCS / "README.md")}
     assert {page for page in DOCS.glob("*.md") if page.name != "README.md"} <= linked
+
+
+def test_a_page_names_each_setting_of_s3():
+    text = (DOCS / "storages.md").read_text()
+    named = set(S3Options.uri_parameters) | {name for name in S3Options.__struct_fields__ if f"`s3.{name}`" in text}
+    assert named == set(S3Options.__struct_fields__)
+    assert all(f"| `{name}` |" in text for name in S3Options.uri_parameters)
 
 
 def test_short_pages_stay_short():

@@ -85,7 +85,7 @@ class AzureOptions(StorageOptions, Struct, frozen=True, kw_only=True):
             check_endpoint(self.endpoint_url)
 
 
-def _lacking(interface: str) -> Service:
+def _lacking(interface: str, credentials: str) -> Service:
     """Return the remedies for a service that should have an interface."""
     return Service(
         wrong=f"the server lacks {interface}: correct the endpoint, or use another server",
@@ -93,7 +93,7 @@ def _lacking(interface: str) -> Service:
         redirected="the service redirects to a host that is neither the endpoint nor a source of credentials: "
         "correct the endpoint",
         odd="the service leaves out a header that reads need, or does not honour ranges",
-        no_credentials=SETTINGS,
+        no_credentials=f"no credentials are set, and this machine has no identity: set {credentials}; {SETTINGS}",
         untrusted="set SSL_CERT_FILE to a file with the certificate authority of this endpoint",
     )
 
@@ -217,6 +217,8 @@ class _CloudReads(StoreReads):
     """Reads one bucket."""
 
     _lists_anew = False
+    # for the identity of the machine; others are POST
+    _of_roles = r"token request: Error performing GET "
     # errors of services for tokens are JSON
     _bodies = StoreReads._bodies + r"|\s*\{"
 
@@ -311,7 +313,7 @@ def _taken(parts: queue.Queue[Bytes | None]) -> Iterator[Bytes]:
 class GoogleStorage(CloudStorage):
     """A bucket of Google Cloud Storage."""
 
-    scheme, _service = "gs", _lacking("Google's XML API, as fake-gcs-server does")
+    scheme, _service = "gs", _lacking("Google's XML API, as fake-gcs-server does", "GOOGLE_APPLICATION_CREDENTIALS")
     _starts, _sees_ends = 1, False
     options_type = GoogleOptions
 
@@ -331,7 +333,7 @@ class GoogleStorage(CloudStorage):
 class AzureStorage(CloudStorage):
     """A container of an account of Azure Blob Storage."""
 
-    scheme, _service = "az", _lacking("Azure's REST API of blobs")
+    scheme, _service = "az", _lacking("Azure's REST API of blobs", "AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN")
     _starts, _sees_ends = 0, True
     _kind = "container"
     options_type = AzureOptions

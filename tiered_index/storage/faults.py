@@ -45,6 +45,10 @@ _CERTIFICATES = (
     ("UnsupportedCertVersion", "make the server's certificate anew, as one of X.509 version 3"),
     ("InvalidCertificate|CERTIFICATE_VERIFY_FAILED", "{0.untrusted}"),
 )
+PROCESS = (
+    "run the command that credential_process names in ~/.aws/config: it must print JSON such as "
+    '{"Version": 1, "AccessKeyId": "ID", "SecretAccessKey": "KEY"}, with an ISO 8601 time as Expiration if they expire'
+)
 NO_TLS = "the endpoint does not speak TLS: try http://"
 NO_S3 = "this is not an S3 service: correct the endpoint's URL"
 ONLY_REDIRECTS = "the endpoint only redirects: use the address that it names"

@@ -115,6 +115,8 @@ class StoreReads(Reads):
     # Whether each page of a listing is a listing of its own. obstore takes a page without the token of the next one
     # for the last, and not every service can begin a listing after a name.
     _lists_anew: ClassVar[bool]
+    # In obstore's error for a failed request to a source of credentials
+    _of_roles: ClassVar[str]
     # The start of a body that may be the service's
     _bodies: ClassVar[str] = r"\ufeff?\s*($|<\?xml|<Error)"
     _store: Any
@@ -271,6 +273,9 @@ class StoreReads(Reads):
 
     def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
         text = str(error)
+        if re.search(self._of_roles, text):
+            unknown = f"{doing} in {uri}: {text.partition(chr(10))[0]}: {self.service.no_credentials}"
+            return PassingFault(unknown) if self._has_read else StorageMisconfigured(unknown)
         if (refusal := self._refusal_of(text)) is not None:
             if refusal.status in _UNSIGNED or refusal.foreign_type is not None:
                 self.check_port()

@@ -11,15 +11,26 @@ from urllib.parse import urlsplit
 import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
+from botocore.credentials import ProcessProvider
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from botocore.session import Session
+from botocore.utils import parse_timestamp
 from msgspec.structs import replace
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import StorageMisconfigured, TieredIndexError
 from tiered_index.storage.context import check_deadline, sending
-from tiered_index.storage.faults import NO_CREDENTIALS, NO_TLS, ONLY_REDIRECTS, S3, Refusal, of_certificate, of_refusal
+from tiered_index.storage.faults import (
+    NO_CREDENTIALS,
+    NO_TLS,
+    ONLY_REDIRECTS,
+    PROCESS,
+    S3,
+    Refusal,
+    of_certificate,
+    of_refusal,
+)
 from tiered_index.storage.retry import PassingFault
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.place import AMAZON, Place
@@ -62,7 +73,8 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
         return PassingFault(f"{doing} in {uri}: the answer broke off: {error}")
     text = f"{doing} in {uri}: {error}"
     if isinstance(error, _NO_CREDENTIALS):
-        return StorageMisconfigured(f"{text}: {NO_CREDENTIALS}")
+        is_process = isinstance(error, boto.CredentialRetrievalError) and _ProcessProvider.METHOD in str(error)
+        return StorageMisconfigured(f"{text}: {PROCESS if is_process else NO_CREDENTIALS}")
     if isinstance(error, boto.ProfileNotFound):
         return StorageMisconfigured(f"{text}: correct the profile or add it to ~/.aws/config")
     if isinstance(error, boto.SSLError) and (remedy := of_certificate(str(error), S3)):
@@ -93,10 +105,43 @@ def refusal_of(error: ClientError) -> Refusal:
     )
 
 
+class _ProcessProvider(ProcessProvider):
+    """Names the problem of a command that does not run, or prints no credentials: botocore raises any error then."""
+
+    def _retrieve_credentials_using(self, credential_process: str) -> dict[str, Any]:
+        try:
+            known: dict[str, Any] = super()._retrieve_credentials_using(credential_process)  # type: ignore[misc]
+            if known.get("expiry_time"):
+                parse_timestamp(known["expiry_time"])
+        except boto.CredentialRetrievalError as error:
+            if not str(error).endswith(": "):
+                raise
+            problem: Exception = ValueError("the command failed without a message")
+        except (ValueError, TypeError, AttributeError, OSError) as error:
+            problem = error
+        else:
+            return known
+        raise boto.CredentialRetrievalError(provider=self.METHOD, error_msg=str(problem)) from problem
+
+
+def _session(profile: str | None) -> Session:
+    """Return botocore's session of a profile. Raises `BotoCoreError`."""
+    session = Session(profile=profile)
+    chain = session.get_component("credential_provider")
+    chain.insert_after(
+        ProcessProvider.METHOD,
+        _ProcessProvider(
+            profile_name=session.get_config_variable("profile") or "default", load_config=lambda: session.full_config
+        ),
+    )
+    chain.remove(ProcessProvider.METHOD)
+    return session
+
+
 def place_of_session(uri: str, options: S3Options) -> Place:
     """Return the place that boto3's session says; its `base_url` is the service's. Raises `StorageMisconfigured`."""
     try:
-        base = Session(profile=options.profile)
+        base = _session(options.profile)
         session = boto3.Session(botocore_session=base, region_name=options.region)
         client = build_client(session, options)
         endpoint = client.meta.endpoint_url

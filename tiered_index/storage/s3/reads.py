@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tiered_index.errors import StorageMisconfigured, TieredIndexError
+from tiered_index.errors import StorageMisconfigured
 from tiered_index.storage.faults import NO_CREDENTIALS, S3
 from tiered_index.storage.obstores import NO_RETRIES, NOWHERE, StoreReads, client_options, obstore
-from tiered_index.storage.retry import PassingFault, RetryLoop
+from tiered_index.storage.retry import RetryLoop
 from tiered_index.storage.s3.place import Place, trusted
 
 # Overrides variables that obstore reads and boto3 does not: they would change GETs
@@ -44,8 +44,6 @@ _SOURCES = ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_EC2_METADATA_SERVICE_ENDP
 # Validity of a session's credentials. obstore renews them five minutes before its end, so after a minute. botocore
 # renews credentials ten minutes before they expire: obstore never uses expired ones.
 CREDENTIALS_HOLD = timedelta(minutes=6)
-# obstore sends no such requests for reads; or boto3's session has no credentials
-_OF_ROLES = r"performing (PUT|POST) |GET http\S*(latest/meta-data|169\.254\.170\.)|External \w+ credential provider"
 _NO_KEYS = r"Missing (Access|Secret)|None from session"
 
 
@@ -53,6 +51,8 @@ class S3Reads(StoreReads):
     """Reads one bucket."""
 
     _lists_anew, sees_ends, service = True, False, S3
+    # obstore sends no such requests for reads; or boto3's session has no credentials
+    _of_roles = r"performing (PUT|POST) |GET http\S*(latest/meta-data|169\.254\.170\.)|External \w+ credential provider"
 
     def __init__(self, place: Place, bucket: str, uri: str, loop: Callable[..., RetryLoop]) -> None:
         """Open the bucket without a request. Raises `StorageMisconfigured`."""
@@ -77,12 +77,6 @@ class S3Reads(StoreReads):
     def bucket_headers(self, prefix: str) -> Any:
         """Return the headers of the bucket's answer to an unsigned HEAD. Follows no redirect. Raises `OSError`."""
         return self._unsigned_headers()
-
-    def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
-        if re.search(_OF_ROLES, str(error)):
-            said = f"{doing} in {uri}: {str(error).partition(chr(10))[0]}: {NO_CREDENTIALS}"
-            return PassingFault(said) if self._has_read else StorageMisconfigured(said)
-        return super().translate(error, doing=doing, uri=uri, name=name)
 
 
 def _opened(place: Place, bucket: str) -> Any:
