@@ -3,14 +3,15 @@
 The positions of `topic_keys.py` say which keys the rows of each offset have. A run with a new key reads the known files
 again, in a pass: it puts entries of this key alone, at the offsets that the rows have. The pass has a position of its
 own, so that a killed run loses and doubles nothing. No row gets an entry twice, also if two fields have the same text.
-Rows that can't be read again are named, by the log of the storage for good. One thread.
+A file that is away is left out, and read by a run that lists it again. Rows that are damaged are named, by the log of
+the storage for good. One thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,9 @@ from tiered_index.service.log.topic_keys import (
     KeyPass,
     TopicKeys,
     added_positions,
+    away_positions,
     dropped_positions,
+    named_end,
     positions_of,
     rules_in,
     rules_of,
@@ -35,7 +38,7 @@ from tiered_index.service.log.topic_keys import (
 from tiered_index.sources.copied_keys import CopiedRows, copied_rows
 from tiered_index.sources.identity import KnownFile, has_rows
 from tiered_index.sources.known_files import KnownFiles
-from tiered_index.sources.listing import FileMoved, reopened
+from tiered_index.sources.listing import FileMoved, SourceFile, reopened
 from tiered_index.sources.row_archive import CopiedTexts
 from tiered_index.sources.rows.batch import RowBatch, RowFile
 from tiered_index.sources.rows.forms import rows_of_form
@@ -46,6 +49,8 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 
 # how often a file is opened that is moved meanwhile
 _LOOKS = 3
+# most segments of files that are away, of one pass: each is three positions
+_MOST_AWAY = 256
 NO_ENTRIES: dict[str, Any] = {
     "topic": pa.array([], pa.string()),
     "key": pa.array([], pa.string()),
@@ -62,7 +67,7 @@ class KeyCounts:
     - `further`: keys of earlier runs, by which this run indexes files, too.
     - `files`, `entries`: files that were read again for added keys, and the entries of these.
     - `skipped`: the bad rows of these files, which have no entry of the keys.
-    - `unread`: files whose rows can't be read again, with the reason.
+    - `unread`: files whose rows can't be read again now, with the reason.
     """
 
     added: list[str] = field(default_factory=list)
@@ -88,6 +93,8 @@ class AddedKeys:
         self._is_published = True
         # of the last segment that was not read, by its start: how many rows have no copies
         self._uncopied: dict[int, int | None] = {}
+        # what was there in place of segments that are away, by their starts
+        self._looked = set[tuple[int, int, str]]()
         self._known, self._copied, self._read_end = KnownFiles(log), CopiedTexts(index.segment_archive, log, ()), 0
         self.counts = KeyCounts()
 
@@ -95,6 +102,11 @@ class AddedKeys:
         """Return the keys by which new rows of the log are indexed, by the index."""
         self._positions = max_positions(self._index.log_state.positions, self._index.durable_positions())
         return rules_of(self._positions, scope_of(self._log))
+
+    def end(self) -> int:
+        """Return the offset before which the index says what keys rows of the log have, also of some that may come."""
+        self.known()
+        return named_end(self._positions, self._log)
 
     def at(self, offset: int) -> list[str]:
         """Return the keys that the row at an offset has, or gets when it is read first."""
@@ -142,18 +154,26 @@ class AddedKeys:
         for name, at in positions.items():
             self._put_position(name, at)
 
-    def run(self, mapping: RowMapping, is_due: Callable[[], bool] = lambda: True) -> None:
+    def run(
+        self, mapping: RowMapping, files: Sequence[SourceFile] = (), is_due: Callable[[], bool] = lambda: True
+    ) -> None:
         """Put the entries of added keys for known rows: of one file, and of further ones as long as `is_due`.
 
-        `mapping` has the other fields.
+        `mapping` has the other fields. Rows of files that were away are read if these are among the listed `files`.
         Raises the errors of the index and of the storages, and `CorruptFile` for archived copies that are damaged.
         """
-        counted = self._counted() if TopicKeys(self._positions, self._log).passes else {}
-        while passes := (keys := TopicKeys(self._positions, self._log)).passes:
+        counted: dict[int, tuple[KnownFile, int]] | None = None
+        while passes := (keys := TopicKeys(self._positions, self._log)).passes or self._back(keys.left_out, files):
+            if counted is None:
+                counted = self._counted()
             begin = passes[0].read
-            end = keys.next_change(begin)
-            assert end is not None, "a pass has an end"
             together, holding = [key_pass for key_pass in passes if key_pass.read == begin], keys.holding(begin)
+            for left_out in [each for key_pass in together for each in keys.left_out_by(key_pass)]:
+                if left_out.end > begin and not left_out.is_done and together[0].away is None:
+                    # a killed run left it out, and this one reads it in its turn
+                    self._put_position(left_out.source, left_out.end)
+            end = min(key_pass.end for key_pass in together)
+            end = min(end, keys.next_change(begin) or end)
             of_range = mapping.with_keys([*holding, *(key_pass.rule for key_pass in together)])
             # times that its clocks do not show once were counted when the rows were read first
             of_range.zone = None if mapping.zone is None else TimeZone(mapping.zone.name)
@@ -167,6 +187,23 @@ class AddedKeys:
             self._read_range(_Range(of_range, len(holding), together, begin, end, copy), counted, is_due)
             if not is_due():
                 break
+
+    def _back(self, left_out: Sequence[KeyPass], files: Sequence[SourceFile]) -> list[KeyPass]:
+        """Return the passes for the first file that was away, is listed, and has not been looked at yet."""
+        back, marks = list[KeyPass](), set[tuple[int, int, str]]()
+        by_uri = {file.uri: file for file in files} if left_out else {}
+        for key_pass in left_out if by_uri else ():
+            if back and key_pass.read > back[0].read:
+                break
+            of_log = self._index.segment_archive.segments().of_log(self._log, key_pass.read)
+            segment = next((each for each in of_log if isinstance(each, LinkedSegment)), None)
+            if segment is not None and (file := by_uri.get(segment.uri)) is not None:
+                mark = segment.start, file.size_bytes, file.stamp
+                if mark not in self._looked:
+                    marks.add(mark)
+                    back.append(key_pass)
+        self._looked |= marks
+        return back
 
     def _counted(self) -> dict[int, tuple[KnownFile, int]]:
         """Return the known file of each segment, by its start, and the position before which its rows count.
@@ -201,8 +238,11 @@ class AddedKeys:
                 break
             # the copies of a file with columns that was replaced have no file any more
             self._take_copies(sink, sink.end, segment.start, is_ndjson=False)
-            if known is not None and (problem := self._read(known, segment, row_end, sink)) is not None:
-                self._read_copies(segment, sink, problem)
+            if known is not None and (unread := self._read(known, segment, row_end, sink)) is not None:
+                if unread.is_away and reading.together[0].away is not None:
+                    # it is not back
+                    return
+                self._read_copies(segment, sink, unread)
             # replaced rows are no answers, unless they have copies
             self._take_copies(sink, segment.start, segment.end, is_ndjson=_is_ndjson(segment))
             sink.pass_to(min(segment.end, end))
@@ -211,22 +251,24 @@ class AddedKeys:
             sink.pass_to(end)
         sink.finish()
 
-    def _read(self, known: KnownFile, segment: LinkedSegment, row_end: int, sink: _KeyEntries) -> str | None:
+    def _read(self, known: KnownFile, segment: LinkedSegment, row_end: int, sink: _KeyEntries) -> _Unread | None:
         """Take the rows of a segment from its file. Return why they can't be read; None: they are taken."""
-        problem: str | None = None
+        unread: _Unread | None = None
         for _ in range(_LOOKS):
+            is_there = False
             try:
                 with reopened(segment.uri, self._index.config) as now:
                     if known.is_lost or not (known.has_hints(now) or has_rows(now, segment, row_end)):
-                        return f"{segment.uri} has changed since it was indexed"
+                        return _Unread(f"{segment.uri} has changed since it was indexed", is_away=True)
+                    is_there = True
                     rows = rows_of_form(now.file, segment.format, now.size_bytes)
                     self._read_file(segment, row_end, rows, sink)
                     return None
             except (InvalidArgument, ObjectNotFound, CorruptFile) as error:
-                problem = str(error)
+                unread = _Unread(str(error), not is_there or isinstance(error, FileMoved | ObjectNotFound))
                 if not isinstance(error, FileMoved):
                     break
-        return problem
+        return unread
 
     def _read_file(self, segment: LinkedSegment, row_end: int, rows: RowFile, sink: _KeyEntries) -> None:
         reading, shift = sink.reading, segment.start - segment.position
@@ -253,7 +295,7 @@ class AddedKeys:
                 raise of_file.damage.error
         self.counts.files += 1
 
-    def _read_copies(self, segment: LinkedSegment, sink: _KeyEntries, problem: str) -> None:
+    def _read_copies(self, segment: LinkedSegment, sink: _KeyEntries, unread: _Unread) -> None:
         """Take the copied rows of a segment whose file can't be read. Others are named, also for all later answers."""
         reading = sink.reading
         begin, end = self._take_copies(sink, segment.start, segment.end, is_ndjson=_is_ndjson(segment))
@@ -265,11 +307,22 @@ class AddedKeys:
         if uncopied is not None and uncopied <= 0:
             return
         is_whole = (begin, end) == (segment.start, segment.end)
-        sink.lose(begin, end, uncopied if is_whole else None)
+        # rows without copies beside others that have some are not read apart from these
+        if not (unread.is_away and sink.copied is None and self._leave_out(reading, begin, end)):
+            sink.lose(begin, end, uncopied if is_whole else None)
         for rule in [key_pass.rule for key_pass in reading.together]:
-            unread = {"file": segment.uri, "key": rule, "problem": problem}
-            if unread not in self.counts.unread[-len(reading.together) :]:
-                self.counts.unread.append(unread)
+            of_key = {"file": segment.uri, "key": rule, "problem": unread.problem}
+            if of_key not in self.counts.unread[-len(reading.together) :]:
+                self.counts.unread.append(of_key)
+
+    def _leave_out(self, reading: _Range, begin: int, end: int) -> bool:
+        """Leave rows of a file that is away to a later run. Return whether it is done: there may be too many."""
+        keys = TopicKeys(self._positions, self._log)
+        if any(len(keys.left_out_by(key_pass)) >= _MOST_AWAY for key_pass in reading.together):
+            return False
+        for key_pass in reading.together:
+            self._put_all(away_positions(self._positions, key_pass, begin, end))
+        return True
 
     def _take_copies(self, sink: _KeyEntries, begin: int, end: int, *, is_ndjson: bool) -> tuple[int, int]:
         """Take the copied rows with offsets [`begin`, `end`) that are left of a range. Return the offsets of these."""
@@ -308,6 +361,13 @@ class AddedKeys:
 
 def _is_ndjson(segment: LinkedSegment) -> bool:
     return segment.format.startswith(NdjsonFile.kind)
+
+
+class _Unread(NamedTuple):
+    """Why rows can't be read. If their file `is_away`, it is another one now, or none, and may come back."""
+
+    problem: str
+    is_away: bool
 
 
 @dataclass(frozen=True)

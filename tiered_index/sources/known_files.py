@@ -31,6 +31,7 @@ from tiered_index.format.names import points_store, rows_store
 from tiered_index.format.segment import LOST, LinkedSegment, TimeRule
 from tiered_index.kernels import crc32
 from tiered_index.replaced import ReplacedRanges
+from tiered_index.service.log.topic_keys import named_end
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources.identity import (
     Content,
@@ -821,7 +822,9 @@ def offsets_end(segments: Segments, store: str) -> int:
     archived = (segments.end(rows_store(store)), segments.end(points_store(store)))
     # the new offsets of a reading that was interrupted before its first row
     replaced = segments.state.expired.replaced.end(store)
-    return max([*archived, *given_up, *listed, replaced, segments.state.positions.get(store, 0)])
+    positions = segments.state.positions
+    # a segment may have become shorter since a run reserved it, and added keys for rows before its end
+    return max([*archived, *given_up, *listed, replaced, named_end(positions, store), positions.get(store, 0)])
 
 
 def _is_torn(listed: SourceFile, first: bytes, position: int) -> bool:

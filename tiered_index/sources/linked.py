@@ -205,7 +205,7 @@ class FileLinker:
         until_s = self.clock_s() + self.reread_s
         if not self._has_unpublished:
             # otherwise the old rows are answers still, and would lack the keys
-            self._keys.run(self.mapping, lambda: self.clock_s() < until_s)
+            self._keys.run(self.mapping, files, lambda: self.clock_s() < until_s)
         return self.counts
 
     @property
@@ -264,6 +264,7 @@ class FileLinker:
         self._put_copied()
         segments = self.index.segment_archive.segments()
         self._known.learn(segments, self.position)
+        self._known.end = max(self._known.end, self._keys.end())
         self._points_end, self._points_sent = segments.end(points_store(self._store)), []
         if self._archiver is not None:
             self._archiver.begin_again()

@@ -260,13 +260,19 @@ class StreamBatch(Struct, frozen=True):
         return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
 
 
-RangeKind = Literal["corrupt", "missing", "rewritten", "catalog", "unread"]
+RangeKind = Literal["corrupt", "missing", "rewritten", "catalog", "unread", "away"]
 _REASONS: dict[RangeKind, str] = {
     "corrupt": "are damaged, and were skipped",
     "missing": "were deleted before they were read, and were skipped",
     "rewritten": "were cut off or rewritten after they were read",
     "catalog": "have segments that only a lost catalog listed",
     "unread": "are not read yet",
+    "away": "can't be read as long as their files are away",
+}
+_NO_MORE = "can't be read any more for"
+_REASONS_OF_KEY: dict[RangeKind, str] = {
+    "unread": "are not read yet for",
+    "away": "are of files that were gone or had changed, and are not read yet for",
 }
 
 
@@ -278,7 +284,8 @@ class LostRange(Stored, frozen=True):
     - `catalog`: of kind ``catalog`` the lost catalog. Then `source` is a store. The catalog had its segments there.
     - `key`: the only rule whose keys the messages lack. None: they have no keys.
 
-    Of kind ``unread`` they are read later. It is in no record: positions say it (`topic_keys.py`).
+    Of kind ``unread`` they are read later, and of kind ``away`` when their files are back. Both are in no record:
+    positions say them (`topic_keys.py`).
     """
 
     source: str
@@ -306,8 +313,7 @@ class LostRange(Stored, frozen=True):
         count = "" if self.messages is None else f" (at least {self.messages:,} messages)"
         why = _REASONS[self.kind]
         if self.key is not None:
-            later = "are not read yet for" if self.kind == "unread" else "can't be read any more for"
-            why = f"{later} --key {self.key}"
+            why = f"{_REASONS_OF_KEY.get(self.kind, _NO_MORE)} --key {self.key}"
         return f"{offsets} {inclusive(self.begin, self.end)}{count} {why}"
 
     def has_key(self, key: str) -> bool:

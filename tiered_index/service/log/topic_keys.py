@@ -9,6 +9,9 @@ topic of a source, and `LOG` one of its logs, whose offsets passes use. Rules ar
 - ``topic-key-end:LOG/RULE#N``: the offset after its last one. From there on new messages have keys by the rule.
 - ``topic-key-read:LOG/RULE#N``: the offset before which the pass has put all entries; its begin if there is none.
 
+A pass leaves out messages that can't be read now, such as those of a file that is away: they are a pass of their own,
+whose number is ``N.K``. It counts as far as the N-th pass has been there.
+
 They become durable as all positions do: the last one together with the entries of the pass.
 """
 
@@ -19,20 +22,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from msgspec import structs
+
 from tiered_index.format.names import LINKED, topic_of_store
-from tiered_index.service.log.records import LostObject, LostRange
+from tiered_index.service.log.records import LostObject, LostRange, RangeKind
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 TOPIC_KEYS = "topic-key"
 """The beginning of the names of all these positions."""
 _KEY, _BEGIN, _END, _READ = (f"{TOPIC_KEYS}{what}:" for what in ("", "-begin", "-end", "-read"))
-_OF_PASS = re.compile(r"(?P<log>.+)/(?P<rule>[^/#]+)#(?P<number>[0-9]+)", re.DOTALL)
+_OF_PASS = re.compile(r"(?P<log>.+)/(?P<rule>[^/#]+)#(?P<number>[0-9]+)(?:\.(?P<away>[0-9]+))?", re.DOTALL)
 
 
 class KeyPass(NamedTuple):
     """One pass over the offsets [`begin`, `end`) of a log for one rule; `read` is the offset before which it is done.
 
-    `number` counts the passes of the rule, from 0.
+    `number` counts the passes of the rule, from 0. `away` counts those for what this pass left out, from 0; None: it is
+    none of them.
     """
 
     log: str
@@ -41,11 +47,12 @@ class KeyPass(NamedTuple):
     begin: int
     end: int
     read: int
+    away: int | None = None
 
     @property
     def source(self) -> str:
         """The name of the position that the entries of the pass advance."""
-        return _READ + _of_pass(self.log, self.rule, self.number)
+        return _READ + _of_pass(self.log, self.rule, self.number, self.away)
 
     @property
     def is_done(self) -> bool:
@@ -62,8 +69,8 @@ def _of_scope(scope: str, rule: str) -> str:
     return f"{scope}/{quote(rule, safe='')}"
 
 
-def _of_pass(log: str, rule: str, number: int) -> str:
-    return f"{_of_scope(log, rule)}#{number}"
+def _of_pass(log: str, rule: str, number: int, away: int | None = None) -> str:
+    return f"{_of_scope(log, rule)}#{number}{'' if away is None else f'.{away}'}"
 
 
 def _counts(positions: Mapping[str, int], scope: str) -> dict[str, int]:
@@ -130,6 +137,18 @@ def dropped_positions(positions: Mapping[str, int], scope: str, rule: str, ends:
     return begins | {_KEY + _of_scope(scope, rule): count + 1}
 
 
+def away_positions(positions: Mapping[str, int], key_pass: KeyPass, begin: int, end: int) -> dict[str, int]:
+    """Return the positions by which a pass leaves out messages at offsets [`begin`, `end`), in the order to put them.
+
+    Put them before the position of the pass itself.
+    """
+    of_pass = key_pass.log, key_pass.rule, key_pass.number
+    # a killed run may have put a begin alone
+    away = sum(name.startswith(f"{_BEGIN}{_of_pass(*of_pass)}.") for name in positions)
+    name = _of_pass(*of_pass, away)
+    return {_BEGIN + name: begin, _END + name: end}
+
+
 def added_end(positions: Mapping[str, int], log: str) -> int:
     """Return the offset before which messages of a log may have keys that were added to them later; 0: none has.
 
@@ -137,6 +156,12 @@ def added_end(positions: Mapping[str, int], log: str) -> int:
     """
     prefix = f"{_END}{log}/"
     return max((at for name, at in positions.items() if name.startswith(prefix)), default=0)
+
+
+def named_end(positions: Mapping[str, int], log: str) -> int:
+    """Return the offset before which positions say what keys messages of a log have, also of some that may come."""
+    begins = f"{_BEGIN}{log}/", f"{_END}{log}/"
+    return max((at for name, at in positions.items() if name.startswith(begins)), default=0)
 
 
 class TopicKeys:
@@ -149,6 +174,10 @@ class TopicKeys:
             rule: [self._pass(positions, rule, number) for number in range((count + 1) // 2)]
             for rule, count in self._counts.items()
         }
+        self._left_out = dict[str, list[KeyPass]]()
+        for key_pass in _passes_in(positions, log):
+            if key_pass.away is not None:
+                self._left_out.setdefault(key_pass.rule, []).append(key_pass)
         # where the messages of a dropped rule end
         self._drops = {
             rule: [positions.get(_BEGIN + _of_pass(log, rule, number), 0) for number in range(1, count // 2 + 1)]
@@ -172,11 +201,28 @@ class TopicKeys:
         left = [key_pass for rule in self.active for key_pass in self._passes[rule] if not key_pass.is_done]
         return sorted(left, key=lambda key_pass: (key_pass.read, key_pass.rule, key_pass.number))
 
+    def left_out_by(self, key_pass: KeyPass) -> list[KeyPass]:
+        """Return the passes for what a pass has left out, also those that are done."""
+        return [other for other in self._left_out.get(key_pass.rule, []) if other.number == key_pass.number]
+
+    @property
+    def left_out(self) -> list[KeyPass]:
+        """The passes of active rules for what others left out, which are not done, by their offsets."""
+        left = (other for rule in self.active for other in self._left_out.get(rule, []) if not other.is_done)
+        return sorted(left, key=lambda key_pass: (key_pass.read, key_pass.rule, key_pass.number))
+
     def ranges(self, rule: str) -> Iterator[tuple[int, int | None]]:
         """Yield the offsets [begin, end) of messages that have their keys by a rule; end None: all later ones."""
         for key_pass, drop in zip(self._passes[rule], [*self._drops[rule], None], strict=False):
-            if key_pass.read > key_pass.begin:
-                yield key_pass.begin, min(key_pass.read, key_pass.end)
+            begin, read = key_pass.begin, min(key_pass.read, key_pass.end)
+            for left_out in sorted(self.left_out_by(key_pass), key=lambda left_out: left_out.read):
+                if left_out.is_done:
+                    continue
+                if begin < left_out.read:
+                    yield begin, min(left_out.read, read)
+                begin = max(begin, left_out.end)
+            if begin < read:
+                yield begin, read
             if drop is None or key_pass.end < drop:
                 yield key_pass.end, drop
 
@@ -194,19 +240,32 @@ class TopicKeys:
         return min((at for at in ends if at is not None and at > offset), default=None)
 
 
+def _passes_in(positions: Mapping[str, int], log: str = "") -> Iterator[KeyPass]:
+    """Yield the passes that have an end: of one log, or of all."""
+    begin = f"{_END}{log}/" if log else _END
+    for name, end in positions.items():
+        if name.startswith(begin) and (match := _OF_PASS.fullmatch(name, len(_END))) is not None:
+            away = None if match["away"] is None else int(match["away"])
+            of_pass = match["log"], unquote(match["rule"]), int(match["number"])
+            first = positions.get(_BEGIN + _of_pass(*of_pass, away), 0)
+            yield KeyPass(*of_pass, first, end, positions.get(_READ + _of_pass(*of_pass, away), first), away)
+
+
 def unread_in(positions: Mapping[str, int]) -> dict[str, LostObject]:
     """Return what answers lack because passes are not done, by name; `positions` are all, or those of this module."""
-    lacking = dict[str, LostObject]()
-    for name in positions:
-        if not name.startswith(_END) or (match := _OF_PASS.fullmatch(name, len(_END))) is None:
+    ranges = list[LostRange]()
+    for log, rule, _, _, end, read, away in sorted(
+        (key_pass for key_pass in _passes_in(positions) if not key_pass.is_done),
+        key=lambda key_pass: (key_pass.log, key_pass.rule, key_pass.away is not None, key_pass.read),
+    ):
+        if not positions.get(_KEY + _of_scope(scope_of(log), rule), 0) % 2:
             continue
-        log, rule, number = match["log"], unquote(match["rule"]), int(match["number"])
-        of_pass = _of_pass(log, rule, number)
-        read = positions.get(_READ + of_pass, positions.get(_BEGIN + of_pass, 0))
-        count = positions.get(_KEY + _of_scope(scope_of(log), rule), 0)
-        if read < positions[name] and count % 2:
-            unread = LostRange(log, "unread", read, positions[name], topic=topic_of_store(log), key=rule)
-            # the times of these messages are in the catalogs, which a lookup does not read
-            lost = unread.lost(0, MAX_TIMESTAMP_MS)
-            lacking[lost.name] = lost
-    return lacking
+        kind: RangeKind = "unread" if away is None else "away"
+        unread = LostRange(log, kind, read, end, topic=topic_of_store(log), key=rule)
+        if ranges and (last := ranges[-1]) == structs.replace(unread, begin=last.begin, end=read):
+            # files that are away side by side
+            ranges[-1] = structs.replace(last, end=end)
+        else:
+            ranges.append(unread)
+    # the times of these messages are in the catalogs, which a lookup does not read
+    return {lost.name: lost for lost in (unread.lost(0, MAX_TIMESTAMP_MS) for unread in ranges)}
