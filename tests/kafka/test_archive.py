@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import KafkaArchiver, encode_records, records_of
 from tiered_index.kafka.client import KafkaBroker, TopicRetention, kafka, record_of
 from tiered_index.kafka.columns import RecordLists, times_in
+from tiered_index.kafka.partitions import OldestTimes
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -289,6 +291,131 @@ def test_records_are_archived_once_their_time_is_over_well_before_their_topic_de
             assert archiver.run_once() == 0
             clock.advance(1)
         assert (archiver.run_once(), archiver.run_once()) == (1, 0)
+
+
+def retain(monkeypatch, retentions):
+    """Let the brokers tell the retention of each topic, and return the topics of each question."""
+    questions = list[list[str]]()
+
+    def asked(_, topics, *__):
+        questions.append(list(topics))
+        return {topic: retentions[topic] for topic in topics}
+
+    monkeypatch.setattr(KafkaBroker, "retentions", asked)
+    return questions
+
+
+@contextlib.contextmanager
+def followed_archiver(index, source):
+    """Yield the archiver of a source that is followed, and a function that waits until so many records are put."""
+    with Follower(index, source, poll_s=0.02) as follower:
+        follower.in_background()
+
+        def wait_for(count):
+            until(lambda: follower.messages == count)
+            index.flush()
+
+        yield KafkaArchiver(source, every_s=3_600), wait_for
+
+
+def test_the_oldest_record_that_waits_decides_by_its_own_time(index, servers, producing, topic, monkeypatch):
+    """Old records beside current ones, before and behind them, are in segments that the broker deletes soon."""
+    now_ms, day_ms = SystemClock().now_ms(), 86_400_000
+    retain(monkeypatch, {topic: TopicRetention(7 * day_ms, None)})
+    times_ms = now_ms, now_ms - 30 * day_ms
+    current, old = ([{**line, "timestamp": time_ms} for line in packet(5)] for time_ms in times_ms)
+    producing.send(topic, current + old + current)
+    source = source_of(index, servers, topic, follow=True)
+    source.clock = clock = ManualClock(now_ms)
+    with followed_archiver(index, source) as (archiver, wait_for):
+        wait_for(15)
+        assert archiver.run_once() == 0
+        clock.advance(15)
+        assert (archiver.run_once(), offsets(index)) == (1, [(0, offset) for offset in range(15)])
+        # archived ones count no longer
+        producing.send(topic, current)
+        wait_for(20)
+        assert archiver.run_once() == 0
+        clock.advance(60)
+        assert archiver.run_once() == 0
+        producing.send(topic, old + current)
+        wait_for(30)
+        assert archiver.run_once() == 1
+        assert offsets(index) == [(0, offset) for offset in range(30)]
+
+
+def test_the_oldest_time_of_many_batches_is_never_later_than_it_is():
+    times, batches, chosen = OldestTimes(), [], random.Random(93)
+    passed = 0
+    for end in range(10, 30_000, 10):
+        times_ms = chosen.choice([end, chosen.randrange(40_000), 5])
+        times.add(end, times_ms)
+        batches.append((end, times_ms))
+        passed = max(passed, chosen.choice([0, 0, end - chosen.randrange(3_000)]))
+        waiting = [at_ms for behind, at_ms in batches if behind > passed]
+        oldest_ms = times.since(passed)
+        assert (oldest_ms is None) is (not waiting)
+        assert not waiting or oldest_ms <= min(waiting)
+    assert times.since(30_000) is None
+
+
+def test_few_batches_that_wait_have_their_exact_oldest_time():
+    times = OldestTimes()
+    for end, time_ms in [(10, 7), (20, 3), (30, 5), (40, 9)]:
+        times.add(end, time_ms)
+    assert [times.since(offset) for offset in (0, 10, 19, 20, 29, 30, 40)] == [3, 3, 3, 5, 5, 9, None]
+
+
+def test_a_short_retention_is_asked_for_more_often_and_one_that_is_too_short_is_named(
+    index, servers, producing, topic, monkeypatch
+):
+    names = [f"{topic}.{age_s:03}" for age_s in (59, 60, 599, 600)]
+    for name in names:
+        producing.send(name, packet(1))
+    retentions = {name: TopicRetention(1_000 * int(name[-3:]), None) for name in names}
+    questions, notes, now_s = retain(monkeypatch, retentions), list[str](), itertools.count(0, 10)
+    source = source_of(index, servers, *names, note=notes.append, follow=True)
+    with followed_archiver(index, source) as (archiver, wait_for), monkeypatch.context() as patch:
+        wait_for(4)
+        seconds = [0.0]
+        patch.setattr("tiered_index.kafka.archive.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+        for _ in range(7):
+            archiver.run_once()
+            seconds[0] = next(now_s) + 10.0
+        assert [len(question) for question in questions] == [4, 3, 3, 3, 3, 3, 4]
+        assert questions[1] == names[:3]
+        assert [note for note in notes if "no archive keeps up" in note] == [
+            f"the broker may delete records of {names[0]} after less than 60 seconds, and no archive keeps up with "
+            "that: set retention.ms, or local.retention.ms, to more"
+        ]
+        # it is named again if it was long enough meanwhile
+        for age_s, count in ((60, 1), (10, 2)):
+            retentions[names[0]] = TopicRetention(1_000 * age_s, None)
+            seconds[0] += 10
+            archiver.run_once()
+            assert sum("no archive keeps up" in note for note in notes) == count
+
+
+@pytest.mark.parametrize(
+    "shorter", [TopicRetention(80_000_000, None), TopicRetention(None, 2**40)], ids=["age", "bytes"]
+)
+def test_what_waits_when_a_retention_becomes_shorter_is_archived_at_once(
+    index, servers, producing, topic, monkeypatch, shorter
+):
+    retentions = {topic: TopicRetention(86_400_000, None)}
+    questions = retain(monkeypatch, retentions)
+    producing.send(topic, packet(10))
+    with followed_archiver(index, source_of(index, servers, topic, follow=True)) as (archiver, wait_for):
+        wait_for(10)
+        monkeypatch.setattr("tiered_index.kafka.archive._ASK_S", 0.0)
+        assert archiver.run_once() == 0
+        retentions[topic] = shorter
+        assert (archiver.run_once(), offsets(index)) == (1, [(0, offset) for offset in range(10)])
+        # what comes later waits as long as it may
+        producing.send(topic, packet(10))
+        wait_for(20)
+        asked_before = len(questions)
+        assert (archiver.run_once(), archiver.run_once(), len(questions)) == (0, 0, asked_before + 2)
 
 
 def test_records_that_an_earlier_run_left_are_archived_first(index, servers, producing, topic):

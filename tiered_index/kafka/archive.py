@@ -5,9 +5,9 @@ its offsets. The index's log says up to which offset a partition is archived; no
 continues there, with a separate client, up to the source's durable position. A crash at any step leaves a file without
 a name in the log, or a named one: no record is missing or doubled.
 
-Records are archived well before the broker deletes them: at a quarter of the retention of their topic. Those that it
-deleted before, or that went with their topic, are a loss with both offsets; each is reported once. One thread uses a
-`KafkaArchiver`; `stop`, `archived` and `losses`: any.
+Records are archived well before the broker deletes them: at a quarter of the retention of their topic, and soon if the
+oldest one that waits has that age, by its own time. Those that it deleted before, or that went with their topic, are a
+loss with both offsets; each is reported once. One thread uses a `KafkaArchiver`; `stop`, `archived` and `losses`: any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import StorageUnavailable, listed
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
 from tiered_index.kafka.client import Place, ReadStopped, TopicRetention
@@ -53,8 +53,10 @@ _NAMED, _NAMED_BYTES = 256, 64 << 20
 _FAILURES = 3
 # a partition is archived before its time if about so many bytes wait; if none is archived yet, so many records
 _WORTH_BYTES, _WORTH_RECORDS = 8 << 20, 100_000
-# The share of a topic's retention, in time and in bytes, that records wait at most, and how often it is asked for
-_SHARE, _ASK_S, _ASK_AGAIN_S = 4, 60.0, 10.0
+# The share of a topic's retention, in time and in bytes, that records wait at most
+_SHARE = 4
+# How often it is asked for, and how often if it is unknown or short; no archive keeps up with one that is too short
+_ASK_S, _ASK_AGAIN_S, _SHORT_S, _TOO_SHORT_S = 60.0, 10.0, 600, 60
 # So long wait records at most that are old already, by their own times
 _OLD_S = 15.0
 EVERY_S = 3600.0
@@ -141,8 +143,12 @@ class KafkaArchiver:
         # of each store: the end of the records that are lost
         self._passed: dict[str, int] = {}
         self._retentions: dict[str, TopicRetention] = {}
-        self._asked_s = float("-inf")
+        # of each topic: when it was asked for
+        self._asked_s: dict[str, float] = {}
         self._unknown: set[str] = set()
+        self._too_short: set[str] = set()
+        # of each store: the end of the records that waited when a retention became shorter
+        self._at_once: dict[str, int] = {}
         self._index, self._clock = self.source.index, self.source.clock
         self._stopped = threading.Event()
         # objects without a name in the log: their stores, where they begin, and their bytes; the end of each store
@@ -208,8 +214,8 @@ class KafkaArchiver:
         if begin != due:
             since_ms = now_ms
             self._waiting[name.store] = due, now_ms
-        # records of an earlier run wait for an unknown time; others are being deleted
-        if due < partition.begun or due < partition.log.begin:
+        # records of an earlier run wait for an unknown time; others are being deleted, or may soon be
+        if due < max(partition.begun, partition.log.begin, self._at_once.get(name.store, 0)):
             return True
         age_ms, size_bytes = self._retentions.get(name.topic, _NO_RETENTION)
         record_bytes = segments.bytes_an_offset(name.store) or _WORTH_BYTES / _WORTH_RECORDS
@@ -218,8 +224,8 @@ class KafkaArchiver:
         if size_bytes is not None and waiting * max(record_bytes, partition.record_bytes) * _SHARE >= size_bytes:
             return True
         limit_s = self.every_s if age_ms is None else min(self.every_s, age_ms / 1000 / _SHARE)
-        newest_ms = partition.newest_ms
-        if age_ms is not None and newest_ms is not None and (now_ms - newest_ms) * _SHARE >= age_ms:
+        oldest_ms = partition.oldest.since(due)
+        if age_ms is not None and oldest_ms is not None and (now_ms - oldest_ms) * _SHARE >= age_ms:
             limit_s = min(limit_s, _OLD_S)
         # the absolute difference, so that a clock that is set back can't keep records out of the archive
         return abs(now_ms - since_ms) >= limit_s * 1000
@@ -231,23 +237,44 @@ class KafkaArchiver:
         return max(archived_end(segments, text) or 0, *known, self._passed.get(text, 0), self._sent_ends.get(text, 0))
 
     def _learn_retentions(self) -> None:
-        """Ask for the retention of topics, again every minute. One that can't be known is noted once."""
-        topics = {name.topic for name, _ in self.source.settled()}
-        is_new = topics - self._retentions.keys() - self._unknown
-        if not is_new and time.monotonic() - self._asked_s < (_ASK_AGAIN_S if self._unknown else _ASK_S):
+        """Ask for the retention of topics, again every minute, or sooner if it is short.
+
+        One that can't be known or is too short is noted once. Records that wait when it becomes shorter are due.
+        """
+        settled, now_s = self.source.settled(), time.monotonic()
+        topics = [topic for topic in sorted({name.topic for name, _ in settled}) if self._is_to_ask(topic, now_s)]
+        if not topics:
             return
-        retentions = self.source.broker.retentions(sorted(topics), self._stopped)
-        self._asked_s = time.monotonic()
-        self._retentions.update(
-            {topic: known for topic, known in retentions.items() if isinstance(known, TopicRetention)}
-        )
+        retentions = self.source.broker.retentions(topics, self._stopped)
+        self._asked_s |= dict.fromkeys(topics, time.monotonic())
+        known = {topic: retention for topic, retention in retentions.items() if isinstance(retention, TopicRetention)}
+        shorter = {
+            topic for topic, retention in known.items() if retention.is_shorter(self._retentions.get(topic, retention))
+        }
+        self._at_once |= {name.store: until for name, until in settled if name.topic in shorter}
+        self._retentions |= known
+        too_short = {
+            topic for topic, (age_ms, _) in known.items() if age_ms is not None and age_ms < 1000 * _TOO_SHORT_S
+        }
+        if new := sorted(too_short - self._too_short):
+            self.source.note(
+                f"the broker may delete records of {listed(new, 3)} after less than {_TOO_SHORT_S} seconds, and no "
+                f"archive keeps up with that: set retention.ms, or local.retention.ms, to more"
+            )
+        self._too_short = self._too_short - known.keys() | too_short
         unknown = {topic: reason for topic, reason in retentions.items() if not isinstance(reason, TopicRetention)}
         if new := sorted(unknown.keys() - self._unknown):
             self.source.note(
                 f"the retention of {len(new):,} topics is not known, the first {new[0]}: {unknown[new[0]]}; their "
                 f"records wait up to {self.every_s:g} seconds for the archive: --archive-every sets a shorter time"
             )
-        self._unknown = set(unknown)
+        self._unknown = self._unknown - known.keys() | unknown.keys()
+
+    def _is_to_ask(self, topic: str, now_s: float) -> bool:
+        """Return whether it is time to ask for the retention of a topic."""
+        age_ms, _ = self._retentions.get(topic, _NO_RETENTION)
+        is_short = topic in self._unknown or (age_ms is not None and age_ms < 1000 * _SHORT_S)
+        return now_s - self._asked_s.get(topic, float("-inf")) >= (_ASK_AGAIN_S if is_short else _ASK_S)
 
     def _lose_deleted(self) -> None:
         """Note records that went with their topics."""

@@ -334,6 +334,11 @@ class TopicRetention(NamedTuple):
 
         return cls(least("retention.ms", "local.retention.ms"), least("retention.bytes", "local.retention.bytes"))
 
+    def is_shorter(self, before: TopicRetention) -> bool:
+        """Return whether a bound is less than it was."""
+        bounds = zip(self, before, strict=True)
+        return any(now is not None and (then is None or now < then) for now, then in bounds)
+
 
 Ranges = list[dict[Any, Future[Any]]]
 """The answers about the begins, the ends and the high watermarks of partitions' logs."""

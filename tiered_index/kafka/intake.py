@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.clock import Clock
 from tiered_index.follow import Batch
@@ -69,7 +70,8 @@ class TakenRecords:
         source = str(partition.name)
         batch = Batch(source=source, position=end, columns=columns, messages=messages, left_out=left_out)
         partition.read = end
-        return ReadBatch(partition, batch, newest_ms, self.epoch)
+        oldest_ms = pc.min(records["timestamp"]).value
+        return ReadBatch(partition, batch, newest_ms, oldest_ms, self.epoch)
 
     def _keys_of_all(self, messages: Sequence[Any]) -> tuple[list[str], list[int]]:
         """Return the keys of messages, and the number of keys of each."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tiered_index.errors import CorruptFile
@@ -14,6 +16,8 @@ from tiered_index.types import format_time, inclusive
 NO_ENTRIES: dict[str, Any] = {n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
 """The columns of a batch that has only a position."""
 _UNKNOWN = LogRange(0, 0, 0)
+# the times of so many batches are known apart
+_MOST_BATCHES = 64
 
 
 class OffsetOutOfRange(CorruptFile):
@@ -26,11 +30,41 @@ class OffsetOutOfRange(CorruptFile):
         self.position, self.begin, self.end = position, begin, end
 
 
+class OldestTimes:
+    """The oldest time of a partition's records from an offset on. Any thread.
+
+    An old record counts until all records that were put with it are passed, or some more if many batches wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # the end of each batch, and the oldest time in it: ends and times ascend, because an earlier batch with a later
+        # time is never the answer
+        self._batches: deque[tuple[int, int]] = deque()
+
+    def add(self, end: int, oldest_ms: int) -> None:
+        """Add the records up to an offset, exclusive, behind those that were added."""
+        with self._lock:
+            while self._batches and self._batches[-1][1] >= oldest_ms:
+                self._batches.pop()
+            self._batches.append((end, oldest_ms))
+            if len(self._batches) > _MOST_BATCHES:
+                _, first_ms = self._batches.popleft()
+                self._batches[0] = self._batches[0][0], first_ms
+
+    def since(self, offset: int) -> int | None:
+        """Return the oldest time of records from an offset on, and forget those before it. None: there are none."""
+        with self._lock:
+            while self._batches and self._batches[0][0] <= offset:
+                self._batches.popleft()
+            return self._batches[0][1] if self._batches else None
+
+
 @dataclass(eq=False, slots=True)
 class Partition:
     """One partition: `position` is the offset after its last put record, `read` after its last read one.
 
-    `newest_ms` is the time of the last put record.
+    `newest_ms` is the time of the last put record, `oldest` has the times of all that were put.
     """
 
     name: Name
@@ -42,6 +76,7 @@ class Partition:
     target: int | None = None
     at_end: bool = False
     newest_ms: int | None = None
+    oldest: OldestTimes = field(default_factory=OldestTimes)
     # The epoch of the leader that wrote the last put record; None: unknown. Earlier records have no greater one, unless
     # the log was cut and grew again
     epoch: int | None = None
@@ -92,13 +127,17 @@ class Partition:
         """Read on from `end`, and return a batch without records that advances the position to it."""
         self.read = end
         batch = Batch(source=str(self.name), position=end, columns=NO_ENTRIES, losses=losses)
-        return ReadBatch(self, batch, None, None)
+        return ReadBatch(self, batch, None, None, None)
 
 
 class ReadBatch(NamedTuple):
-    """A batch that was read from a partition; the time and the leader's epoch are those of its last record."""
+    """A batch that was read from a partition; the time and the leader's epoch are those of its last record.
+
+    `oldest_ms` is the least time of a record in it; None: no record has a time.
+    """
 
     partition: Partition
     batch: Batch
     newest_ms: int | None
+    oldest_ms: int | None
     epoch: int | None

@@ -13,7 +13,7 @@ from tiered_index.kafka.archive import topic_id_of_file
 from tiered_index.kafka.client import KafkaBroker, LogRange, Place
 from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, archived_end, keys_in
-from tiered_index.kafka.partitions import NO_ENTRIES, OffsetOutOfRange, Partition, ReadBatch
+from tiered_index.kafka.partitions import NO_ENTRIES, OffsetOutOfRange, OldestTimes, Partition, ReadBatch
 from tiered_index.service.index import IndexService
 from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
 
@@ -83,7 +83,8 @@ class LogPositions:
         else:
             name, position = durable
             partition = Partition(name._replace(topic_id=topic_id or name.topic_id), position, position, high=end)
-            partition.newest_ms = None if before is None else before.newest_ms
+            if before is not None:
+                partition.newest_ms, partition.oldest = before.newest_ms, before.oldest
             partition.epoch = before.epoch if before else self.index.durable_position(f"{EPOCH_PREFIX}{name}")
             is_other = bool(name.topic_id and topic_id) and topic_id != name.topic_id
             if before is None and self.restart:
@@ -122,6 +123,7 @@ class LogPositions:
         partition.position = partition.read = at
         partition.epoch = None
         if not same_log:
+            partition.oldest = OldestTimes()
             self._begin_log(partition)
 
     def _start_anew(self, partition: Partition, at: int, why: str, same_log: bool) -> None:

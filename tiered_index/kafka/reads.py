@@ -16,7 +16,6 @@ from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.reads import read_name
 
-
 # An index says at least once in this time that a topic was read whole, also if nothing came
 _TELL_MS = 60_000
 

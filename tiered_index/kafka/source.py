@@ -612,7 +612,7 @@ class KafkaSource:
     def _hand_over(self) -> Generator[Batch, None, None]:
         """Yield the batches that were read. If one is not put, it and the later ones stay pending."""
         while self._pending:
-            partition, batch, newest_ms, epoch = self._pending[0]
+            partition, batch, newest_ms, oldest_ms, epoch = self._pending[0]
             begun_s = time.monotonic()
             yield batch
             # a put may wait for long, and that is no silence of the brokers
@@ -620,6 +620,8 @@ class KafkaSource:
             self._pending.popleft()
             partition.position = max(partition.position, batch.position)
             partition.newest_ms = newest_ms or partition.newest_ms
+            if oldest_ms is not None:
+                partition.oldest.add(batch.position, oldest_ms)
             self._reads.has_moved = True
             # after the records: an older epoch than theirs only makes the records be compared
             if epoch is not None and epoch != partition.epoch:

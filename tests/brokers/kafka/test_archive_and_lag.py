@@ -140,7 +140,7 @@ def archived_offsets(index):
 
 
 @pytest.mark.parametrize(
-    "retention", [{"retention_ms": 40_000}, {"retention_bytes": 20_000}, {"local_retention_ms": 40_000}]
+    "retention", [{"retention_ms": 60_000}, {"retention_bytes": 20_000}, {"local_retention_ms": 60_000}]
 )
 def test_records_are_archived_before_the_retention_of_their_topic_deletes_them(
     index, servers, topics, producing, topic, retention
@@ -159,6 +159,21 @@ def test_records_are_archived_before_the_retention_of_their_topic_deletes_them(
         until(lambda: follower.messages == 103)
     assert (follower.losses, notes) == ([], [])
     assert archived_offsets(index) == [*range(100)]
+
+
+def test_old_records_beside_current_ones_are_archived_soon(index, servers, topics, producing, topic):
+    """They are in one segment with current ones, so that this broker, which looks all the time, keeps them for now."""
+    topics.create(topic, 1, retention_ms=7 * 86_400_000)
+    now_ms = time.time_ns() // 10**6
+    current, old = ([{**line, "timestamp": at} for line in packet(500)] for at in (now_ms, now_ms - 30 * 86_400_000))
+    producing.send(topic, [*current[:1], *old, *current[1:]])
+    source = source_of(index, servers, topic, follow=True)
+    with Follower(index, source, archiver=KafkaArchiver(source)) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == 1_000)
+        index.flush()
+        until(lambda: follower.archiving.archived == 1)
+    assert (follower.losses, archived_offsets(index)) == ([], [*range(1_000)])
 
 
 def test_records_that_retention_deleted_before_they_were_archived_are_told_at_once_and_end_with_a_finding(
