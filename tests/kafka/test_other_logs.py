@@ -139,6 +139,85 @@ def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epoch
         assert (follower.messages, follower.loss_count) == (count, 0)
 
 
+@pytest.fixture
+def cut_and_grown(cluster, topic, producing, monkeypatch):
+    """Cut a log after so many records, elect leaders of a new epoch, and write new records."""
+    for module in ("client", "source"):
+        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
+
+    def cut(remaining, new):
+        cluster.delete(topic)
+        cluster.create(topic)
+        producing.send(topic, records("old", remaining))
+        for _ in range(3):
+            cluster.lead(topic, 0, 1)
+        producing.send(topic, records("new", new))
+
+    return cut
+
+
+@pytest.mark.parametrize("remaining", [0, 1, 599, 600, 940, 999])
+def test_a_log_that_lost_its_end_between_two_runs_is_read_and_archived_on_from_there(
+    index, cluster, servers, topic, producing, cut_and_grown, remaining
+):
+    cluster.create(topic)
+    producing.send(topic, records("old", 1_000))
+    archive(index, servers, topic)
+    cut_and_grown(remaining, 900)
+    follower = archive(index, servers, topic)
+    assert (follower.messages, losses_of(follower)) == (900, [("rewritten", remaining, 1_000)])
+    assert [record.key for record in archived(index)] == [
+        *(b"old-%d" % n for n in range(1_000)),
+        *(b"new-%d" % n for n in range(900)),
+    ]
+
+
+def test_nothing_is_archived_before_a_log_is_known_to_be_the_one_that_was_put(
+    index, cluster, servers, topic, old_records, cut_and_grown
+):
+    """The offsets that were put before have other records after the cut."""
+    ingest(index, servers, topic)
+    cut_and_grown(BEFORE - 20, 40)
+    source = source_of(index, servers, topic)
+    archiver = KafkaArchiver(source)
+    with Follower(index, source, follow=False, archiver=archiver, note=lambda _: None) as follower:
+        archiver.finish()
+        assert [record.offset for record in archived(index)] == []
+        follower.run()
+        archiver.finish()
+    assert losses_of(follower) == [("rewritten", BEFORE - 20, BEFORE)]
+    assert [record.key for record in archived(index)] == [
+        *(b"old-%d" % n for n in range(BEFORE - 20)),
+        *(b"new-%d" % n for n in range(40)),
+    ]
+
+
+@pytest.mark.parametrize("new", [20, 40])
+def test_a_cut_log_that_reaches_the_position_while_it_is_taken_up_is_compared(
+    index, cluster, servers, topic, old_records, producing, cut_and_grown, new
+):
+    ingest(index, servers, topic)
+    cut_and_grown(BEFORE - 20, 0)
+    source = source_of(index, servers, topic, follow=True)
+    producing.send(topic, records("new", new))
+    with Follower(index, source, note=lambda _: None) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == new)
+        follower.end()
+    assert losses_of(follower) == [("rewritten", BEFORE - 20, BEFORE)]
+    index.flush()
+    assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(new))
+
+
+def test_a_run_without_new_records_finds_that_a_log_was_cut_and_grew_to_the_same_end(
+    index, servers, topic, old_records, cut_and_grown
+):
+    ingest(index, servers, topic)
+    cut_and_grown(BEFORE - 20, 20)
+    follower = ingest(index, servers, topic)
+    assert (follower.messages, losses_of(follower)) == (20, [("rewritten", BEFORE - 20, BEFORE)])
+
+
 def test_a_group_gets_the_durable_positions(index, servers, topic, old_records, producing):
     ingest(index, servers, topic, commit_group=topic)
     producing.send(topic, records("more", 7))

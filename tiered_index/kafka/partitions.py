@@ -72,6 +72,10 @@ class Partition:
     read: int
     # The client has lost its place in the log
     is_out_of_range: bool = False
+    # It was taken up behind the end of its log, which may have been cut: if the log reaches it, records are compared
+    is_past_end: bool = False
+    # The client has read on from records that were put before, or reached the end: the log was not cut between runs
+    is_checked: bool = True
     # The offset at which a run without `follow` ends; None: unknown
     target: int | None = None
     at_end: bool = False
@@ -102,7 +106,7 @@ class Partition:
 
     def is_done(self) -> bool:
         """Return whether all records that the log had at the begin are put."""
-        return self.at_end or (self.target is not None and self.position >= self.target)
+        return self.is_checked and (self.at_end or (self.target is not None and self.position >= self.target))
 
     def look_at(self, log: LogRange, now_ms: int) -> None:
         """Note the log as it is now."""

@@ -18,7 +18,7 @@ from tiered_index.service.index import IndexService
 from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
 
 RestartAt = Literal["begin", "end"]
-# Most records before a position that are compared, and most entries of one key and second that are read for one
+# Most records that are compared at a time, and most entries of one key and second that are read for one
 _COMPARED, _ALIKE = 100, 10_000
 # Offsets before the position that are read again when a partition is taken up
 _READ_AGAIN = 10
@@ -98,8 +98,10 @@ class LogPositions:
         partition.target = None if self.follow or partition.read > end else end
         # some records before the position are read again, unless they were compared now: their epochs show a cut
         is_compared = before is not None and before.is_out_of_range
-        is_checked = partition.epoch is not None and not is_compared and begin < partition.read <= end
-        return partition, max(begin, partition.read - _READ_AGAIN) if is_checked else partition.read
+        is_read_again = partition.epoch is not None and not is_compared and begin < partition.read <= end
+        partition.is_past_end = partition.read > end
+        partition.is_checked = not (is_read_again or partition.is_past_end)
+        return partition, max(begin, partition.read - _READ_AGAIN) if is_read_again else partition.read
 
     def _begin_log(self, partition: Partition) -> None:
         """Keep the position of a log that is read first, and its begin, if it is not 0.
@@ -161,12 +163,41 @@ class LogPositions:
         self._start_anew(partition, at, why, same_log=(archived or 0) <= at)
 
     def _compared(self, partition: Partition, begin: int, end: int) -> tuple[bool, int | None]:
-        """Return whether one of the last records before the position is in the index, and the first one after it that
-        is not. The log has offsets [`begin`, `end`).
+        """Return whether a record before the position is in the index, and the offset after the last such record if
+        others follow it. The log has offsets [`begin`, `end`).
+
+        The records before a cut are in the index, and the later ones are not. So it looks back in steps that double
+        until it finds one that is, and then bisects.
         """
-        other, until, keys_of = None, min(partition.position, end), self.all_keys().of
-        records = list(self.broker.records(partition.key, max(begin, until - _COMPARED), until))
-        for record in reversed(records):
+        until, step = min(partition.position, end), _COMPARED
+        high = until
+        while high > begin:
+            low = max(begin, until - step)
+            after, has_others = self._last_known(partition.key, low, min(low + _COMPARED, high))
+            if after is not None:
+                break
+            high, step = low, step * 2
+        else:
+            return False, None
+        low = min(low + _COMPARED, high)
+        if low == until and not has_others:
+            return True, None
+        # records before `low` are known, and from `high` on none is
+        while low < high and not has_others:
+            middle = (low + high) // 2 if high - low > _COMPARED else low
+            later, has_others = self._last_known(partition.key, middle, min(middle + _COMPARED, high))
+            if later is None:
+                high, has_others = middle, False
+            else:
+                after, low = later, min(middle + _COMPARED, high)
+        return True, after
+
+    def _last_known(self, place: Place, begin: int, end: int) -> tuple[int | None, bool]:
+        """Return the offset after the last record of offsets [`begin`, `end`) that is in the index, and whether others
+        follow it there.
+        """
+        has_others, keys_of = False, self.all_keys().of
+        for record in reversed(list(self.broker.records(place, begin, end))):
             keys = keys_of(record)
             if not keys:
                 continue
@@ -174,13 +205,13 @@ class LogPositions:
             begin_ms, end_ms = 0, MAX_TIMESTAMP_MS
             if record.timestamp_ms is not None:
                 begin_ms = end_ms = min(record.timestamp_ms, MAX_TIMESTAMP_MS)
-            place = record.partition, record.offset, record.size
+            wanted = record.partition, record.offset, record.size
             for key in keys:
                 items = self.index.query(record.topic, key, begin_ms, end_ms, _ALIKE).items
-                if any((item.queue_id, item.offset, item.size) == place for item in items):
-                    return True, other
-            other = record.offset
-        return False, other
+                if any((item.queue_id, item.offset, item.size) == wanted for item in items):
+                    return record.offset + 1, has_others
+            has_others = True
+        return None, has_others
 
     def _may_be_archived_log(self, name: Name) -> bool:
         """Return whether the id of a partition's topic is that of the archived records, if both are known."""

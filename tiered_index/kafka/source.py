@@ -501,7 +501,8 @@ class KafkaSource:
     def settled(self) -> list[tuple[Name, int]]:
         """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""
         durable = positions_by_store(self.index.durable_positions())
-        names = [partition.name for partition in self._known() if partition.key not in self._waiting]
+        known = [partition for partition in self._known() if partition.is_checked]
+        names = [partition.name for partition in known if partition.key not in self._waiting]
         return [(name, durable[name.store]) for name in names if name.store in durable]
 
     def _durable(self) -> dict[Place, int]:
@@ -711,14 +712,18 @@ class KafkaSource:
     def _end_round(self, partition: Partition, taken: _Round) -> None:
         """Keep the records of a partition to be put, and the end of its log if it is reached."""
         place = partition.key
+        if partition.is_past_end:
+            taken.others.add(place)
+            return
         if place not in taken.errors:
             self._failed.pop(place, None)
         if not partition.is_done():
             self._heard_s = time.monotonic()
         if place in taken.records and taken.records[place].records.offsets:
             self._pending.append(taken.records[place].batch(partition, self.clock))
+            partition.is_checked = True
         if (end := taken.ends.get(place)) is not None:
-            partition.at_end = True
+            partition.at_end = partition.is_checked = True
             if end > partition.read:  # compacted, aborted or control records follow the last record
                 self._pending.append(partition.pass_to(end))
 
