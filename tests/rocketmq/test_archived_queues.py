@@ -3,6 +3,7 @@ prove.
 """
 
 import json
+import shutil
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,12 +22,14 @@ from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import times_of
 from tiered_index.retention import Retention
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, SegmentFacts, segment_facts
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.archive.repair import StoreSegments
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from tiered_index.rocketmq.log.segments import list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.rocketmq.remoting.queue_sources import message_at
 from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.expiry import record_expiry
@@ -375,6 +378,37 @@ def test_a_queue_whose_offsets_decrease_in_the_log_is_unknown(index, tmp_path):
     for answer in (ask(broker, END, "TopicA", 1), pull(broker, "TopicA", 1, 0)):
         assert (answer.code, answer.body) == (1, b"")
         assert answer.remark.endswith("is not known: its offset 7 follows 39 in the log")
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_a_store_that_was_changed_over_to_rocksdb_has_queues_by_its_log(tmp_path, index, is_archived):
+    """It keeps the files of its old queues, which lack every later message."""
+    store, old = tmp_path / "s", tmp_path / "old"
+    puts = [{"queue_id": n % 2, "topic": ("orders", "payments")[n % 3 == 0]} for n in range(120)]
+    write_store(store, puts[:60])
+    shutil.copytree(store / "consumequeue", old)
+    messages = write_store(store, puts[60:])
+    assert len(messages) == 120
+    if is_archived:
+        # the archive ends after the old files, and before the log
+        write_store(store, [{"queue_id": n % 2} for n in range(20)])
+        messages = take(index, store)
+        list_segments(store / "commitlog")[0].path.unlink()
+    else:
+        index_log(index, store)
+    shutil.rmtree(store / "consumequeue")
+    shutil.copytree(old, store / "consumequeue")
+    broker = ReadOnlyBroker(index, store=store)
+    expected = {queue: of_queue for queue, of_queue in in_queues(messages).items() if queue[0] != "TBW102"}
+    assert ends(broker, "payments", 0)[1] < len(expected["payments", 0])
+    (store / "consumequeue" / "CURRENT").write_text("MANIFEST-000005\n")
+    broker = ReadOnlyBroker(index, store=store)
+    assert len(expected) == 4
+    for (topic, queue_id), of_queue in expected.items():
+        assert ends(broker, topic, queue_id) == (0, len(of_queue))
+        assert pulled(broker, topic, queue_id, 0, len(of_queue))[0] == of_queue
+        fetched = message_at(RocketmqMessages(store, index.segment_archive), topic, queue_id, len(of_queue) - 1)
+        assert (fetched.state, fetched.message) == ("local", of_queue[-1])
 
 
 def test_prepared_messages_are_in_no_queue_and_messages_decide_tags(tmp_path, index):

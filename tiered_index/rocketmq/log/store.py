@@ -9,7 +9,8 @@ The queues of a topic with the attribute ``queue.type=BatchCQ`` are in ``batchco
 (`BatchConsumeQueue`): those 20, then i64 store timestamp, i64 queue offset of the batch's first message, i16 number of
 its messages. Its last 8 bytes are not read. A batch is one message of the commit log, at its first queue offset.
 
-With ``storeType=defaultRocksDB`` the folder ``consumequeue/`` is a database of RocksDB, which is not read.
+With ``storeType=defaultRocksDB`` the folder ``consumequeue/`` is a database of RocksDB, which is not read. Files of
+queues beside it may be of the time before the broker used RocksDB.
 """
 
 from __future__ import annotations

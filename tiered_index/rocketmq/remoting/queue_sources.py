@@ -2,7 +2,9 @@
 
 The sources are asked one after the other, and the first that has the topic answers. A store's consume queues may be
 unreadable: RocksDB has them, or they were not copied. Then the queue offsets are read from the messages of the log: of
-each closed segment once, of the last segment as far as it is written.
+each closed segment once, of the last segment as far as it is written. A store that was changed over to RocksDB still
+has the files of its old queues, which lack every later message. So they are not read, whichever of the two is newer:
+the log has all messages.
 """
 
 from __future__ import annotations
@@ -164,11 +166,11 @@ def queues_at_hand(
     of_archive = None if archived is None else ArchivedQueues.of_archive(*archived, caches.directories)
     if store is None:
         return of_archive
+    if unreadable_queues(store) is not None:
+        return _of_messages(store, root, archived, caches)
     of_store = StoreQueues(store, root) if of_archive is None else StoreAndArchive(store, root, of_archive)
     if of_store.of_topic(topic):
         return of_store
-    if unreadable_queues(store) is not None:
-        return _of_messages(store, root, archived, caches)
     return of_store if of_archive is None or not of_archive.of_topic(topic) else of_archive
 
 
