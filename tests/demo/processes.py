@@ -309,6 +309,8 @@ class ServedDemo:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
+            # Ctrl-C would reach it, too, and the signal that ends it would be its second one
+            process_group=0,
         )
 
     def _show_urls(self, out: Output, service: subprocess.Popen[str], token: str) -> None:

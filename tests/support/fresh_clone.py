@@ -65,15 +65,15 @@ def made() -> dict[str, str]:
     return {name: few[name] for name in sorted({name or "demo" for name in named} | {"serve"})}
 
 
-def run(clone: Path, script: str, **environment: str) -> str:
-    """Run a script of bash in a folder, and return its output. Raises `Failed`."""
+def run(clone: Path, script: str, **more: str) -> str:
+    """Run a script of bash in a folder, with `more` variables, and return its output. Raises `Failed`."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "MAKE"))
     }
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=clone,
-        env=environment | _FAST | environment,
+        env=environment | _FAST | more,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

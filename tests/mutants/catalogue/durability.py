@@ -197,9 +197,9 @@ positions-ahead-of-quarantine: the log states positions while entries wait in qu
   tests/unit/service/test_buffer_flush_catalog.py::test_the_logs_positions_never_run_ahead_of_entries_in_quarantine
 buffer-accepts-in-part: a refused call leaves its entries in the buffer
   in WriteBuffer.append_columns
-  - self._admit(len(columns["second"]), size_bytes)
-  + self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open)
-  + self._admit(len(columns["second"]), size_bytes)
+  - self._admit(count, size_bytes)
+  + self._append(Chunk(self._newest + 1, count, size_bytes, dict(positions), marks, columns), self.open)
+  + self._admit(count, size_bytes)
   tests/faults/test_bounds.py::test_a_call_that_would_pass_the_buffers_bound_is_refused_whole
 buffer-released-before-durable: a failed flush drops the entries that it did not write
   in Flusher._run_round
@@ -218,8 +218,8 @@ positions-before-flush: a position counts as durable before its entries are
   tests/golden/test_faults_of_rocketmq.py::test_unconfirmed_entries_are_not_promised_after_a_crash
 positions-with-the-first-piece: a batch's position is durable with its first piece, not with its last
   in Appender.write
-  - self._append(file, piece, names, run.positions if last else {}, interval)
-  + self._append(file, piece, names, run.positions, interval)
+  - positions = run.positions if last else run.marks.positions_at(stop)
+  + positions = run.positions
   tests/reliability/test_crashes.py::test_every_crash[writing]
 log-positions-go-back: a record with smaller positions decreases the log's positions
   in LogReplay.add

@@ -28,6 +28,7 @@ from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.catalog import Catalog
 from tiered_index.service.read.unsealed import Reserve, UnsealedFile, entries_ahead, first_bytes
 from tiered_index.service.root import Deletions, Root, disk_error, disk_errors
+from tiered_index.service.write.marks import Marks
 from tiered_index.service.write.validation import Columns, TopicTable
 
 MAIN, QUARANTINE = "main", "quarantine"
@@ -44,12 +45,14 @@ _POSITIONS = 1 << 12
 class FlushRun:
     """Rows that an appender must write; the first `done` are durable.
 
-    `positions` become durable with the last row. A new file begins with the positions `known`.
+    `positions` become durable with the last row, and those of `marks` with the rows before them. A new file begins with
+    the positions `known`.
     """
 
     columns: Columns
     positions: dict[str, int] = field(default_factory=dict)
     known: dict[str, int] = field(default_factory=dict)
+    marks: Marks = field(default_factory=Marks)
     done: int = 0
 
     @property
@@ -113,17 +116,18 @@ class Appender:
         tried = False
         while run.done < total or run.positions:
             file = self._writable(run)
-            stop = self._fitting(file, run)
+            stop = _whole_messages(file, run, self._fitting(file, run))
             if stop == run.done and run.done < total:
-                self._end(file)  # this time difference does not fit
+                self._end(file)  # this time difference, or a message that another file has room for, does not fit
                 continue
             stop, names = self._named(file, run, stop)
             piece = {name: values[run.done : stop] for name, values in run.columns.items()}
             last = stop == total
+            positions = run.positions if last else run.marks.positions_at(stop)
             self._make_room(file, stop - run.done)
             try:
                 interval = run.interval if stop - run.done == total > 0 else None
-                self._append(file, piece, names, run.positions if last else {}, interval)
+                self._append(file, piece, names, positions, interval)
             except OSError as error:
                 _log.warning("an append to %s failed, so its successor takes the next entries: %s", file.path, error)
                 self._end(file)
@@ -133,7 +137,7 @@ class Appender:
                 tried = True
                 continue
             tried = False
-            run.done = stop
+            run.done, run.known = stop, max_positions(run.known, positions)
             if file.table.free == 0:
                 self._end(file)
             if last:
@@ -322,6 +326,20 @@ class Appender:
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             (reserve.abandon if keep else reserve.discard)()
+
+
+def _whole_messages(file: UnsealedFile, run: FlushRun, stop: int) -> int:
+    """Return the end of the rows up to `stop` that this file takes, so that it ends with a whole message if it is full.
+
+    A kill before the next file has the rest would leave a part of a message, which its source sends again.
+    """
+    if stop == run.count or stop - run.done == _BATCH:
+        return stop
+    if (end := run.marks.end_at(stop)) > run.done:
+        return end
+    following = run.marks.end_after(stop)
+    fits_another = following is not None and following - run.done <= file.layout.capacity
+    return run.done if file.count and fits_another else stop
 
 
 def _distinct(values: npt.NDArray[Any]) -> list[int]:

@@ -26,6 +26,7 @@ from tiered_index.kernels import compiled
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.batch import LookupBatch, Matches, matching
 from tiered_index.service.read.catalog import LocalHandle
+from tiered_index.service.write.marks import Marks
 from tiered_index.service.write.validation import Columns, TopicTable, hash_columns, hash_few
 from tiered_index.storage.locks import call_lock
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
@@ -94,7 +95,7 @@ class PutRows:
 class OpenChunk:
     """A chunk that takes rows. `capacity` bounds its rows, `room` and `room_bytes` the rows that `add` takes."""
 
-    __slots__ = ("_codec", "add", "positions", "rows")
+    __slots__ = ("_codec", "add", "marks", "positions", "rows")
 
     def __init__(self, codec: RowCodec, capacity: int, room: int = 0, room_bytes: int = 0) -> None:
         self._codec = codec
@@ -104,6 +105,7 @@ class OpenChunk:
         self.rows: PutRows = make(codec.topics.assigned, codec.struct.size, *bounds)
         self.add = self.rows.add
         self.positions: dict[str, int] = {}
+        self.marks = Marks()
 
     def trim(self) -> None:
         """Free the unused space."""
@@ -137,6 +139,7 @@ class Chunk:
     count: int
     size_bytes: int
     positions: dict[str, int]
+    marks: Marks
     content: OpenChunk | Columns
     _interval: tuple[int, int] | None = None
 
@@ -156,12 +159,15 @@ class Chunk:
 
     def merged_with(self, newer: Chunk) -> Chunk:
         """Return this chunk and the next as one."""
-        a, b = self.columns(), newer.columns()
+        a, b, marks = self.columns(), newer.columns(), Marks()
+        marks.extend(self.marks, 0)
+        marks.extend(newer.marks, self.count)
         return Chunk(
             newer.number,
             self.count + newer.count,
             self.size_bytes + newer.size_bytes,
             max_positions(self.positions, newer.positions),
+            marks,
             {name: np.concatenate((a[name], b[name])) for name in a},
         )
 
@@ -322,22 +328,24 @@ class WriteBuffer:
             if source is not None and position is not None:
                 # after the entries: an interrupt in between only leaves an older position
                 chunk = self.open
+                chunk.marks.add(len(chunk.rows.keys), source, position)
                 chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
     def append_columns(
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
     ) -> None:
         """Add a batch of columns with hashed keys; `agree` and errors as in `append_rows`."""
+        count, marks = len(columns["second"]), Marks()
+        for source, position in positions.items():
+            marks.add(count, source, position)
         with self.lock:
             # the buffer must not grow during the check
             self.open.rows.close()
-            self._admit(len(columns["second"]), size_bytes)
+            self._admit(count, size_bytes)
             if agree is not None:
                 agree()
             self._close_open()
-            self._append(
-                Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open
-            )
+            self._append(Chunk(self._newest + 1, count, size_bytes, dict(positions), marks, columns), self.open)
 
     def snapshot(self) -> tuple[Chunk, ...]:
         """Return the chunks that are not released, oldest first, with all entries that were put before the call."""
@@ -414,7 +422,8 @@ class WriteBuffer:
             count, size_bytes = len(chunk.rows.keys), chunk.rows.size_bytes
             # before other threads see the chunk: their arrays over its rows would prevent it
             chunk.trim()
-            self._append(Chunk(self._newest + 1, count, size_bytes, chunk.positions, chunk), OpenChunk(self._codec, 0))
+            closed = Chunk(self._newest + 1, count, size_bytes, chunk.positions, chunk.marks, chunk)
+            self._append(closed, OpenChunk(self._codec, 0))
 
     def _append(self, chunk: Chunk, following: OpenChunk) -> None:
         """Add a closed chunk, and make `following` the open chunk."""

@@ -17,6 +17,7 @@ from tiered_index.errors import IndexClosed, TieredIndexError
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.write.appenders import Appender, FlushRun
 from tiered_index.service.write.buffer import WriteBuffer
+from tiered_index.service.write.marks import Marks
 
 # entries of one round, unless a single `put_batch` has more
 _ROUND = 1 << 19
@@ -135,10 +136,13 @@ class Flusher:
             {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
         )
         positions: dict[str, int] = {}
+        marks, row = Marks(), 0
         for chunk in chunks:
             positions = max_positions(positions, chunk.positions)
+            marks.extend(chunk.marks, row)
+            row += chunk.count
         now_s = self.clock.now_ms() / 1000
-        run, seconds = FlushRun(columns, positions, self.positions), columns["second"]
+        run, seconds = FlushRun(columns, positions, self.positions, marks), columns["second"]
         low, high = now_s - self.max_late_s, now_s + self.max_early_s
         if not run.count or (run.interval[0] >= low and run.interval[1] <= high):
             return [(self.main, run)]
@@ -150,5 +154,6 @@ class Flusher:
         wild, fine = ({name: values[rows] for name, values in columns.items()} for rows in (order, ~bad))
         if bad.all():
             return [(self.quarantine, FlushRun(wild, positions))]
-        # positions become durable with the last rows written
-        return [(self.quarantine, FlushRun(wild)), (self.main, FlushRun(fine, positions, self.positions))]
+        # positions become durable after the quarantined rows
+        kept = FlushRun(fine, positions, self.positions, marks.among(~bad))
+        return [(self.quarantine, FlushRun(wild)), (self.main, kept)]
