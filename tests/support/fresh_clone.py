@@ -110,7 +110,12 @@ def try_serve(clone: Path) -> None:
     command = f"exec make demo DEMO=serve VENV={clone}/.venv-serve DEMO_ARGS='{made()['serve']}'"
     run(clone, f"make VENV={clone}/.venv-serve {clone}/.venv-serve/.stamp-serve")
     serving = subprocess.Popen(
-        ["bash", "-c", command], cwd=clone, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ["bash", "-c", command],
+        cwd=clone,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     assert serving.stdout is not None
     try:
@@ -124,9 +129,10 @@ def try_serve(clone: Path) -> None:
             time.sleep(0.5)
     finally:
         os.killpg(serving.pid, signal.SIGINT)
-        code = serving.wait(60)
-    if code:
-        raise Failed(f"make demo DEMO=serve ended with {code} after Ctrl-C")
+        said, _ = serving.communicate(timeout=60)
+    # make ends by the signal, too, unless its caller ignores it
+    if serving.returncode not in (0, -signal.SIGINT) or "Traceback" in said or "ended with" in said:
+        raise Failed(f"make demo DEMO=serve ended with {serving.returncode} after Ctrl-C, and said:\n{said}")
 
 
 def try_notebook(clone: Path) -> None:
