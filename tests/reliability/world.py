@@ -1,6 +1,7 @@
 """One root and one storage for fault tests and crash campaigns, with the entries that were put and expected answers."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -177,9 +178,8 @@ class World:
             assert self.durable_position <= position <= self.position, problem
         if self.unsettled:
             # the source puts messages after the position again, so that an entry of one would be stored twice
-            twice = [
-                e for found in answers.values() for e in found if e.offset > (position or 0) and e.timestamp_ms > 5_000
-            ]
+            messages = itertools.chain.from_iterable(answers.values())
+            twice = [a for a in messages if a.offset > (position or 0) and a.timestamp_ms > NOW_MS]
             assert not twice, f"durable_position {position} is behind {twice}"
 
     def check_answers(self, ask: Callable[..., QueryResult] | None = None) -> dict[tuple[str, str], list[Answer]]:

@@ -25,8 +25,8 @@ def _send(index, sizes, first=0):
 
 
 @pytest.mark.parametrize("nth", range(1, 60, 3))
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_kill_at_any_write_of_a_round_repeats_nothing_of_what_is_on_the_disk(open_index, nth, kept):
+@pytest.mark.parametrize("is_uploaded", [True, False])
+def test_a_kill_at_any_write_of_a_round_repeats_nothing_of_what_is_on_the_disk(open_index, nth, is_uploaded):
     """One round fills several files. The source sends what is after the durable position again."""
     sizes = random.Random(nth).choices(range(1, 20), k=30)
     disk = FaultDisk()
@@ -37,7 +37,7 @@ def test_a_kill_at_any_write_of_a_round_repeats_nothing_of_what_is_on_the_disk(o
         index.flush()
     index.abandon()
     index = open_index("root")
-    if kept:
+    if is_uploaded:
         # what is full is uploaded before the source sends the rest
         upload(index)
     _send(index, sizes, index.durable_position("s") or 0)

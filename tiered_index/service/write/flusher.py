@@ -155,5 +155,5 @@ class Flusher:
         if bad.all():
             return [(self.quarantine, FlushRun(wild, positions))]
         # positions become durable after the quarantined rows
-        kept = FlushRun(fine, positions, self.positions, marks.among(~bad))
-        return [(self.quarantine, FlushRun(wild)), (self.main, kept)]
+        plausible = FlushRun(fine, positions, self.positions, marks.among(~bad))
+        return [(self.quarantine, FlushRun(wild)), (self.main, plausible)]
