@@ -333,6 +333,57 @@ def test_a_close_that_fails_in_any_way_frees_the_root(open_index, offsets, stora
     assert offsets(service) == [*stored, 3]
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("operation", ["pwrite", "sync"])
+def test_a_disk_that_hangs_delays_a_close_no_longer_than_its_bound(open_index, operation, background):
+    """The files stay locked, because the write may still end; what was durable is found by readers."""
+    release, entered = threading.Event(), threading.Event()
+
+    class HangingDisk(FaultDisk):
+        hangs = False
+
+        def _hang(self, name):
+            if self.hangs and name == operation:
+                entered.set()
+                assert release.wait(120)
+
+        def pwrite(self, *arguments):
+            self._hang("pwrite")
+            return super().pwrite(*arguments)
+
+        def sync(self, *arguments):
+            self._hang("sync")
+            return super().sync(*arguments)
+
+    disk = HangingDisk()
+    service = open_index(disk=disk, background=background)
+    put(service, 1)
+    service.flush()
+    put(service, 2)
+    disk.hangs = True
+    closing = beside(lambda: service.close(timeout_s=0.5))
+    assert entered.wait(60)
+    assert closing.ended(60), "close hangs"
+    assert isinstance(closing.error, CloseTimeout)
+    assert f"the disk has not ended: {service.config.root} stays locked until the process ends" in str(closing.error)
+    with pytest.raises(IndexClosed):
+        put(service, 3)
+    with IndexReader.open(root=service.config.root, storage_backend=service._parts.storage) as reader:
+        assert 1 in [item.offset for item in reader.query("t", "k")]
+    release.set()
+    until(lambda: not any(thread.name == "tiered-index-close" for thread in threading.enumerate()))
+
+
+def test_a_close_works_in_a_process_that_can_start_no_thread(open_index, offsets, monkeypatch):
+    """Python starts no thread while it ends."""
+    service = open_index()
+    put(service, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("can't start")))
+        service.close()
+    assert offsets(open_index()) == [1]
+
+
 def test_a_storage_whose_close_is_interrupted_is_closed(open_index, storage):
     closed = []
 

@@ -47,6 +47,7 @@ class Life(World):
         self.settings |= {"background": True, "flush_interval_s": 0.003, "lifecycle_interval_s": 0.005, "items": 60}
         self.settings["refresh_interval_s"] = 0
         self.disk = FaultDisk()
+        self.are_interrupted = True
 
     def reopen(self) -> None:
         self.open(self.disk)

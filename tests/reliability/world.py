@@ -41,6 +41,8 @@ class World:
         self.settings: dict[str, object] = {"slots": 7, "items": 12, "local_keep_s": 0}
         self.settings |= {"background": False, "query_threads": 2}
         self.number = 0
+        self.are_interrupted = False
+        """An interrupt may end a put between its entries and its position."""
         self.wild = 10
         """One of so many messages has an implausible time."""
         self.position = 0
@@ -176,7 +178,7 @@ class World:
             assert position is not None, "no durable position"
             problem = f"durable position {position}, not from {self.durable_position} to {self.position}"
             assert self.durable_position <= position <= self.position, problem
-        if self.unsettled:
+        if self.unsettled and not self.are_interrupted:
             # the source puts messages after the position again, so that an entry of one would be stored twice
             messages = itertools.chain.from_iterable(answers.values())
             twice = [a for a in messages if a.offset > (position or 0) and a.timestamp_ms > NOW_MS]

@@ -89,9 +89,9 @@ from tiered_index.service.write.validation import (
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import RequestContext, remaining_s, request_context
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.locks import check_not_nested, collecting, is_held_elsewhere
+from tiered_index.storage.locks import check_not_nested, collecting, is_held_elsewhere, is_held_here
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.pools import DaemonPool, close_until_s, have_ended, start_thread
+from tiered_index.storage.pools import DaemonPool, ThreadedCall, close_until_s, have_ended
 from tiered_index.tracing import is_traced
 from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, TopicBounds, shortened
 
@@ -770,9 +770,9 @@ class IndexService(Lookups[ItemT]):
         return [
             parts.buffer.close,
             # before the wait for a round, which may last longer than the process is allowed to
-            parts.flusher.run_once,
+            partial(self._flush_in_time, parts.flusher.run_once, until_s),
             partial(self._stop_threads, until_s),
-            parts.flusher.end,
+            partial(self._flush_in_time, parts.flusher.end, until_s),
             *(appender.close for appender in parts.appenders),
             partial(self._end_in_time, until_s),
             *self._releases,
@@ -786,19 +786,39 @@ class IndexService(Lookups[ItemT]):
         try:
             held = self._held_locks(until_s) if self._closing is None else []
             if held:
-                # its files stay as they are, and locked, since a thread may still write to them
-                self._closing = [partial(self._stop_threads, until_s), partial(self._end_in_time, until_s)]
+                self._closing = self._steps_without_files(until_s)
                 self._trouble.append(
-                    CloseTimeout(
-                        f"another thread holds {', '.join(held)}, perhaps since an interrupt: {self.config.root} stays "
-                        "locked until the process ends, and the entries in the write buffer are not on the disk"
-                    )
+                    self._files_left(f"another thread holds {', '.join(held)}, perhaps since an interrupt")
                 )
             if self._closing is None:
                 self._closing = self._steps(until_s)
             self._run_closing()
         finally:
             self._ending.release()
+
+    def _steps_without_files(self, until_s: float) -> list[Callable[[], object]]:
+        """Return the steps that leave the files as they are, and locked, since a thread may still write to them."""
+        return [partial(self._stop_threads, until_s), partial(self._end_in_time, until_s)]
+
+    def _files_left(self, reason: str) -> CloseTimeout:
+        return CloseTimeout(
+            f"{reason}: {self.config.root} stays locked until the process ends, and the entries in the write buffer "
+            "are not on the disk"
+        )
+
+    def _flush_in_time(self, act: Callable[[], object], until_s: float) -> None:
+        """Call a method of the flusher. If a write to the disk does not end until `until_s`, leave the files."""
+        if any(map(is_held_here, (*self._locks, *self._parts.round_locks))):
+            # since an interrupt, or by the call whose handler this is: another thread would wait for it
+            act()
+            return
+        call = ThreadedCall(act, "tiered-index-close")
+        try:
+            call.join(until_s)
+        finally:
+            if call.is_running:
+                self._closing = [*(self._closing or [])[:1], *self._steps_without_files(until_s)]
+                self._trouble.append(self._files_left("a write to the disk has not ended"))
 
     def _held_locks(self, until_s: float) -> list[str]:
         """Return the names of locks that other threads hold until `until_s`. Without these nothing can be closed."""
@@ -842,23 +862,12 @@ class IndexService(Lookups[ItemT]):
 
     def _end_in_time(self, until_s: float) -> None:
         """Close the life cycle. Its last round and its requests may hang: then it is left to a thread of its own."""
-        failed = list[BaseException]()
-
-        def end() -> None:
-            try:
-                self._lifecycle.close()
-            except BaseException as error:  # noqa: BLE001 - `close` raises it
-                failed.append(error)
-
-        ending = threading.Thread(target=end, name="tiered-index-close", daemon=True)
-        start_thread(ending)
-        ending.join(_timeout(until_s) / 2)
+        ending = ThreadedCall(self._lifecycle.close, "tiered-index-close")
+        ending.join(time.monotonic() + _timeout(until_s) / 2)
         # a round that still runs ends before its next step
         self._lifecycle.hurry()
-        ending.join(_timeout(until_s))
-        if failed:
-            raise failed[0]
-        if ending.is_alive():
+        ending.join(until_s)
+        if ending.is_running:
             waits = self._parts.late_requests(0.0) or ["a request"]
             raise CloseTimeout(
                 f"the storage does not answer ({waits[0]}): what is not uploaded is uploaded after the next start, and "

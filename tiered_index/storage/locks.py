@@ -54,10 +54,15 @@ def collecting(locks: list[Lock]) -> Iterator[None]:
 def check_not_nested(locks: Iterable[Lock]) -> None:
     """Raise `NestedCall` if this thread holds one of `locks` or a lock of a module."""
     for lock in (*locks, *_shared.values()):
-        if lock._is_owned():
+        if is_held_here(lock):
             raise NestedCall(NestedCall.TEXT)
+
+
+def is_held_here(lock: Lock) -> bool:
+    """Return whether this thread holds a lock."""
+    return bool(lock._is_owned())
 
 
 def is_held_elsewhere(lock: Lock) -> bool:
     """Return whether another thread holds a lock. It is not taken: an interrupt could leave it held."""
-    return not lock._is_owned() and isinstance(lock, _RLOCK) and not repr(lock).startswith("<unlocked")
+    return not is_held_here(lock) and isinstance(lock, _RLOCK) and not repr(lock).startswith("<unlocked")

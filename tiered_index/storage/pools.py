@@ -90,6 +90,45 @@ def start_thread(thread: threading.Thread) -> None:
         raise interrupt from None
 
 
+class ThreadedCall:
+    """A call in a thread, because it may hang. If the process can't start one, as while it ends, the caller runs it."""
+
+    def __init__(self, act: Callable[[], object], name: str) -> None:
+        self._act = act
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            start_thread(self._thread)
+        except NoThread:
+            self._run()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the call has not ended."""
+        return self._thread.is_alive()
+
+    def join(self, until_s: float) -> None:
+        """Wait for the end until `until_s` (`time.monotonic()`), also after an interrupt. Raise the call's error."""
+        try:
+            self._wait(until_s)
+        except BaseException:
+            self._wait(until_s)
+            raise
+        if self._error is not None and not self.is_running:
+            error, self._error = self._error, None
+            raise error
+
+    def _wait(self, until_s: float) -> None:
+        if self.is_running:
+            self._thread.join(min(max(0.0, until_s - time.monotonic()), threading.TIMEOUT_MAX))
+
+    def _run(self) -> None:
+        try:
+            self._act()
+        except BaseException as error:  # noqa: BLE001 - `join` raises it
+            self._error = error
+
+
 def _complete(future: Future[T], call: Callable[[], T], end: Callable[[], object]) -> None:
     """Run `call` unless its future was cancelled. Call `end` before the waiting caller continues."""
     if not future.set_running_or_notify_cancel():
