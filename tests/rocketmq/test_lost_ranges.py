@@ -19,6 +19,8 @@ from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.follow.dispatcher import MissingMessages, RewrittenOffsets
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.store import StoreDirectory, list_queues
 
 SKIPPING = {"skip_corrupt": True, "skip_missing": True}
 
@@ -255,6 +257,62 @@ def test_an_entry_of_a_message_that_was_cut_off_is_no_error_while_its_bytes_are_
     assert trouble_of(followed) == []
 
 
+@pytest.mark.parametrize("queues", ["whole", "gone"])
+def test_a_log_whose_middle_is_missing_is_on_another_disk_or_damaged(followed, queues):
+    """`--skip-missing` left out half of the log. The messages are counted by the queue offsets around them."""
+    end = whole(followed)
+    offsets = [message.physical_offset for message in CommitLogReader(followed.path / "commitlog").messages()]
+    for number in range(1, end // SEGMENT, 2):
+        followed.segment(number).rename(followed.folder / f"{number}")
+    if queues == "gone":
+        shutil.rmtree(followed.path / "consumequeue")
+    expected = sum(SEGMENT <= offset < 2 * SEGMENT for offset in offsets)
+    for options in ({"skip_missing": True}, {"skip_missing": False}):
+        with pytest.raises(MissingOffsets, match=f"by --commitlog, .*at least {expected} messages, by their queues"):
+            follow(followed, **options)
+    follower, notes = follow(followed, skip_corrupt=True)
+    counts = [sum(loss.begin <= offset < loss.end for offset in offsets) for loss in follower.losses]
+    assert [(loss.kind, loss.messages) for loss in follower.losses] == [("corrupt", count) for count in counts]
+    assert len(counts) == end // SEGMENT // 2 and "missing in the middle of the log" in notes[0]
+    assert "are damaged" in followed.index.query("orders", "absent").lost[0].reason
+
+
+@pytest.mark.parametrize("how", ["running", "restarted", "killed"])
+def test_deleted_messages_are_counted_by_queue_offsets_if_their_consume_queues_are_gone_too(followed, how):
+    """The queues have the last few of them: brokers delete files of queues as well."""
+    followed.write(40)
+    dispatcher = followed.dispatcher(follow=False, **SKIPPING)
+    with Follower(followed.index, dispatcher, follow=False, note=lambda _: None) as follower:
+        follower.run()
+        if how != "killed":
+            followed.index.flush()
+        offsets = followed.write(900)
+        end = offsets[-1] // SEGMENT * SEGMENT
+        for number in range(end // SEGMENT):
+            followed.segment(number).unlink()
+        for queue in list_queues(followed.path / "consumequeue"):
+            for path in sorted(queue.folder.iterdir())[:-1]:
+                path.unlink()
+        few = StoreDirectory.open(followed.path).messages_named(offsets[0], end)
+        lost = sum(offset < end for offset in offsets)
+        assert few < lost
+        if how == "running":
+            follower.run()
+    if how == "restarted":
+        followed.crash_index()
+    if how == "killed":
+        followed.index.flush()
+        followed.index.abandon()
+        # the root is restored to a time before the last batch was remembered
+        next((followed.folder / "root" / "followers").iterdir()).unlink()
+        followed.index = followed.open_index()
+    if how != "running":
+        follower, _ = follow(followed)
+    (loss,) = follower.losses
+    assert (loss.kind, loss.begin, loss.end) == ("missing", offsets[0], end)
+    assert (loss.messages, loss.is_least) == (few if how == "killed" else lost, True)
+
+
 def test_the_command_line_reads_a_log_of_two_disks(followed):
     """`storePathCommitLog` of two folders: one alone is an error, and both together are the store."""
     end = whole(followed)
@@ -266,6 +324,8 @@ def test_the_command_line_reads_a_log_of_two_disks(followed):
     ingest += ("--root", followed.folder / "root of command", "--archive-segments")
     alone = run_here(*ingest)
     assert (alone.code, alone.error["type"]) == (4, "MissingOffsets"), alone.err
+    skipping = run_here(*ingest, "--skip-missing")
+    assert skipping.code == 4 and "--commitlog" in skipping.err
     both = run_here(*ingest, "--commitlog", other)
     assert (both.code, both.document["position"]) == (0, end), both.err
     assert both.document["archived_segments"] == end // SEGMENT

@@ -101,20 +101,36 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
     assert (damaged.error["file"], damaged.error["offset"]) == (str(segments[0]), offsets[20])
     with IndexReader.open(root=root) as reader:
         assert [len(reader.query("orders", f"own-{n}")) for n in (0, 19, 20, 21)] == [1, 1, 0, 0]
-    missing = run_here("ingest", store, *where, "--skip-corrupt", "--json")
     lost = sum(2 * SEGMENT <= offset < 3 * SEGMENT for offset in offsets)
-    assert (missing.code, missing.error["begin"], missing.error["end"]) == (4, 2 * SEGMENT, 3 * SEGMENT)
-    assert f"{lost} messages" in missing.error["message"]
-    assert "corrupt: commit log offsets" in missing.err
-    done = run_here("ingest", store, *where, "--skip-corrupt", "--skip-missing")
+    done = run_here("ingest", store, *where, "--skip-corrupt")
     assert done.code == 0
-    assert f"missing: commit log offsets {2 * SEGMENT:,} to {3 * SEGMENT - 1:,}, at least {lost} messages" in done.err
+    gap = f"commit log offsets {2 * SEGMENT:,} to {3 * SEGMENT - 1:,}"
+    assert f"corrupt: {gap}, at least {lost} messages: missing in the middle of the log" in done.err
     with IndexReader.open(root=root) as reader:
         check(reader, scan(store))
     cut_log(store, offsets[-10])
     write(store, 1_000, 1_005)
     document = run_here("ingest", store, *where, "--skip-missing", "--json").document
     assert [loss["kind"] for loss in document["losses"]] == ["rewritten"]
+
+
+def test_messages_that_the_broker_deleted_are_code_4_and_can_be_passed_over(run_here, tmp_path):
+    store = tmp_path / "store"
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}", *SMALL)
+    write(store, 0, 300)
+    assert run_here("ingest", store, *where).code == 0
+    offsets = write(store, 300, 600)
+    end = offsets[-1] // SEGMENT * SEGMENT
+    for path in sorted((store / "commitlog").iterdir()):
+        if int(path.name) < end:
+            path.unlink()
+    missing = run_here("ingest", store, *where, "--json")
+    lost = sum(offset < end for offset in offsets)
+    assert (missing.code, missing.error["begin"], missing.error["end"]) == (4, offsets[0], end)
+    assert f"{lost} messages" in missing.error["message"]
+    done = run_here("ingest", store, *where, "--skip-missing")
+    place = f"missing: commit log offsets {offsets[0]:,} to {end - 1:,}, at least {lost} messages"
+    assert done.code == 0 and place in done.err
 
 
 class NoRoom:

@@ -35,7 +35,7 @@ from tiered_index.rocketmq.log.columns import (
     decode_index_columns,
 )
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.layout import BLANK_BYTES, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.message import HEAD_BYTES
 from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread, segment_name
 from tiered_index.service.index import IndexService
@@ -46,7 +46,6 @@ from tiered_index.storage.context import check_deadline
 
 Stamp = tuple[int, ...]
 # The place of the queue offset in a message.
-_QUEUE_OFFSET_AT = np.arange(20, 28)
 # Selects no topic, so that no keys are decoded
 _NO_KEYS = Selection(exclude=("*",))
 
@@ -281,12 +280,11 @@ class QueueScan:
     def add(self, messages: _Messages) -> None:
         """Take the next messages."""
         columns = messages.columns
-        transaction = columns.head["sys_flag"] & TRANSACTION_MASK
         # the broker's queues have no other messages
-        shown = (transaction != TRANSACTION_PREPARED) & (transaction != TRANSACTION_ROLLBACK)
+        shown = columns.is_in_queue
         head, places = columns.head[shown], columns.positions[shown]
         numbers = np.array([self._names.setdefault(name, len(self._names)) for name in messages.topics], np.int32)
-        queue_offset = columns.raw[places[:, None] + _QUEUE_OFFSET_AT].view(">i8")[:, 0].astype(np.int64)
+        queue_offset = columns.queue_offsets()[shown]
         entries = np.empty(len(places), ENTRY)
         entries["position"] = head["physical_offset"] - self.begin
         entries["size"], entries["store_ms"] = head["size"], head["store_ms"]

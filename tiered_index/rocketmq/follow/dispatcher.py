@@ -11,6 +11,7 @@ broker's files are only read. A round may find:
 | zeros followed by something readable | the end for one round, then damage |
 | damage               | `CorruptFile`; with `skip_corrupt` on to the next readable message |
 | a segment deleted before it was read | `MissingOffsets`; with `skip_missing` on to the next segment |
+| a segment that is missing between two others | `MissingOffsets`; with `skip_corrupt` on to the next segment |
 | another or a shorter log than before | `RewrittenOffsets`; with `skip_missing` back to the last same message |
 | a log that ends before the position, in a new root | the same; back to the log's begin |
 
@@ -36,6 +37,7 @@ from tiered_index.rocketmq.follow.fingerprints import (
     fingerprints_of,
     last_two_bytes,
 )
+from tiered_index.rocketmq.follow.queue_ends import QueueEnds
 from tiered_index.rocketmq.follow.tail import (
     EVERYTHING,
     NOTHING,
@@ -180,6 +182,9 @@ class Dispatcher:
         elif not self.fingerprints.ranges and (cut := self._recorded_cut(durable)) is not None:
             self.position = self.fingerprints.continue_at = cut
         self.fingerprints.cut(self.position or 0)
+        if self.fingerprints.queue_ends.position != self.position:
+            # of a batch that was not put, or of a position that the index has passed
+            self.fingerprints.queue_ends = QueueEnds()
         self.resumed_from = self.position
         selection, before = str(self._reader.selection), self.fingerprints.selection
         # The selection of the previous run, in words, if it differs from the present one
@@ -333,10 +338,13 @@ class Dispatcher:
                 raise
             if self.position is not None and error.begin < self.position:
                 return self._end(losses=(self._rewritten(),), caught_up=False)
-            count = self.store.messages_named(error.begin, error.end)
-            known = f" (at least {count:,} messages, by the consume queues)" if count else ""
+            behind: IndexBatch | None = None
+            with contextlib.suppress(CorruptFile, StorageUnavailable):
+                behind = next(iter(self._reader.batches(error.end)), None)
+            count = self._messages_lost(error.begin, error.end, behind)
+            known = f" (at least {count:,} messages, by their queues)" if count else ""
             problem = error.problem.partition(": commit log offsets")[0] + known
-            raise MissingOffsets(error.file, problem, error.begin, error.end) from error
+            raise MissingOffsets(error.file, problem, error.begin, error.end, is_between=error.is_between) from error
         self._torn = None
         if state is End.TORN and self.position is not None:
             # only a tail that was seen before the read counts: by now the message may be complete
@@ -392,10 +400,12 @@ class Dispatcher:
     def _remembered(self, batch: IndexBatch) -> Batch:
         """Save a batch's fingerprints and return it for the index: everything durable must have a fingerprint."""
         before_ms = self._time_before()
+        losses = tuple([self._loss(skipped, batch, before_ms) for skipped in batch.skipped])
         if is_new := bool(batch.messages or batch.end != self.position):
             durable = self._index.durable_position(self.store.source) or 0
             for fingerprint in fingerprints_of(batch):
                 self.fingerprints.add(fingerprint, durable)
+            self.fingerprints.queue_ends = self.fingerprints.queue_ends.after(batch)
             self.fingerprints.last_store_ms = batch.last_store_ms or before_ms
             if (greatest_ms := self.fingerprints.greatest_store_ms) is not None:
                 self.fingerprints.greatest_store_ms = max(greatest_ms, batch.greatest_store_ms or 0)
@@ -404,7 +414,7 @@ class Dispatcher:
             source=self.store.source,
             position=batch.end,
             columns=batch.columns if is_new else None,
-            losses=tuple([self._loss(skipped, batch, before_ms) for skipped in batch.skipped]),
+            losses=losses,
             **{name: getattr(batch, name) for name in ("messages", "hidden", "left_out", "replaced_keys")},
         )
 
@@ -423,12 +433,12 @@ class Dispatcher:
 
     def _loss(self, skipped: SkippedRange, batch: IndexBatch, before_ms: int | None) -> Loss:
         """Return the loss of a range that was skipped before a batch; messages around it bound its times."""
-        count = self.store.messages_named(skipped.begin, skipped.end) if skipped.is_missing else None
+        count = self._messages_lost(skipped.begin, skipped.end, batch) if skipped.is_missing else None
         after_ms = store_ms_at(batch.data, int(batch.positions[0])) if batch.messages else None
         if before_ms is not None and after_ms is not None and after_ms < before_ms:
             before_ms, after_ms = after_ms, before_ms  # a clock was set back
         return Loss(
-            "missing" if skipped.is_missing else "corrupt",
+            "missing" if skipped.is_missing and not skipped.is_between else "corrupt",
             skipped.begin,
             skipped.end,
             count,
@@ -437,6 +447,13 @@ class Dispatcher:
             end_ms=after_ms,
             is_least=count is not None,
         )
+
+    def _messages_lost(self, begin: int, end: int, behind: IndexBatch | None) -> int | None:
+        """Return the least number of messages in [begin, end), which `behind` follows; None: not known."""
+        by_offsets = None
+        if behind is not None and len(behind.skipped) <= 1:
+            by_offsets = self.fingerprints.queue_ends.lost_before(begin, behind)
+        return max(self.store.messages_named(begin, end) or 0, by_offsets or 0) or None
 
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
         """Compare the last put message with the log; if it differs, return the loss or raise `RewrittenOffsets`."""

@@ -29,6 +29,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tiered_index.errors import CorruptFile
+from tiered_index.rocketmq.follow.queue_ends import QueueEnds
 from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.segments import Segment, stored_bytes
 from tiered_index.service.root import FOLLOWERS, Root, disk_error, disk_errors
@@ -194,6 +195,8 @@ class LogFingerprints:
     last_store_ms: int | None = None
     # Greatest store timestamp of all messages that were read (epoch ms), 0 before the first one; None: unknown
     greatest_store_ms: int | None = None
+    # The last queue offsets before the end of the last batch
+    queue_ends: QueueEnds = field(default_factory=QueueEnds)
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
@@ -204,7 +207,9 @@ class LogFingerprints:
             stored = decoded(path.read_bytes(), _Memory, file, "memory")
             CorruptFile.unless_equal(file, "memory of another source", source, stored.source)
             known = {name: value for name in _IF_KNOWN if (value := getattr(stored, name)) is not UNSET}
-            return cls(path, disk, source, stored.continue_at, stored.witnesses, stored.rewritten, **known)
+            ends = QueueEnds(stored.queues_at, {(topic, queue): at for topic, queue, at in stored.queues})
+            memory = stored.witnesses, stored.rewritten
+            return cls(path, disk, source, stored.continue_at, *memory, **known, queue_ends=ends)
         except FileNotFoundError:
             return cls(path, disk, source, None)
         except OSError as error:
@@ -224,6 +229,8 @@ class LogFingerprints:
             "witnesses": self.ranges,
             "continue_at": self.continue_at,
             "rewritten": self.rewritten,
+            "queues_at": self.queue_ends.position,
+            "queues": [(*queue, offset) for queue, offset in self.queue_ends.offsets.items()],
             **{name: value for name in _IF_KNOWN if (value := getattr(self, name)) is not None},
         }
         root, what = Root(self.path.parent.parent, self.disk), f"writing {self.path}"
@@ -308,6 +315,8 @@ class _Memory(Struct):
     selection: str | UnsetType = UNSET
     last_store_ms: Milliseconds | UnsetType = UNSET
     greatest_store_ms: Milliseconds | UnsetType = UNSET
+    queues_at: Place = 0
+    queues: list[tuple[str, Place, Place]] = []
 
     def __post_init__(self) -> None:
         if not all(witness.begin <= witness.end >= witness.offset for witness in self.witnesses):

@@ -119,6 +119,22 @@ class MessageColumns:
         computed = np.array([crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)], np.uint32)
         self._cut((computed & BODY_CRC_MASK) != self.head["body_crc"])
 
+    @property
+    def is_in_queue(self) -> npt.NDArray[np.bool_]:
+        """Whether each message has an entry in a queue (bool, n): all but prepared and rolled back ones."""
+        transaction = self.head["sys_flag"] & layout.TRANSACTION_MASK
+        return ~np.isin(transaction, (layout.TRANSACTION_PREPARED, layout.TRANSACTION_ROLLBACK))
+
+    @property
+    def has_several(self) -> npt.NDArray[np.bool_]:
+        """Whether each message (bool, n) is a batch, which has several queue offsets."""
+        return np.isin(self.head["sys_flag"] & layout.INNER_BATCH, layout.INNER_BATCH)
+
+    def queue_offsets(self) -> Int64:
+        """Return the queue offset of each message (i64, n)."""
+        offsets: Int64 = self.raw[self.positions[:, None] + _QUEUE_OFFSET_AT].view(">i8")[:, 0].astype(np.int64)
+        return offsets
+
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
         """Return the distinct topics, and the index of each message's topic (i32, n), up to the first invalid topic."""
         encoded = spans(self.raw, self.topic_at, self.topic_end).dictionary_encode()
@@ -140,6 +156,7 @@ class MessageColumns:
 Int64 = npt.NDArray[np.int64]
 
 _BLOCK = 16_384
+_QUEUE_OFFSET_AT = np.arange(20, 28)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +194,18 @@ ALL_TOPICS = Selection(topics=("*",))
 
 @dataclass(frozen=True, slots=True)
 class SkippedRange:
-    """Commit log offsets [begin, end) that can't be read, and the reason. `is_missing`: no file has them."""
+    """Commit log offsets [begin, end) that can't be read, and the reason.
+
+    `is_missing`: no file has them. `is_between`: files before and after them are there, so the broker did not delete
+    them.
+    """
 
     begin: int
     end: int
     problem: str
     file: str
     is_missing: bool = False
+    is_between: bool = False
 
 
 class NonMessage(NamedTuple):

@@ -12,7 +12,7 @@ may call. Bytes that can't be read are never skipped without a report:
 | half a message there, followed by nothing readable | the end, for now (`End.TORN`): being written, or torn |
 | half a message there, followed only by older messages | the same: the broker cut its log and will overwrite them |
 | anything else that is no message | damage: `CorruptFile`, or skipped to the next readable message |
-| a position without a segment | `MissingOffsets`, or skipped to the next segment |
+| a position without a segment | `MissingOffsets`, or skipped to the next segment (see `batches`) |
 | a position after the end of the log | `MissingOffsets`: the log was cut or made again |
 
 Fingerprints (`follow/fingerprints.py`) detect a log that was rewritten before a position.
@@ -51,13 +51,23 @@ _BEHIND_DAMAGE = 1 << 16
 _PIECE = 1 << 22
 
 
-class MissingOffsets(CorruptFile):
-    """Commit log offsets [`begin`, `end`) are in no file: deleted before they were read, or never written."""
+_BETWEEN = (
+    "missing in the middle of the log: give the other folder of storePathCommitLog by --commitlog, or pass "
+    "--skip-corrupt if there is none"
+)
 
-    def __init__(self, folder: str, problem: str, begin: int, end: int) -> None:
+
+class MissingOffsets(CorruptFile):
+    """Commit log offsets [`begin`, `end`) are in no file: deleted before they were read, or never written.
+
+    `is_between`: files before and after them are there. A broker deletes its oldest files, so these are elsewhere.
+    """
+
+    def __init__(self, folder: str, problem: str, begin: int, end: int, *, is_between: bool = False) -> None:
         super().__init__(folder, f"{problem}: commit log offsets {inclusive(begin, end)}")
         self.begin = begin
         self.end = end
+        self.is_between = is_between
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,14 @@ class CommitLogReader:
         object.__setattr__(self, "_looked", segments)
         if (segment := segment_at(segments, offset)) is not None:
             return segment
+        if segments and segments[0].start < offset < segments[-1].start:
+            # a list that is made while the broker deletes its oldest files may have one of them, and lack later ones
+            segments = self.segments()
+            if (segment := segment_at(segments, offset)) is not None:
+                return segment
         for segment in segments:
+            if offset < segment.start and segment is not segments[0]:
+                raise MissingOffsets(str(self.folder), _BETWEEN, offset, segment.start, is_between=True)
             if offset < segment.start:
                 raise self._missing("deleted before they were read", offset, segment.start)
         raise self._missing("after the end of the log", segments[-1].end if segments else 0, offset)
@@ -151,7 +168,8 @@ class CommitLogReader:
         nothing.
 
         Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was
-        yielded. With `skip_corrupt` and `skip_missing`, the next batch has the range in `skipped` instead. Zeros at
+        yielded. With `skip_corrupt` and `skip_missing`, the next batch has the range in `skipped` instead. A gap with
+        segments before and after it is damage: only `skip_corrupt` skips it. Zeros at
         `hole_at` are damage if something readable follows them. `newest_ms` is the store timestamp (epoch ms) of the
         message before `position`. `segments` is a known list of segments; the folder is listed again for others.
         A single reading may see messages that are only partly written: the last one, or earlier ones with holes of
@@ -171,9 +189,10 @@ class CommitLogReader:
             try:
                 segment = self._next_segment(at, segments)
             except MissingOffsets as error:
-                if not skip_missing or error.begin < at:
+                if not (skip_corrupt if error.is_between else skip_missing) or error.begin < at:
                     raise
-                skipped.append(SkippedRange(error.begin, error.end, error.problem, error.file, is_missing=True))
+                gap = SkippedRange(error.begin, error.end, error.problem, error.file, True, error.is_between)
+                skipped.append(gap)
                 at = error.end
                 continue
             if segment is None:

@@ -146,7 +146,7 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
         # another task reads the bytes after the segment
         mine = [passed for passed in batch.skipped if start <= passed.begin < end]
         for passed in mine:
-            if passed.file == str(reader.folder):
+            if passed.is_missing:
                 raise MissingOffsets(passed.file, passed.problem, passed.begin, passed.end)
         skipped += mine
         if batch.begin >= end:
