@@ -178,7 +178,7 @@ class World:
             assert position is not None, "no durable position"
             problem = f"durable position {position}, not from {self.durable_position} to {self.position}"
             assert self.durable_position <= position <= self.position, problem
-        if self.unsettled and not self.are_interrupted:
+        if self.unsettled and not self.are_interrupted and self.service._buffer.is_empty:
             # the source puts messages after the position again, so that an entry of one would be stored twice
             messages = itertools.chain.from_iterable(answers.values())
             twice = [a for a in messages if a.offset > (position or 0) and a.timestamp_ms > NOW_MS]
