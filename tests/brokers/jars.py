@@ -1,5 +1,5 @@
-"""Jars of real brokers and of Spark's connectors, which Maven fetches by a pom of this tree, once a version, into
-`build/brokers`, and other versions of PySpark, which pip installs there.
+"""Jars of real brokers, which Maven fetches by a pom of this tree, once a version, into `build/brokers`, other versions
+of PySpark, which pip installs there, and jars of Spark's connectors, which Spark fetches.
 
 A pom has its version as the property `broker.version`. `REQUIRED` in the environment makes a test fail where it would
 be skipped for want of Maven, Java, the jars or PySpark. As a program it prints the line that says what is missing here.
@@ -58,6 +58,29 @@ def pyspark_folder(version: str) -> Path:
     folder, wanted = FOLDER / f"pyspark-{version}", f"pyspark=={version}"
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
     _must_be_had(_fetch(folder, wanted, [*command, "--target", _HERE, wanted], _INSTALL_S))
+    return folder
+
+
+# a session whose settings are arguments
+_SESSION = """
+import os, sys
+folder, packages, jars = sys.argv[1:]
+sys.path[:0] = [folder] if folder else []
+from pyspark.sql import SparkSession
+settings = {"spark.jars.packages": packages, "spark.jars.ivy": jars, "spark.ui.enabled": "false"}
+SparkSession.builder.master("local[1]").config(map=settings).getOrCreate().stop()
+"""
+
+
+def jars_of(packages: str, version: str | None) -> Path:
+    """Return the folder of `spark.jars.ivy` in which the jars of `spark.jars.packages` are, and fetch them.
+
+    `version` is of PySpark; None: the virtualenv's. Skips the test if they can't be had, or fails it as above.
+    """
+    folder = FOLDER / f"jars-{packages.rpartition(':')[0].rpartition(':')[2]}-{version or 'newest'}"
+    spark = "" if version is None else str(pyspark_folder(version))
+    command = [sys.executable, "-c", _SESSION, spark, packages, _HERE]
+    _must_be_had(missing_programs() or _fetch(folder, packages, command, _FETCH_S))
     return folder
 
 

@@ -41,11 +41,12 @@ PLAIN = "topic string, queue_id int, key string, offset long, size int, timestam
 NESTED = PLAIN.replace("key string", "order struct<id: string>")
 BAD_FRAMES = [
     (PLAIN, {"key": "order_id"}, r"column 'order_id' \(key\) is missing; the source has"),
-    (PLAIN, {"offset": "key"}, r"column 'key' \(offset\) has the type string, but must have integers"),
+    (PLAIN, {"offset": "key"}, r"column 'key' \(offset\) has the type string, but must have integers: cast it"),
     (PLAIN.replace("_ms long", "_ms date"), {}, "'timestamp_ms' has the type date32.*, but must have times"),
     (NESTED, {"key": "order"}, r"'order' \(key\) is a struct; .* as F\.col\('order\.id'\)$"),
     (NESTED, {"key": "order.id"}, r"'order\.id' \(key\) is missing; .* as F\.col\('order\.id'\)$"),
     (PLAIN.replace("key string", "key binary"), {}, "'key' has the type binary, but must have text"),
+    (PLAIN.replace("key string", "key decimal(9,2)"), {}, r"'key' has the type decimal128\(9, 2\), .* text: cast it"),
     (PLAIN, {"kye": "key"}, "'kye' is not a field of an entry"),
 ]
 

@@ -103,7 +103,7 @@ def test_lookups_from_sql(session, written):
     # the reason why docs/spark.md asks for ON: a Spark that keeps all keys here fails this line
     assert {row.k for row in session.sql(outer).collect()} == {"key-7", "key-8"}
     for call, message in (
-        (f"'{uri}', 'orders', 5", "key is int; text is needed"),
+        (f"'{uri}', 'orders', 5", "key is int; text is needed: cast it"),
         (f"'{uri}', 'orders', 'k', TIMESTAMP '2026-11-01'", "begin_ms is timestamp; epoch milliseconds"),
         (f"'{uri}/none', 'orders', 'k'", "holds no tiered index"),
     ):

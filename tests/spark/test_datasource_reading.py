@@ -152,7 +152,9 @@ def test_bad_options_and_places(written, tmp_path):
         with pytest.raises(error, match=message):
             scan(place, **options)
 
-    refused(InvalidArgument, r"unknown option 'begin'; the options are path, topic, queues, beginMs", begin="1")
+    others = "of writes window, .*offsetSpace; of writes of rows of files keys, .*; of streams .*checkpointLocation"
+    known = f"path, topic, queues, beginMs, endMs, maxPartitionBytes; {others}"
+    refused(InvalidArgument, f"unknown option 'begin', 'x'; the options are {known}", begin="1", x="2")
     refused(InvalidArgument, "beginMs is an integer, not 'x'", beginMs="x")
     refused(InvalidArgument, "is after end_ms", beginMs="2", endMs="1")
     refused(InvalidArgument, "maxPartitionBytes is a number of bytes", maxPartitionBytes="0")

@@ -28,7 +28,7 @@ from tiered_index.kafka.columns import SCHEMA, SIZE
 from tiered_index.kafka.messages import KafkaMessages
 
 # The number of programs in each section. A test here runs each.
-_RUN = {("spark.md", "Step by step"): 11, ("spark.md", "A Delta or Iceberg table"): 1}
+_RUN = {("spark.md", "Step by step"): 11, ("spark.md", "A Delta or Iceberg table"): 3}
 
 
 def run(example: str) -> dict[str, Any]:
@@ -76,14 +76,15 @@ def test_the_jobs_of_the_page_print_what_it_shows(spark: Any, tmp_path: Path, mo
 
 @pytest.mark.streams
 def test_the_program_on_tables_runs_with_files_in_place_of_a_connector(spark: Any, tmp_path: Path) -> None:
-    (program,) = programs(section("spark.md", "A Delta or Iceberg table"))
+    _, program, _ = programs(section("spark.md", "A Delta or Iceberg table"))
     rows = [("order-1", n, 90, datetime(2023, 11, 15, tzinfo=UTC)) for n in range(3)]
     frame = spark.createDataFrame(rows, "order_id string, position long, bytes int, at timestamp")
     frame.write.parquet(f"{tmp_path}/lake/orders")
     stated = 'spark.readStream.schema("order_id string, position long, bytes int, at timestamp").format("parquet")'
     assert 'spark.readStream.format("delta")' in program
-    program = program.replace('spark.readStream.format("delta")', stated).replace("s3a://lake", f"{tmp_path}/lake")
-    program = program.replace("s3://bucket", f"file://{tmp_path}").replace("s3a://bucket", f"{tmp_path}/bucket")
+    program = program.replace('spark.readStream.format("delta")', stated).replace("/data/lake", f"{tmp_path}/lake")
+    for text, own in {"s3://bucket": f"file://{tmp_path}", "/data/c": f"{tmp_path}/c", "settings=DELTA": ""}.items():
+        program = program.replace(text, own)
     for _ in range(2):
         exec(compile(program, "spark.md", "exec"), {})
     with IndexReader.open(f"file://{tmp_path}/index") as reader:

@@ -157,6 +157,7 @@ BAD = [
     ("topic string, key string", {"key": "kye"}, r"column 'kye' \(key\) is missing"),
     ("topic string, key string", {"offset": "key"}, "'offset' is not a field of a lookup"),
     ("topic string, key string", {"topic": 5}, r"topic .*not 5"),
+    ("topic string, key decimal(9,2)", {}, r"column 'key' is decimal\(9,2\); text is needed: cast it"),
     ("topic string, key int", {}, "column 'key' is int; text is needed"),
     ("topic string, key array<string>", {}, "column 'key' is array<string>; text is needed"),
     ("topic string, key string, at date", {"end_ms": "at"}, r"'at' \(end_ms\) is date; integers"),

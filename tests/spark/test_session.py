@@ -12,9 +12,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.commands import run_program
-from tiered_index.spark import open_session
+from tiered_index.errors import ConfigError
+from tiered_index.spark import open_session, register
 from tiered_index.spark.frames import repartitioned, repartitioned_by_hash
 from tiered_index.spark.session import _JAVA_VARIABLES
+from tiered_index.spark.versions import check_classic, check_workers
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,44 @@ def test_the_collector_is_the_users_choice_if_they_give_options_of_java(
     open_session(settings=settings)
     chosen = "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError"
     assert (chosen in begun[0].values()) == (not is_users)
+
+
+class _Context:
+    """A Spark context of the driver, whose workers run `pythonExec`."""
+
+    master = "local[1]"
+
+    def __init__(self, program: str) -> None:
+        self.pythonExec = program
+
+
+class _Session:
+    version = "4.3.0"
+
+    def __init__(self, program: str) -> None:
+        self.sparkContext = _Context(program)
+
+
+@pytest.mark.parametrize("check", [register, check_classic])
+def test_workers_with_another_python_are_named_with_what_to_set(check, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    other = tmp_path / "python3"
+    for script, problem in (
+        (f'exec {sys.executable} -S -I "$@"', f"{other} can't import tiered_index"),
+        ("echo 3.8", f"{other} is Python 3.8, and this is 3.{sys.version_info[1]}"),
+        (None, "there is no nopython"),
+    ):
+        if script:
+            other.write_text(f"#!/bin/sh\n{script}\n")
+            other.chmod(0o755)
+        with pytest.raises(ConfigError) as caught:
+            check(_Session(str(other) if script else "nopython"))
+        assert f"since {problem}: set PYSPARK_PYTHON={sys.executable} before" in str(caught.value)
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    check_workers(_Session(str(other)))
+    check_workers(_Session(sys.executable))
+    monkeypatch.setenv("PYSPARK_PYTHON", "any")
+    check_workers(_Session("nopython"))
 
 
 @pytest.mark.parametrize("count", [1, 7])

@@ -152,10 +152,10 @@ def check_kinds(
             continue
         if field in declared:
             told = declared[field].spoken_type if declared[field].is_text else np.dtype(declared[field].dtype)
-            raise InvalidArgument(f"{where}column {shown(field)} has the type {kind}, but must have {told}")
+            raise InvalidArgument(f"{where}column {shown(field)} has the type {kind}, but must have {told}: cast it")
         others = {"topic": "text", "key": "text or a list of text", "keys": "a list of text", "timestamp_ms": "times"}
-        needed = others.get(field, "integers")
-        raise InvalidArgument(f"{where}column {shown(field)} has the type {f'{kind}':.80}, but must have {needed}")
+        told = f"has the type {f'{kind}':.80}, but must have {others.get(field, 'integers')}"
+        raise InvalidArgument(f"{where}column {shown(field)} {told}: cast it")
 
 
 def _may_be(field: str, kind: pa.DataType, own: np.dtype[Any] | None) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import tiered_index
 from tiered_index.errors import ConfigError, install_hint
 from tiered_index.spark.failures import show_sentences_first
-from tiered_index.spark.versions import check_classic, check_version
+from tiered_index.spark.versions import check_classic, check_version, check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,9 +144,11 @@ def register(spark: SparkSession) -> None:
     """Register the formats ``tiered_index`` and ``rocketmq_commitlog`` and the table function ``tiered_index_lookup``.
 
     From then on the text of a task's error of this package begins with its sentence. Idempotent. Raises `ConfigError`
-    if PySpark is missing or too old. Logs a warning if writes may fail because of Spark's speculation.
+    if PySpark is missing or too old, or if Spark's workers can't run the package. Logs a warning if writes may fail
+    because of Spark's speculation.
     """
     check_pyspark()
+    check_workers(spark)
     from pyspark.sql.functions import udtf
 
     from tiered_index.spark.datasource.entries import EntrySource

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 from tiered_index.errors import ConfigError
 
@@ -26,6 +31,34 @@ def check_classic(spark: object) -> None:
             "df.write of format tiered_index"
         )
     check_version("Spark", str(getattr(spark, "version", "")))
+    if str(getattr(getattr(spark, "sparkContext", None), "master", "")).startswith("local"):
+        check_workers(spark)
+
+
+def check_workers(spark: object) -> None:
+    """Raise `ConfigError` if the workers of the driver's host would run a Python that can't run this package.
+
+    Without PYSPARK_PYTHON they run the `python3` of PATH. Another interpreter than the driver's is started once to ask.
+    """
+    if is_connect(spark) or os.environ.get("PYSPARK_PYTHON"):
+        return
+    name = str(spark.sparkContext.pythonExec)  # type: ignore[attr-defined]
+    program = shutil.which(name)
+    if program is not None and Path(program).parent == Path(sys.executable).parent:
+        return
+    program_text = "import sys; print(*sys.version_info[:2], sep='.'); import tiered_index"
+    here, there, problem = "{}.{}".format(*sys.version_info[:2]), "", f"there is no {name}"
+    if program is not None:
+        done = subprocess.run([program, "-c", program_text], capture_output=True, text=True, timeout=60, check=False)
+        there, problem = done.stdout.strip(), f"{program} can't import tiered_index"
+        if done.returncode == 0 and there == here:
+            return
+    if there not in ("", here):
+        problem = f"{program} is Python {there}, and this is {here}"
+    raise ConfigError(
+        f"Spark's workers can't run this package, since {problem}: set PYSPARK_PYTHON={sys.executable} before the "
+        "session starts, or start it by tiered_index.spark.open_session"
+    )
 
 
 def check_version(what: str, version: str, least: tuple[int, int] = OLDEST) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,23 +15,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.brokers.jars import class_path, pyspark_folder
+from tests.brokers.jars import class_path, jars_of, pyspark_folder
 from tests.integration.cli.command_lines import TOP
 
 TOPIC = "orders"
 COLUMNS = "order_id string, position long, bytes int, at timestamp, region int"
 MOVED = "order-moved"
-_DELTA = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # 50 tasks for each of its snapshots otherwise
-    "spark.databricks.delta.snapshotPartitions": "1",
-}
-_ICEBERG = {
-    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-    "spark.sql.catalog.lake.type": "hadoop",
-}
+TABLES = "A Delta or Iceberg table"
+# The settings of a session, by section and name in docs/spark.md
+RECIPES = {"delta": (TABLES, "DELTA"), "iceberg": (TABLES, "ICEBERG"), "kafka": ("Kafka", "KAFKA_SOURCE")}
+
+
+def recipe(name: str) -> dict[str, str]:
+    """Return the settings of a connector that the page gives."""
+    from tests.spark.pages import section
+
+    heading, variable = RECIPES[name]
+    (written,) = re.findall(rf"^{variable} = (\{{.*?\}})$", section("spark.md", heading), re.MULTILINE | re.DOTALL)
+    settings: dict[str, str] = ast.literal_eval(written)
+    return settings
 
 
 def orders(begin: int, end: int) -> list[tuple[str, int, int, int, int]]:
@@ -39,16 +42,19 @@ def orders(begin: int, end: int) -> list[tuple[str, int, int, int, int]]:
 
 
 def run_job(
-    name: str, folder: Path, jars: tuple[Path, str, str], *arguments: str, version: str | None = None
+    name: str, folder: Path, *arguments: str, pom: tuple[Path, str, str] | None = None, version: str | None = None
 ) -> list[dict[str, Any]]:
-    """Run a job, and return what it printed. `jars` are a pom, a name and a version.
+    """Run a job, and return what it printed. The page's recipe names its jars, or a pom, with a name and a version.
 
     `version` is of PySpark; None: the virtualenv's. The call waits until Java has ended, too, which has the same pipes.
     """
-    files = sorted(Path(class_path(*jars)).parent.glob("*.jar"))
+    if pom is None:
+        jars = str(jars_of(recipe(name)["spark.jars.packages"], version))
+    else:
+        jars = ",".join(map(str, sorted(Path(class_path(*pom)).parent.glob("*.jar"))))
     roots = [str(pyspark_folder(version))] if version is not None else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*roots, str(TOP)]), "SPARK_LOCAL_IP": "127.0.0.1"}
-    command = [sys.executable, "-m", "tests.brokers.connectors.jobs", name, str(folder), ",".join(map(str, files))]
+    command = [sys.executable, "-m", "tests.brokers.connectors.jobs", name, str(folder), jars]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     done = subprocess.run([*command, *arguments], cwd=TOP, env=environment, timeout=900, check=False, **pipes)
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
@@ -90,20 +96,18 @@ def _sentence(act: Callable[[], object]) -> str:
     return "no error"
 
 
-def _stream(folder: Path, place: str, form: str) -> None:
-    """Run the page's program, which adds the new rows of a table to the index `streamed`."""
+def _programs(folder: Path, table: str, replaced: dict[str, str]) -> tuple[Any, ...]:
+    """Return the page's programs: a stream of a table into `index`, a build of `index-2`, a stream of later rows."""
     from tests.spark.pages import programs, section
 
-    (program,) = programs(section("spark.md", "A Delta or Iceberg table"))
-    replaced = {
-        'format("delta").load("s3a://lake/orders")': f'format("{form}").load("{place}")',
-        "s3a://bucket/checkpoints/orders": str(folder / "checkpoint"),
-        "s3://bucket/index": (folder / "streamed").as_uri(),
-    }
-    for text, own in replaced.items():
-        assert text in program
-        program = program.replace(text, own)
-    exec(program, {})
+    settings, stream, anew = programs(section("spark.md", TABLES))
+    stream = settings + stream
+    places = {"/data/lake/orders": table, "/data/lake": str(folder / "warehouse"), "/data/checkpoints": str(folder)}
+    for text, own in {**places, "s3://bucket": folder.as_uri(), **replaced}.items():
+        assert text in stream + anew
+        stream, anew = stream.replace(text, own), anew.replace(text, own)
+    built, later = anew.split("\n\n")
+    return stream, built, later
 
 
 def _checked(spark: Any, folder: Path, frame: Any, *places: Path) -> None:
@@ -120,42 +124,63 @@ def _checked(spark: Any, folder: Path, frame: Any, *places: Path) -> None:
 
 
 def _delta(spark: Any, folder: Path) -> None:
-    table = folder / "table"
+    table, names = folder / "table", {}
+    stream, built, later = _programs(folder, str(table), {})
     _rows_of(spark, 0, 120).write.format("delta").partitionBy("region").option(
         "delta.enableDeletionVectors", "true"
     ).save(str(table))
-    _stream(folder, str(table), "delta")
+    exec(stream, names)
     _rows_of(spark, 120, 200).write.format("delta").mode("append").save(str(table))
     spark.sql(f"OPTIMIZE delta.`{table}`")
-    _stream(folder, str(table), "delta")
+    exec(stream, names)
     spark.sql(f"DELETE FROM delta.`{table}` WHERE position % 3 = 0")
     spark.sql(f"UPDATE delta.`{table}` SET order_id = '{MOVED}' WHERE position % 10 = 1")
-    _say(failed=_sentence(lambda: _stream(folder, str(table), "delta")))
+    _say(failed=_sentence(lambda: exec(stream, names)))
     live = spark.read.format("delta").load(str(table))
     _checked(spark, folder, live, table, table / "region=1", table / "region=1" / "*.parquet")
+    exec(built, names)
+    _rows_of(spark, 200, 240).write.format("delta").mode("append").save(str(table))
+    exec(later, names)
 
 
 def _iceberg(spark: Any, folder: Path) -> None:
-    table = folder / "warehouse" / "shop" / "orders"
+    table, name, names = folder / "warehouse" / "shop" / "orders", "lake.shop.orders", {}
+    after = '"stream-from-timestamp", int(version.committed_at.timestamp() * 1000) + 1'
+    newest = f"SELECT snapshot_id, committed_at FROM {name}.snapshots ORDER BY committed_at DESC LIMIT 1"
+    stream, built, later = _programs(
+        folder,
+        name,
+        {
+            "settings=DELTA": "settings=ICEBERG",
+            'format("delta")': 'format("iceberg")',
+            "DESCRIBE HISTORY delta.`{TABLE}` LIMIT 1": newest,
+            '.head()["version"]': ".head()",
+            '"versionAsOf", version': '"versionAsOf", version.snapshot_id',
+            '"startingVersion", version + 1': after,
+        },
+    )
     modes = ", ".join(f"'write.{change}.mode'='merge-on-read'" for change in ("delete", "update"))
     spark.sql(
         f"CREATE TABLE lake.shop.orders ({COLUMNS}) USING iceberg PARTITIONED BY (region) "
         f"TBLPROPERTIES ('format-version'='2', {modes})"
     )
-    _rows_of(spark, 0, 120).writeTo("lake.shop.orders").append()
-    _stream(folder, "lake.shop.orders", "iceberg")
-    _rows_of(spark, 120, 200).writeTo("lake.shop.orders").append()
+    _rows_of(spark, 0, 120).writeTo(name).append()
+    exec(stream, names)
+    _rows_of(spark, 120, 200).writeTo(name).append()
     spark.sql("CALL lake.system.rewrite_data_files(table => 'shop.orders', options => map('rewrite-all', 'true'))")
-    _stream(folder, "lake.shop.orders", "iceberg")
+    exec(stream, names)
     spark.sql("DELETE FROM lake.shop.orders WHERE position % 3 = 0")
     spark.sql(f"UPDATE lake.shop.orders SET order_id = '{MOVED}' WHERE position % 10 = 1")
     deletes = spark.sql("SELECT content, record_count FROM lake.shop.orders.delete_files").collect()
     _say(deletes=[[row.content, row.record_count] for row in deletes])
-    _say(failed=_sentence(lambda: _stream(folder, "lake.shop.orders", "iceberg")))
+    _say(failed=_sentence(lambda: exec(stream, names)))
     live = spark.read.format("iceberg").load("lake.shop.orders")
     _checked(
         spark, folder, live, table, table / "data", table / "data" / "region=1", table / "data" / "**" / "*.parquet"
     )
+    exec(built, names)
+    _rows_of(spark, 200, 240).writeTo(name).append()
+    exec(later, names)
 
 
 def _s3a(spark: Any, folder: Path, bucket: str, endpoint: str) -> None:
@@ -188,7 +213,7 @@ def _kafka(spark: Any, folder: Path, address: str, topic: str) -> None:
 
     names: dict[str, Any] = {"spark": spark}
     exec((DOCS / "examples/spark_kafka.py").read_text().partition("spark = open_session()")[0], names)
-    (block,) = re.findall(r"^```text\n(records = .*?)^```", section("spark.md", "Kafka"), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"^```text\n(KAFKA_SOURCE = .*?)^```", section("spark.md", "Kafka"), re.MULTILINE | re.DOTALL)
     block = block.replace("broker:9092", address).replace('"orders"', repr(topic))
     exec(block, names)
     register(spark)
@@ -200,23 +225,27 @@ def _kafka(spark: Any, folder: Path, address: str, topic: str) -> None:
     build(spark, names["entries_of"](names["records"]), storage=(folder / "built").as_uri(), window="1d")
 
 
-def _settings(name: str, folder: Path, *arguments: str) -> Iterator[tuple[str, str]]:
+def _settings(name: str, folder: Path, jars: str, *arguments: str) -> Iterator[tuple[str, str]]:
+    if name in RECIPES:
+        yield from recipe(name).items()
+        yield "spark.jars.ivy", jars
     if name == "delta":
-        yield from _DELTA.items()
+        # 50 tasks for each of its snapshots otherwise
+        yield "spark.databricks.delta.snapshotPartitions", "1"
     if name == "iceberg":
-        yield from _ICEBERG.items()
         yield "spark.sql.catalog.lake.warehouse", str(folder / "warehouse")
     if name == "s3a":
+        yield "spark.jars", jars
         yield "spark.hadoop.fs.s3a.endpoint", arguments[1]
         yield "spark.hadoop.fs.s3a.path.style.access", "true"
 
 
 def main() -> None:
-    """Run a job: its name, a folder, the paths of its jars, and what it needs besides."""
+    """Run a job: its name, a folder, its jars or their folder, and what it needs besides."""
     from tests.spark.sessions import local_session
 
     name, folder, jars, *arguments = sys.argv[1:]
-    settings = {"spark.jars": jars, **dict(_settings(name, Path(folder), *arguments))}
+    settings = dict(_settings(name, Path(folder), jars, *arguments))
     jobs: dict[str, Callable[..., None]] = {"delta": _delta, "iceberg": _iceberg, "s3a": _s3a, "kafka": _kafka}
     with local_session(Path(folder), settings) as spark:
         _say(spark=spark.version)

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tests.brokers.connectors.jobs import MOVED, TOPIC, orders, run_job
+from tests.brokers.connectors.jobs import MOVED, TABLES, TOPIC, orders, recipe, run_job
 from tests.spark.pages import section
 from tiered_index import IndexReader
 
 HERE = Path(__file__).parent
-DELTA = (HERE / "delta.pom.xml", "spark-delta", "4.4.0")
-ICEBERG = (HERE / "iceberg.pom.xml", "spark-iceberg", "1.12.0")
 S3A = (HERE / "hadoop-aws.pom.xml", "hadoop-aws", "3.5.0")
 LIVE = [
     (MOVED if position % 10 == 1 else order, position, *rest)
@@ -32,7 +30,7 @@ def assert_answers(uri: str, rows: Iterable[tuple]) -> None:
     """Assert that the lookup of each order finds its rows and no other, and that the index has no other entry."""
     rows = list(rows)
     with IndexReader.open(uri) as reader:
-        for key in {order for order, *_ in orders(0, 200)} | {MOVED}:
+        for key in {order for order, *_ in orders(0, 240)} | {MOVED}:
             answer = reader.query(TOPIC, key, max_count=1_000)
             entries = sorted((item.offset, item.size, item.timestamp_ms // 1000) for item in answer)
             assert entries == sorted((position, size, at) for order, position, size, at, _ in rows if order == key), key
@@ -46,13 +44,18 @@ def rows_in_files(folder: Path) -> int:
 
 def test_the_page_names_the_versions_that_are_tested():
     text = section("spark.md", "Versions of Spark")
-    assert f"Delta {DELTA[2]} (`io.delta:delta-spark_4.2_2.13`) | 4.2.0 |" in text
-    assert f"Iceberg {ICEBERG[2]} (`org.apache.iceberg:iceberg-spark-runtime-4.1_2.13`) | 4.1.0 |" in text
+    for title, spark in (("Delta", "4.2.0"), ("Iceberg", "4.1.0"), ("Kafka", "4.2.0")):
+        name = title.lower()
+        package, _, version = recipe(name)["spark.jars.packages"].rpartition(":")
+        assert f"| {title} {version} (`{package}`) | {spark}" in text
+        if name != "kafka":
+            installed = f"pip install '.[spark]' 'pyspark[sql]=={spark}'    # for {title} {version}"
+            assert installed in section("spark.md", TABLES)
     assert f"hadoop-aws {S3A[2]} (`org.apache.hadoop:hadoop-aws`) |" in text
 
 
 def test_an_index_of_a_delta_table_has_its_live_rows(tmp_path):
-    failed, built, refused = run_job("delta", tmp_path, DELTA, version="4.2.0")
+    failed, built, refused = run_job("delta", tmp_path, version="4.2.0")
     table = tmp_path / "table"
     logs = [path.read_text() for path in sorted((table / "_delta_log").glob("*.json"))]
     actions = [json.loads(line) for log in logs for line in log.splitlines()]
@@ -61,7 +64,9 @@ def test_an_index_of_a_delta_table_has_its_live_rows(tmp_path):
     assert max(vector["cardinality"] for vector in vectors) > 0 and rows_in_files(table) > len(LIVE)
     assert built == {"entries": len(LIVE)}
     assert_answers((tmp_path / "built").as_uri(), LIVE)
-    assert_answers((tmp_path / "streamed").as_uri(), orders(0, 200))
+    assert_answers((tmp_path / "index").as_uri(), orders(0, 200))
+    # built anew, and a stream of what came after
+    assert_answers((tmp_path / "index-2").as_uri(), [*LIVE, *orders(200, 240)])
     assert "delet" in failed["failed"].lower(), failed
     assert len(refused["refused"]) == 3
     for sentence in refused["refused"]:
@@ -70,13 +75,15 @@ def test_an_index_of_a_delta_table_has_its_live_rows(tmp_path):
 
 
 def test_an_index_of_an_iceberg_table_has_its_live_rows(tmp_path):
-    deletes, failed, built, refused = run_job("iceberg", tmp_path, ICEBERG, version="4.1.0")
+    deletes, failed, built, refused = run_job("iceberg", tmp_path, version="4.1.0")
     # 1: files of deleted positions
     assert {content for content, _ in deletes["deletes"]} == {1}
     assert sum(count for _, count in deletes["deletes"]) == CHANGED
     assert built == {"entries": len(LIVE)}
     assert_answers((tmp_path / "built").as_uri(), LIVE)
-    assert_answers((tmp_path / "streamed").as_uri(), orders(0, 200))
+    assert_answers((tmp_path / "index").as_uri(), orders(0, 200))
+    # built anew, and a stream of what came after
+    assert_answers((tmp_path / "index-2").as_uri(), [*LIVE, *orders(200, 240)])
     assert "delete" in failed["failed"].lower(), failed
     assert len(refused["refused"]) == 4
     for sentence in refused["refused"]:
@@ -86,7 +93,7 @@ def test_an_index_of_an_iceberg_table_has_its_live_rows(tmp_path):
 
 def test_rows_and_keys_in_an_s3_bucket_are_read_by_s3a(server, tmp_path):
     bucket = server.new_bucket()
-    built, *answers, failed = run_job("s3a", tmp_path, S3A, bucket, server.endpoint_url)
+    built, *answers, failed = run_job("s3a", tmp_path, bucket, server.endpoint_url, pom=S3A)
     assert built == {"entries": 200}
     expected = []
     for n in range(0, 60, 3):

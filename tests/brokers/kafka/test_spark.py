@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.brokers.connectors.jobs import run_job
 from tiered_index import IndexReader
-
-# the newest version on Maven Central
-CONNECTOR = (Path(__file__).with_name("spark.pom.xml"), "spark-kafka", "4.2.0")
 
 
 def entries(uri):
@@ -37,6 +33,6 @@ def test_rows_of_sparks_source_make_the_entries_of_ingest(version, broker, topic
     expected = entries(followed)
     assert len(expected) == 181
 
-    run_job("kafka", tmp_path, CONNECTOR, broker.address, topic, version=version)
+    run_job("kafka", tmp_path, broker.address, topic, version=version)
     for name in ("streamed", "built"):
         assert entries((tmp_path / name).as_uri()) == expected

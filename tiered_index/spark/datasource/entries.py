@@ -31,6 +31,7 @@ from tiered_index.spark.frames import arrow_schema, arrow_schema_of
 from tiered_index.spark.versions import OLDEST_OF_STREAMS, check_version
 
 _OPTIONS = ("topic", "queues", "beginMs", "endMs", "maxPartitionBytes")
+_USES = {"reads": _OPTIONS, "writes": WRITE_OPTIONS, "writes of rows of files": OF_ROWS, "streams": STREAM_OPTIONS[-1:]}
 _PARTITION_BYTES = 64 << 20
 _COLUMNS = arrow_schema(
     "topic string, key_hash int, key string, queue_id int, offset long, size int, timestamp timestamp"
@@ -79,7 +80,7 @@ class EntrySource(DataSource):
         return EntryStreamWriter(self._options(STREAM_OPTIONS), schema)
 
     def _options(self, known: tuple[str, ...] = _OPTIONS) -> DataSourceOptions:
-        return DataSourceOptions(self.name(), dict(self.options), known)
+        return DataSourceOptions(self.name(), dict(self.options), known, _USES)
 
 
 @dataclass(eq=False)

@@ -58,7 +58,7 @@ class LookupFunction:
         ):
             if argument is not None and (kind := argument.dataType.simpleString()) not in kinds:
                 needed = "text is" if kinds[0] == "string" else "epoch milliseconds (unix_millis(time)) are"
-                raise InvalidArgument(f"{_USAGE}: {name} is {kind}; {needed} needed")
+                raise InvalidArgument(f"{_USAGE}: {name} is {kind}; {needed} needed: cast it")
         genesis = StorageAddress(uri.value).state().genesis
         assert genesis is not None
         return AnalyzeResult(columns_of(genesis.layout.schema, keyed=True))

@@ -25,7 +25,10 @@ def _bytes_of(text: str) -> int:
 class DataSourceOptions:
     """The user's options for the source `name`. Raises `InvalidArgument` for unknown options, no or several paths."""
 
-    def __init__(self, name: str, texts: Mapping[str, str], known: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, texts: Mapping[str, str], known: Sequence[str], uses: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """`known` are the options that count here; `uses` all those of the source, by their use."""
         self._name = name
         self._texts = {option.lower(): value for option, value in texts.items()}
         places = {option.lower(): option for option in known}
@@ -38,7 +41,10 @@ class DataSourceOptions:
             )
         if unknown := [option for option in self._texts if option not in places and option != "path"]:
             there = ", ".join(["path", *known])
-            raise InvalidArgument(f"{name}: unknown option {unknown[0]!r}; the options are {there}")
+            for use, names in (uses or {}).items():
+                if others := [option for option in names if option not in known]:
+                    there += f"; of {use} {', '.join(others)}"
+            raise InvalidArgument(f"{name}: unknown option {', '.join(map(repr, unknown))}; the options are {there}")
         if not self._texts.get("path", "").strip():
             raise InvalidArgument(
                 f"{name}: no path is given: use load(URI), save(URI) or the option path; CREATE TABLE ... AS and "

@@ -296,7 +296,7 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
         named = names[name] = shown_column(name, columns.get(name))
         if name in ("topic", "key"):
             if actual != "string":
-                raise InvalidArgument(f"column {named} is {actual}; text is needed")
+                raise InvalidArgument(f"column {named} is {actual}; text is needed: cast it")
         elif actual == "timestamp":
             fields[name] = F.unix_millis(fields[name])
         elif actual in _INTEGERS:
