@@ -30,7 +30,7 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.format.hashing import assigned_topic_id
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.failures import show_sentences_first, typed_errors
@@ -232,6 +232,19 @@ def test_a_damaged_commit_log_fails_the_build_or_is_skipped(spark, storage, tmp_
     with IndexReader.open(storage) as reader:
         times_by_number = {n: [item.timestamp_ms for item in reader.query("t", f"k-{n}")] for n in (0, 50, 99)}
     assert times_by_number == {0: [BEGIN_MS], 50: [], 99: [BEGIN_MS + 99_000]}
+
+
+def test_a_segment_that_is_missing_between_others_fails_the_build_or_is_named(spark, storage, tmp_path):
+    """It built an index without the messages of another disk, and did not say so."""
+    with StoreWriter(tmp_path / "store", segment_bytes=8_000) as writer:
+        puts = [writer.put("t", 0, b"body" * 20, keys=[f"k-{n}"], store_ms=BEGIN_MS + n * 1000) for n in range(100)]
+    segment = sorted((tmp_path / "store" / "commitlog").iterdir())[1]
+    segment.unlink()
+    with pytest.raises(MissingOffsets, match=r"no segment has them: .*: commit log offsets 8,000 to 15,999"):
+        build(spark, tmp_path / "store", storage=storage, config=IndexConfig(slots=64))
+    built = build(spark, tmp_path / "store", storage=storage, config=IndexConfig(slots=64), skip_corrupt=True)
+    assert built.entries == sum(not 8_000 <= put.offset < 16_000 for put in puts) > 0
+    assert [passed[1:3] for passed in built.skipped] == [(8_000, 16_000)]
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ checked. One thread. `tiered-index ingest --follow` follows a log that grows.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -20,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog
-from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TAGS, index_keys
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.sources.places import local_path
@@ -28,7 +27,7 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import DataSourceOptions, TaskPartition
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of, gathered
-from tiered_index.spark.writing.log_sources import Stretch, archived_stretches, local_stretches, opened
+from tiered_index.spark.writing.log_sources import Stretch, archived_stretches, check_gaps, local_stretches, opened
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 _OPTIONS = ("body", "skipCorrupt", "store")
@@ -92,10 +91,8 @@ class MessageReader(DataSourceReader):
         """Return one partition for each segment. Raises `MissingOffsets` for a gap, except with skipCorrupt. Driver."""
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
         stretches = _stretches(self._settings)
-        for before, after in itertools.pairwise(stretches):
-            stores = {stretch.archived.store if stretch.archived else "" for stretch in (before, after)}
-            if len(stores) == 1 and before.end != after.begin and not self._settings.skip_corrupt:
-                raise MissingOffsets(self._settings.path, "no segment has them", before.end, after.begin)
+        if not self._settings.skip_corrupt:
+            check_gaps(self._settings.path, stretches)
         return list(map(TaskPartition, stretches))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -7,10 +7,11 @@ are read by ranged requests, in bounded memory, and checked against their table.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -48,13 +49,22 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Messages that begin at offsets [begin, end) of one segment of a log, in a `folder` or `archived` at `uri`."""
+    """Messages that begin at offsets [begin, end) of one segment of a log, in a `folder` or `archived` at `uri`.
+
+    `gap_end`: no segment has the offsets before it, which are skipped; None: the segment has all of them.
+    """
 
     begin: int
     end: int
     folder: str = ""
     uri: str = ""
     archived: ArchivedSegment | None = None
+    gap_end: int | None = None
+
+    @property
+    def store(self) -> str:
+        """The archived store; empty for a folder."""
+        return "" if self.archived is None else self.archived.store
 
 
 def local_stretches(folder: Path) -> list[Stretch]:
@@ -104,22 +114,46 @@ class LogReader:
         """Yield the fields `names` (of `LOG_COLUMNS`) of the entries; with `HAS_KEY` also what was skipped."""
         for stretch in stretches:
             with opened(stretch, self.address_of, skip_corrupt=self.skip_corrupt, selection=_SELECTION) as reader:
-                for part in _entries(reader, stretch.begin, stretch.end, self.skip_corrupt):
+                for part in _entries(reader, stretch, self.skip_corrupt):
                     if isinstance(part, pa.RecordBatch):
                         yield part.append_column(HAS_KEY, pc.is_valid(part.column("key"))).select(list(names))
                     elif HAS_KEY in names:
                         yield part
 
 
-def log_stretches(paths: Sequence[str], address_of: AddressOf) -> list[Stretch]:
-    """Return the segments of local stores, or archived segments. Raises as `archived_stretches`."""
+def log_stretches(paths: Sequence[str], address_of: AddressOf, *, skip_corrupt: bool = False) -> list[Stretch]:
+    """Return the segments of local stores, or archived segments.
+
+    With `skip_corrupt`, gaps between segments are parts of the stretches after them. Raises as `archived_stretches`,
+    and without `skip_corrupt` as `check_gaps`.
+    """
     stretches: list[Stretch] = []
     for path in paths:
         if is_archive(path):
-            stretches += archived_stretches(*_archive_of(path), address_of)
+            of_path = archived_stretches(*_archive_of(path), address_of)
         else:
-            stretches += local_stretches(StoreDirectory.open(Path(path)).commitlog)
+            of_path = local_stretches(StoreDirectory.open(Path(path)).commitlog)
+        if not skip_corrupt:
+            check_gaps(path, of_path)
+        gaps = {after: before.end for before, after in _gaps(of_path)}
+        stretches += [
+            replace(stretch, begin=gaps[stretch], gap_end=stretch.begin) if stretch in gaps else stretch
+            for stretch in of_path
+        ]
     return stretches
+
+
+def check_gaps(path: str, stretches: Sequence[Stretch]) -> None:
+    """Raise `MissingOffsets` if segments are missing between two of the same log, such as those on another disk."""
+    for before, after in _gaps(stretches):
+        problem = "no segment has them: those of another disk must be in the folder, and skip_corrupt leaves them out"
+        raise MissingOffsets(path, problem, before.end, after.begin, is_between=True)
+
+
+def _gaps(stretches: Sequence[Stretch]) -> list[tuple[Stretch, Stretch]]:
+    """Return the segments before and after each gap within one log."""
+    pairs = itertools.pairwise(stretches)
+    return [(before, after) for before, after in pairs if before.store == after.store and before.end != after.begin]
 
 
 def _archive_of(source: str) -> tuple[str, str | None]:
@@ -136,17 +170,19 @@ def _archive_of(source: str) -> tuple[str, str | None]:
     return place + ("?" + rest if rest else ""), stores[0] if stores else None
 
 
-def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) -> Iterator[pa.RecordBatch | Census]:
-    """Yield the entries of the segment [start, end), and what was skipped.
+def _entries(reader: CommitLogReader, stretch: Stretch, skip_corrupt: bool) -> Iterator[pa.RecordBatch | Census]:
+    """Yield the entries of a stretch, and what was skipped.
 
     Raises `CorruptFile` unless `skip_corrupt` is True.
     """
+    start, end = stretch.begin, stretch.end
     skipped: list[SkippedRange] = []
     for batch in reader.batches(start, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
         # another task reads the bytes after the segment
         mine = [passed for passed in batch.skipped if start <= passed.begin < end]
         for passed in mine:
-            if passed.is_missing:
+            # a segment that was there when the segments were listed
+            if passed.is_missing and passed.end != stretch.gap_end:
                 raise MissingOffsets(passed.file, passed.problem, passed.begin, passed.end)
         skipped += mine
         if batch.begin >= end:

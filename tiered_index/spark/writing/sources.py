@@ -176,7 +176,7 @@ def entries_of(
     if is_log(paths := _paths(source)):
         for name in _checked_log_fields(columns, schema):
             check_there(name, name, LOG_COLUMNS, "a commit log has")
-        stretches = log_stretches(paths, address_of)
+        stretches = log_stretches(paths, address_of, skip_corrupt=skip_corrupt)
         return Entries.of_parts(spark, stretches, LOG_COLUMNS, LogReader(address_of, skip_corrupt))
     named = {name: value for name, column in columns.items() if (value := _name_or_literal(column)) is not None}
     if expressions := [name for name in columns if name not in named]:
