@@ -29,6 +29,7 @@ from tiered_index.service.log.topic_keys import (
     added_positions,
     away_positions,
     dropped_positions,
+    kept_positions,
     named_end,
     positions_of,
     rules_in,
@@ -93,7 +94,7 @@ class AddedKeys:
         self._is_published = True
         # of the last segment that was not read, by its start: how many rows have no copies
         self._uncopied: dict[int, int | None] = {}
-        # what was there in place of segments that are away, by their starts
+        # what was there in place of files that are away, by the first offsets that are not read
         self._looked = set[tuple[int, int, str]]()
         self._known, self._copied, self._read_end = KnownFiles(log), CopiedTexts(index.segment_archive, log, ()), 0
         self.counts = KeyCounts()
@@ -143,6 +144,23 @@ class AddedKeys:
         counts.further = further
         return [*further, *dict.fromkeys(wanted)]
 
+    def dropped_in(self, spans: Collection[tuple[int, int]]) -> list[str]:
+        """Return the dropped keys that rows at offsets [start, end) of any of `spans` have."""
+        return TopicKeys(self._positions, self._log).dropped_in(spans)
+
+    def keep(self, rules: Sequence[str], begin: int, end: int) -> None:
+        """Let rows at offsets [`begin`, `end`), behind all others, have their keys by `rules`, also by dropped ones.
+
+        Do so before the log has their segments.
+        """
+        counted, active = rules_in(self._positions, scope_of(self._log)), rules_of(self._positions, scope_of(self._log))
+        if begin == end or not (dropped := [rule for rule in rules if rule in counted and rule not in active]):
+            return
+        for rule in dropped:
+            self._put_all(kept_positions(self._positions, self._log, rule, begin, end))
+        self._is_published = False
+        self.publish()
+
     def publish(self) -> None:
         """Publish the keys at once, if they are new. Do so before the first copy of a row that has them."""
         if not self._is_published:
@@ -189,7 +207,10 @@ class AddedKeys:
                 break
 
     def _back(self, left_out: Sequence[KeyPass], files: Sequence[SourceFile]) -> list[KeyPass]:
-        """Return the passes for the first file that was away, is listed, and has not been looked at yet."""
+        """Return the passes for the first file that was away, is listed, and has not been looked at yet.
+
+        Those for rows that have no segment any more need no file.
+        """
         back, marks = list[KeyPass](), set[tuple[int, int, str]]()
         by_uri = {file.uri: file for file in files} if left_out else {}
         for key_pass in left_out if by_uri else ():
@@ -197,8 +218,10 @@ class AddedKeys:
                 break
             of_log = self._index.segment_archive.segments().of_log(self._log, key_pass.read)
             segment = next((each for each in of_log if isinstance(each, LinkedSegment)), None)
-            if segment is not None and (file := by_uri.get(segment.uri)) is not None:
-                mark = segment.start, file.size_bytes, file.stamp
+            if segment is None or segment.start >= key_pass.end:
+                back.append(key_pass)
+            elif (file := by_uri.get(segment.uri)) is not None:
+                mark = key_pass.read, file.size_bytes, file.stamp
                 if mark not in self._looked:
                     marks.add(mark)
                     back.append(key_pass)

@@ -73,13 +73,15 @@ Opened = Callable[[str], SourceFile]
 class UnreadFile:
     """A file whose rows from `position` on are to be read. They replace those at the offsets `old`.
 
-    It `is_retimed` if that is because their times were read in another way.
+    It `is_retimed` if that is because their times were read in another way. It `is_rest` if a killed run has begun to
+    replace the old rows: the record that says what was read must reserve the offsets of the rest, too.
     """
 
     listed: SourceFile
     position: int = 0
     old: tuple[OldOffsets, ...] = ()
     is_retimed: bool = False
+    is_rest: bool = False
 
 
 @dataclass
@@ -644,7 +646,7 @@ class _Decision:
         if isinstance(verdict, Same):
             self._plan.known += not known.unfinished
         else:
-            self._plan.unread.append(UnreadFile(listed, position, tuple(old)))
+            self._plan.unread.append(UnreadFile(listed, position, tuple(old), is_rest=bool(ended)))
 
     def _read_anew(self, listed: SourceFile, known: KnownFile) -> None:
         """Note that all rows of a file, which is a known one, are to be read in place of the known ones."""

@@ -75,6 +75,8 @@ _MOST_TOPICS = 1000
 
 _Reading = tuple[SourceFile, RowFile | Damage | None, LinkedSegment]
 """A segment that is to be read, with its file and the rows of that, or why they can't be read; None: they are gone."""
+_Reserved = tuple[list[_Reading], list[Replacement]]
+"""Segments that are to be read, and what they replace."""
 _Outcome = tuple[LinkedSegment | None, int | None]
 """A finished segment, and the position of the file at which a further one begins. None: it has no row; there is none.
 """
@@ -226,20 +228,41 @@ class FileLinker:
         )
         check_retimed(self._copied_offsets(), plan)
         self._count(plan)
-        self._state(plan)
+        self._replaced, rests, of_rests = {}, list[_Reading](), list[Replacement]()
+        for _, (readings, replaced) in self._reserved_by_keys([unread for unread in plan.unread if unread.is_rest]):
+            rests, of_rests = rests + readings, of_rests + replaced
+        self._state(plan, rests, of_rests)
         for packed in plan.packed:
             self._point(*packed)
         # rows of a run that was killed before it put any have the keys of this one
         is_new = is_first and not self._keys.known()
         if is_new:
             self._settle(self.position)
-        self._resume(plan)
+        self._resume(plan, rests)
         if is_first and not is_new:
             self._settle(max(self.position, self._known.end))
-        waiting = deque(plan.unread)
-        while waiting:
-            self._index(self._reserved(waiting))
+        keys, others = self.mapping.keys, [unread for unread in plan.unread if not unread.is_rest]
+        for dropped, (readings, replaced) in self._reserved_by_keys(others):
+            if readings or replaced:
+                self.index.link([segment for _, _, segment in readings], [], [], replaced)
+            self.mapping = self.mapping.with_keys([*keys, *dropped])
+            self._index(readings)
+        self.mapping = self.mapping.with_keys(keys)
         return plan
+
+    def _reserved_by_keys(self, unread: Sequence[UnreadFile]) -> Iterator[tuple[list[str], _Reserved]]:
+        """Yield results of `_reserved`, with the dropped keys of the rows.
+
+        Rows that are read anew keep the keys that they had.
+        """
+
+        def dropped_keys(unread: UnreadFile) -> list[str]:
+            return self._keys.dropped_in([(start, end) for start, end, _ in unread.old]) if unread.old else []
+
+        for dropped, alike in groupby(sorted(unread, key=dropped_keys), dropped_keys):
+            waiting = deque(alike)
+            while waiting:
+                yield dropped, self._reserved(waiting, dropped)
 
     def _settle(self, end: int) -> None:
         """Settle the keys of the log. Rows before offset `end` are read again for new ones."""
@@ -294,13 +317,14 @@ class FileLinker:
         counts.otherwise += plan.otherwise
         counts.copies += plan.copies
 
-    def _state(self, plan: Plan) -> None:
-        """Let the log state what a plan says of known files."""
-        if plan.changed or plan.gone or plan.retired or plan.ended:
+    def _state(self, plan: Plan, rests: Sequence[_Reading], replaced: Sequence[Replacement]) -> None:
+        """Let the log state what a plan says of known files, and the reserved `rests` with what these replace."""
+        if plan.changed or plan.gone or plan.retired or plan.ended or rests or replaced:
             nothing = self._known.end, self._known.end
             retired = self._copied_offsets().without(plan.retired)
             ended = [each for old, new in plan.ended for each in self._replacements([old], new)]
-            self.index.link([], plan.changed, plan.gone, [*self._replacements(retired, nothing), *ended])
+            ended += [*self._replacements(retired, nothing), *replaced]
+            self.index.link([segment for _, _, segment in rests], plan.changed, plan.gone, ended)
 
     def _copied_offsets(self) -> CopiedOffsets:
         return CopiedOffsets(self.index.segment_archive.segments(), self._store)
@@ -308,12 +332,14 @@ class FileLinker:
     def _replacements(self, old: Iterable[OldOffsets], new: tuple[int, int]) -> list[Replacement]:
         return [Replacement(self._store, each.start, each.end, *new, each.times) for each in old]
 
-    def _resume(self, plan: Plan) -> None:
-        """Read the segments that an earlier run has not finished."""
-        resumed = sorted(plan.resumed, key=lambda of: of[1].start)
-        self._replaced = {segment.start: self._known.waiting(segment) for _, segment in resumed}
+    def _resume(self, plan: Plan, rests: Sequence[_Reading]) -> None:
+        """Read the segments that an earlier run has not finished, and the `rests` of such ones."""
+        self._replaced |= {segment.start: self._known.waiting(segment) for _, segment in plan.resumed}
         # the log does not say which of them are read again, if all of their old rows have copies
-        self._leave_out((segment, self._replaced[segment.start]) for _, segment in resumed)
+        self._leave_out((segment, self._replaced[segment.start]) for _, segment in plan.resumed)
+        rows_of_rests = {segment.start: rows for _, rows, segment in rests}
+        of_rests = [(listed, segment) for listed, _, segment in rests]
+        resumed = sorted([*plan.resumed, *of_rests], key=lambda of: of[1].start)
         try:
             # with the keys of that time, and by its rule for times
             mapping = self.mapping
@@ -321,7 +347,10 @@ class FileLinker:
                 of_rule = mapping.with_times(rule)
                 self.mapping = of_rule.with_keys(keys or self._given.keys)
                 self._learn_times()
-                readings = [(listed, self._rows(listed, segment), segment) for listed, segment in alike]
+                readings = [
+                    (listed, rows_of_rests.get(segment.start) or self._rows(listed, segment), segment)
+                    for listed, segment in alike
+                ]
                 self._index(readings, self.position)
                 if of_rule is mapping:
                     mapping = self.mapping.with_keys(mapping.keys)
@@ -414,10 +443,14 @@ class FileLinker:
         if self._archiver.size_bytes >= SEGMENT_BYTES:
             self._put_waiting()
 
-    def _reserved(self, waiting: deque[UnreadFile]) -> list[_Reading]:
-        """Reserve offsets for the next files by one record, and return them with their open segments."""
+    def _reserved(self, waiting: deque[UnreadFile], dropped: Sequence[str]) -> _Reserved:
+        """Return the next files with their open segments, and what these replace. One record must state both.
+
+        Their rows have their keys by `dropped`, too.
+        """
         readings, replaced, size_bytes, held_bytes = list[_Reading](), list[Replacement](), 0, 0
         again, copied = list[tuple[LinkedSegment, Sequence[OldOffsets]]](), self._copied_offsets()
+        begin = self._known.end
         while waiting and len(readings) < _AT_ONCE and size_bytes < _AT_ONCE_BYTES and held_bytes < _HELD_BYTES:
             unread = waiting.popleft()
             listed = unread.listed
@@ -462,9 +495,8 @@ class FileLinker:
             self._replaced[segment.start] = (*self._replaced.get(segment.start, ()), *old)
             replaced += self._replacements(old, (segment.start, segment.end))
         self._leave_out(again)
-        if readings or replaced:
-            self.index.link([segment for _, _, segment in readings], [], [], replaced)
-        return readings
+        self._keys.keep(dropped, begin, self._known.end)
+        return readings, replaced
 
     def _leave_out(self, again: Iterable[tuple[LinkedSegment, Sequence[OldOffsets]]]) -> None:
         """Let segments that are read in place of old offsets leave out the rows that stay answers by their copies."""
@@ -572,6 +604,7 @@ class FileLinker:
                 # the text is longer than its bound. Its next line may be, too, and a packed text is read from its begin
                 # for each segment
                 more = self._known.reserved_further(segment, position, 2 * segment.length)
+                self._keys.keep(self.mapping.keys, more.start, more.end)
                 further.append((listed, rows, more))
                 replaced += self._replacements(old, (more.start, more.end))
                 if old:

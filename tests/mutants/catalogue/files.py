@@ -20,7 +20,7 @@ segment-read-from-its-start: a run that was killed puts rows again that are dura
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
 segments-not-continued: what an earlier run has not finished is left out
   in FileLinker._run_plan
-  - self._resume(plan)
+  - self._resume(plan, rests)
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
 position-before-shorter-text: the position passes text that a killed run did not see, before the log knows it
   in FileLinker._read
@@ -29,7 +29,7 @@ position-before-shorter-text: the position passes text that a killed run did not
   tests/unit/cli/test_followed_files.py::test_lines_that_come_after_a_killed_run_has_read_to_the_end_are_indexed
 gone-text-named-late: a text that is gone counts as read once later rows are put
   in FileLinker._run_plan
-  - self._state(plan)
+  - self._state(plan, rests, of_rests)
   tests/unit/cli/test_followed_files.py::test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back
 further-segment-lost: a packed text that is longer than its bound ends there
   in FileLinker._read

@@ -119,7 +119,9 @@ def check_said(config, moments, sure, log, kinds):
                 assert all(key.startswith("of=") or "of=" not in lost.reason for lost in answers[0].lost)
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))])
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in (*range(2, 20), 21, 38, 43))]
+)
 @pytest.mark.parametrize("form", ["topic", "topics", "archive", "times", "away"])
 def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(tmp_path, monkeypatch, seed, form):
     moments, kinds = random.Random(seed), form == "topics"
@@ -180,11 +182,9 @@ def test_each_row_has_each_key_once_however_keys_are_added_and_runs_are_killed(t
             index.run_lifecycle()
             active = rules_of(index.durable_positions(), log)
             assert {*wanted} <= {*active} and not {*dropped} & {*active}
-            # rows that are read anew for other times have the keys of now
-            before = {} if form == "times" else sure
             # rows of files that are away get keys later
             here = [number for number in range(count) if files_of_rows[number].name not in away]
-            sure = before | {number: {*before.get(number, ()), *active} for number in here}
+            sure |= {number: {*sure.get(number, ()), *active} for number in here}
             index.close()
     with IndexReader.open(config=config) as reader:
         assert not reader.query("k0" if kinds else "t", "x1").lost
@@ -281,6 +281,33 @@ def test_a_row_is_shown_by_its_valid_key_whatever_an_added_one_is(tmp_path, inge
     ingest(tmp_path / "a.log", "--key", "b")
     assert ingest(tmp_path / "a.log", "--key", "a", "--key", "c")["keys"]["skipped"] == 1
     assert numbers_of("y") == ([4], [])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_that_are_read_anew_keep_a_key_that_was_dropped(tmp_path, ingest, numbers_of, monkeypatch, packed):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    # a text that is longer than its first segment
+    monkeypatch.setattr(rows_of_text, "BLOCK_BYTES", 900)
+    monkeypatch.setattr(rows_of_text, "SUM_BYTES", 500)
+    log = logs / ("a.log.gz" if packed else "a.log")
+    log.write_bytes(gzip.compress(lines(0, 400)) if packed else lines(0, 400))
+    ingest(logs, "--key", "a", "--key", "c.d")
+    (logs / "b.log").write_bytes(lines(400, 410))
+    ingest(logs, "--key", "a", "--drop-key", "c.d")
+    of_u3 = numbers_of("u3")
+    assert of_u3 == ([n for n in range(400) if "u3" in keys_of(n, ["c.d"])], [])
+    (logs / "c.log").write_bytes(lines(410, 420))
+    retimed = ingest(logs, "--key", "a", of=("--topic", "t", "--time", "later"))
+    assert len(retimed["retimed"]) == 2 and numbers_of("u3") == of_u3
+    # an edit, and no row of it has the key, but those behind it
+    edited = lines(0, 400)[:-20_000] + lines(0, 400)[-20_000:].replace(b'"a": "x2"', b'"a": "y2"')
+    log.write_bytes(gzip.compress(edited) if packed else edited)
+    ingest(logs, "--key", "a", of=("--topic", "t", "--time", "later"))
+    assert numbers_of("u3") == of_u3
+    # added again, it finds all rows, each once
+    ingest(logs, "--key", "c.d", of=("--topic", "t", "--time", "later"))
+    assert numbers_of("u3") == ([n for n in range(420) if "u3" in keys_of(n, ["c.d"])], [])
 
 
 def test_rows_that_can_not_be_read_again_for_a_key_are_named_in_its_lookups(tmp_path, where, ingest, numbers_of):

@@ -18,7 +18,7 @@ They become durable as all positions do: the last one together with the entries 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -137,6 +137,20 @@ def dropped_positions(positions: Mapping[str, int], scope: str, rule: str, ends:
     return begins | {_KEY + _of_scope(scope, rule): count + 1}
 
 
+def kept_positions(positions: Mapping[str, int], log: str, rule: str, begin: int, end: int) -> dict[str, int]:
+    """Return the positions by which messages at offsets [`begin`, `end`) have keys by a rule that was dropped.
+
+    They are in the order in which they are to be put. No message is at `begin` or behind it.
+    """
+    count = _counts(positions, scope_of(log))[rule]
+    assert not count % 2, "it was not dropped"
+    dropped = _BEGIN + _of_pass(log, rule, count // 2)
+    if positions.get(dropped) == begin:
+        return {dropped: end}
+    added = {_END + _of_pass(log, rule, count // 2): begin, _BEGIN + _of_pass(log, rule, count // 2 + 1): end}
+    return added | {_KEY + _of_scope(scope_of(log), rule): count + 2}
+
+
 def away_positions(positions: Mapping[str, int], key_pass: KeyPass, begin: int, end: int) -> dict[str, int]:
     """Return the positions by which a pass leaves out messages at offsets [`begin`, `end`), in the order to put them.
 
@@ -232,6 +246,19 @@ class TopicKeys:
             rule
             for rule in sorted(self._counts)
             if any(begin <= offset and (end is None or offset < end) for begin, end in self.ranges(rule))
+        ]
+
+    def dropped_in(self, spans: Collection[tuple[int, int]]) -> list[str]:
+        """Return the dropped rules by which messages at offsets [start, end) of any of `spans` have keys, sorted."""
+        return [
+            rule
+            for rule, count in sorted(self._counts.items())
+            if not count % 2
+            and any(
+                begin < span_end and (end is None or start < end)
+                for begin, end in self.ranges(rule)
+                for start, span_end in spans
+            )
         ]
 
     def next_change(self, offset: int) -> int | None:
