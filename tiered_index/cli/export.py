@@ -17,7 +17,6 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from tiered_index.cli.commands.write import Format
@@ -39,15 +38,7 @@ from tiered_index.types import FilePlace
 PLACE_COLUMNS = {"file": pa.string(), "row": pa.int64()}
 """The columns of entries of files, in addition to those of all entries."""
 # Formats by file extension
-_ENDINGS: dict[str, Format] = {
-    ".parquet": "parquet",
-    ".ndjson": "ndjson",
-    ".jsonl": "ndjson",
-    ".json": "ndjson",
-    ".csv": "csv",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
+_ENDINGS: dict[str, Format] = {".parquet": "parquet", ".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson"}
 _STDOUT = Path("-")
 # Rows of a row group and of one write
 _ROWS = 1 << 18
@@ -65,7 +56,7 @@ def rocketmq_layout(schema: Schema, rule: HashRule, slots: int | None, items: in
     if schema.caller_columns:
         raise InvalidArgument(
             f"--format rocketmq has no column {schema.caller_columns[0].name!r}, which this index has: export as "
-            "parquet, ndjson or arrow"
+            "parquet or ndjson"
         )
     if rule == "both":
         raise InvalidArgument(
@@ -148,10 +139,6 @@ class NdjsonWriter:
         """Leave the file open: its opener closes it."""
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
-
-
 def export(
     session: Session,
     *,
@@ -225,12 +212,14 @@ def _without(lost: Sequence[object]) -> str:
 
 
 def _format_of(out: Path) -> Format:
-    """Return the format of a file by its name. Raises `InvalidArgument` for a compressed one."""
+    """Return the format of a file by its name. Raises `InvalidArgument` for one that an export can't have."""
     if out == _STDOUT:
         return "ndjson"
     ending = out.suffix.lower()
     if ending in (".gz", ".zst", ".bz2", ".xz"):
         raise InvalidArgument(f"--out {out}: an export is not compressed; write `--out - | gzip > {out}`")
+    if ending in (".csv", ".arrow", ".feather"):
+        raise InvalidArgument(f"--out {out}: an export is Parquet or NDJSON, which other tools turn into {ending}")
     return _ENDINGS.get(ending, "parquet")
 
 
@@ -259,11 +248,9 @@ def _places_of(reader: IndexReader) -> RowPlaces | None:
 def _schema_of(entries: Export, form: Format, *, with_places: bool) -> pa.Schema:
     """Return the columns of the rows that a file of a form has; `with_places`: also file and row."""
     schema = entries.schema
-    if form in ("parquet", "arrow"):
+    if form == "parquet":
         at = schema.get_field_index("timestamp_ms")
         schema = schema.set(at, pa.field("timestamp_ms", pa.timestamp("ms", "UTC")))
-    elif form == "csv":
-        schema = pa.schema([pa.field(f.name, pa.string()) if _is_bytes(f.type) else f for f in schema])
     for name, kind in PLACE_COLUMNS.items() if with_places else ():
         if name not in schema.names:
             schema = schema.append(pa.field(name, kind))
@@ -271,7 +258,7 @@ def _schema_of(entries: Export, form: Format, *, with_places: bool) -> pa.Schema
 
 
 def _shaped(table: pa.Table, schema: pa.Schema, places: RowPlaces | None) -> pa.Table:
-    """Return exported entries with the columns of a schema of `_schema_of`; bytes as texts are hexadecimal."""
+    """Return exported entries with the columns of a schema of `_schema_of`."""
     if places is not None:
         of_rows: list[FilePlace | None] = [None] * len(table)
         topics = table["topic"].to_numpy(zero_copy_only=False)
@@ -285,10 +272,6 @@ def _shaped(table: pa.Table, schema: pa.Schema, places: RowPlaces | None) -> pa.
         for name, kind in PLACE_COLUMNS.items():
             if name not in table.column_names:
                 table = table.append_column(name, pa.array(cells[name], kind))
-    for number, field in enumerate(table.schema):
-        if _is_bytes(field.type) and not _is_bytes(schema.field(field.name).type):
-            digits = [None if value is None else value.hex() for value in table[number].to_pylist()]
-            table = table.set_column(number, field.name, pa.array(digits, pa.string()))
     return table.cast(schema)
 
 
@@ -303,7 +286,7 @@ def _made(
                 try:
                     yield writer
                 except BaseException:
-                    # closing writes the end of a Parquet or Arrow file, so that a part would look whole
+                    # closing writes the end of a Parquet file, so that a part would look whole
                     discard(sys.stdout)
                     raise
             sys.stdout.buffer.flush()
@@ -323,9 +306,7 @@ def table_writer(form: Format, sink: IO[bytes], schema: pa.Schema) -> Any:
     """Return a writer of tables with `write_table` and `close`; the caller closes `sink`."""
     if form == "parquet":
         return pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True)
-    if form == "arrow":
-        return pa.ipc.new_file(sink, schema)
-    return pyarrow.csv.CSVWriter(sink, schema) if form == "csv" else NdjsonWriter(sink)
+    return NdjsonWriter(sink)
 
 
 def check_new(out: Path, own: str, *, is_folder: bool = False) -> None:

@@ -124,7 +124,7 @@ class ExportedFile:
             ):
                 raise InvalidArgument(
                     f"{self.place} does not state the schema of its entries: give --preset rocketmq or a root "
-                    f"with such an index, or export as parquet or arrow"
+                    f"with such an index, or export as parquet"
                 )
         if rule == "both":
             raise InvalidArgument(
@@ -147,7 +147,7 @@ class ExportedFile:
             return
         lacks, more = sorted(wanted - self.columns), sorted(self.columns - wanted)
         problem = f"lacks column {lacks[0]!r}" if lacks else f"has an unknown column {more[0]!r}"
-        hint = "" if self.about else "; NDJSON does not state its schema: give --preset, or export as parquet or arrow"
+        hint = "" if self.about else "; NDJSON does not state its schema: give --preset, or export as parquet"
         raise InvalidArgument(f"{self.place} {problem}: the entries of this index are of schema {schema.name}{hint}")
 
     def name(self) -> str | None:

@@ -76,19 +76,6 @@ _ON_SPARK = {
 }
 
 
-# commands of development versions; `merge` was one of Spark's
-_GONE = {
-    "rebuild": "ingest archive:URI",
-    "import": "ingest FILE",
-    "dump": "files FILE --entries",
-    "inspect": "files FILE",
-    "du": "topics --by topic,day,state",
-    "compact": "merge",
-    "merge": "merge --master URL",
-    "repair": "verify --deep --repair",
-}
-
-
 class LateCommand(TyperCommand):
     """A command whose declaration is loaded when it runs, shows its help or is completed. Its callback returns it."""
 
@@ -178,11 +165,6 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         # typer's own checks have technical messages
         if (errors := getattr(error.__context__, "errors", None)) is not None:
             error.message = "; ".join(map(_in_our_words, errors()))
-        for command, now in _GONE.items():
-            if error.message.startswith(f"No such command '{command}'."):
-                error.message = f"No such command '{command}'. Use `tiered-index {now}`."
-        if words[:1] == ["merge"] and "--tiers" in error.message:
-            error.message = "No such option: --tiers. Use --window 1d,30d."
         if words[:1] == ["query"] and "extra argument" in error.message:
             error.message += _ONE_KEY
         if "--json" in words:

@@ -78,15 +78,14 @@ def test_an_erasure_that_matches_nothing_says_so(run_here, store, topic):
 
 
 def test_a_key_without_entries_is_named_beside_others(run_here, store):
-    """The likely spellings have entries, and so has the key itself after the time."""
     command = ("erase", "--topic", "orders", "--storage", store)
-    for wrong, right in (("K1", "k1"), ("k1x", "k1"), ("1k", "k1"), (" 'k3'", "k3")):
+    for wrong in ("K1", "k1x", " 'k3'"):
         alone = run_here(*command, "--key", wrong, "--json")
-        assert (alone.code, alone.document["matched"], alone.document["similar_keys"]) == (1, 0, [right])
+        assert (alone.code, alone.document["matched"], alone.document["entries"]) == (1, 0, 0)
         both = run_here(*command, "--key", wrong, "--key", "k1", "--json")
         assert (both.code, both.document["matched"], both.document["unmatched_keys"]) == (1, 10, [wrong])
     people = run_here(*command, "--key", "k1", "--before", "2020-01-01")
-    assert people.code == 1 and "later entries have 'k1': see --before" in people.err
+    assert people.code == 1 and "before 2020-01-01T00:00:00Z has key 'k1'" in people.err
 
 
 def test_a_key_that_is_stored_by_another_spelling_is_matched(run_here, tmp_path):

@@ -57,7 +57,7 @@ def few_rows(monkeypatch):
 
 
 @pytest.mark.usefixtures("few_rows")
-@pytest.mark.parametrize("form", ["parquet", "ndjson", "arrow"])
+@pytest.mark.parametrize("form", ["parquet", "ndjson"])
 def test_out_and_in_again(exported, run_here, original, tmp_path, form):
     report = exported(f"entries.{form}")
     assert (report["entries"], report["lost"], report["format"]) == (2 * MESSAGES, [], form)
@@ -122,17 +122,16 @@ def test_a_topic_and_a_range_and_a_misspelt_topic(exported, run_here, original, 
 
 def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
     command = ("export", "--root", original.root, "--topic", "orders", "--out", "-")
-    for form in ("csv", "ndjson"):
-        report = exported(f"some.{form}", "--topic", "orders")
-        outcome = run_here(*command, *(() if form == "ndjson" else ("--format", form)))
-        assert (outcome.code, outcome.out) == (0, (tmp_path / f"some.{form}").read_text())
-        assert f"{report['entries']:,} entries, checksum {report['checksum']}" in outcome.err
+    report = exported("some.ndjson", "--topic", "orders")
+    outcome = run_here(*command)
+    assert (outcome.code, outcome.out) == (0, (tmp_path / "some.ndjson").read_text())
+    assert f"{report['entries']:,} entries, checksum {report['checksum']}" in outcome.err
     assert run_here(*command, "--json").code == 2 and not (tmp_path / "-").exists()
 
 
 def test_the_end_of_the_name_says_the_format(exported, tmp_path):
-    reports = [exported(name)["format"] for name in ("e.jsonl", "e.feather", "e")]
-    assert reports == ["ndjson", "arrow", "parquet"]
+    reports = [exported(name)["format"] for name in ("e.jsonl", "e.dat", "e")]
+    assert reports == ["ndjson", "parquet", "parquet"]
     schema = pq.read_schema(tmp_path / "e")
     assert (schema.names, str(schema.field("timestamp_ms").type)) == (COLUMNS, "timestamp[ms, tz=UTC]")
 
@@ -256,7 +255,6 @@ def test_messages_with_a_column_that_is_called_key_hash_are_messages(run_here, t
 
 def test_others_open_it_as_a_table(exported, tmp_path):
     exported("entries.parquet")
-    exported("entries.arrow", "--format", "arrow")
     exported("entries.ndjson", "--format", "ndjson")
     sums = "SELECT count(*), sum(size), min({}), count(DISTINCT key_hash) FROM "
     own = 2 * sum(message(n)["size"] for n in range(MESSAGES))
@@ -270,6 +268,6 @@ def test_others_open_it_as_a_table(exported, tmp_path):
         rows = database.execute(f"{select} ORDER BY 1", ["orders", hash_key("orders", "k7")]).fetchall()
         offsets = [offset for (offset,) in rows]
         assert offsets == sorted(expected_offsets("orders", "k7"))
-    for frame in (pd.read_parquet(tmp_path / "entries.parquet"), pd.read_feather(tmp_path / "entries.arrow")):
-        assert (len(frame), int(frame["size"].sum())) == wanted[:2]
-        assert list(frame.columns) == COLUMNS
+    frame = pd.read_parquet(tmp_path / "entries.parquet")
+    assert (len(frame), int(frame["size"].sum())) == wanted[:2]
+    assert list(frame.columns) == COLUMNS

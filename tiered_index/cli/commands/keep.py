@@ -141,8 +141,8 @@ def erase(
     unfinished uploads may still have bytes; run the command again later. Status remains: objects of the
     index still hold some of the bytes, or can't be read (exit code 1).
 
-    If nothing matches, or a key has no entry, the exit code is 1, and the command names similar keys and topics. --yes
-    records the erasure all the same. Repeating an erasure that is in force needs no match.
+    If nothing matches, or a key has no entry, the exit code is 1, and the command names the key. --yes records the
+    erasure all the same. Repeating an erasure that is in force needs no match.
 
     With preset rocketmq, entries have no fingerprint. So the command also erases other keys of the topic with the same
     hash.

@@ -11,7 +11,7 @@ from tiered_index.cli.declaring import done_by
 from tiered_index.cli.ingesting import IngestOptions
 from tiered_index.cli.options import RangeOptions
 
-Format = Literal["parquet", "ndjson", "csv", "arrow", "rocketmq"]
+Format = Literal["parquet", "ndjson", "rocketmq"]
 
 
 @done_by("tiered_index.cli.ingest:ingest")
@@ -70,7 +70,7 @@ def ingest(
     pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each
     time. Lookups show an entry once, even if you put it twice.
 
-    A file that `export` wrote (Parquet, Arrow, or NDJSON, also packed) puts the same entries, with their hashes of
+    A file that `export` wrote (Parquet, or NDJSON, also packed) puts the same entries, with their hashes of
     keys. NDJSON can also come from stdin. An export has no source positions, erasures and expiries: `copy` keeps them.
 
     archive:URI indexes the archived segments of RocketMQ, records of Kafka and rows of files in the index at URI,
@@ -105,7 +105,7 @@ def export(
 
       tiered-index export --root /data/index --topic orders --begin 2026-11-01 --out orders.ndjson
 
-      tiered-index export --root /data/index --topic orders --out - --format csv | sort
+      tiered-index export --root /data/index --topic orders --out - | sort
 
       tiered-index export --storage file:///tmp/store --out rocketmq-files --format rocketmq --slots 5000000 --items
       20000000
@@ -113,7 +113,7 @@ def export(
     A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and columns of your
     own. If the index has files, there are file and row, too. An index does not store keys. `export` and `ingest` print
     the number of entries, and a checksum that does not depend on their order. Compare these to see that no entry is
-    missing. In Parquet and Arrow, timestamp_ms is a timestamp; elsewhere it is epoch milliseconds.
+    missing. In Parquet, timestamp_ms is a timestamp; in NDJSON it is epoch milliseconds.
 
     If the storage of --root does not answer or is lost, the command exports the root's files. It names the objects that
     only the storage has, and ends with exit code 6.

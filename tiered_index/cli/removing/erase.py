@@ -19,7 +19,7 @@ from tiered_index.spelling import other_spellings
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
 # fields of the certificate that people read as remarks
-_AS_REMARKS = ("unknown_topics", "in_force", "unmatched_keys", "later_keys", "similar_keys", "to_do")
+_AS_REMARKS = ("unknown_topics", "in_force", "unmatched_keys", "to_do")
 # fields of the certificate that are empty in a plan
 _OF_CHANGES = ("objects_removed", "entries_removed", "deleted", "segments", "log_numbers", "scan", "pending")
 
@@ -96,10 +96,6 @@ def unmatched(done: Erasure, until: str) -> list[str]:
         queue = "" if done.request.queue_id is None else f" in queue {done.request.queue_id}"
         problem = f"no entry of {topic}{queue} before {until} is stored"
     remarks = [problem if done.matched else f"nothing matches: {problem}"]
-    if done.later_keys:
-        remarks.append(f"later entries have {listed([repr(key) for key in done.later_keys], 5)}: see --before")
-    if done.similar_keys:
-        remarks.append(f"did you mean {listed([repr(key) for key in done.similar_keys], 5)}? Entries have it")
     left = "entries that a writer has not uploaded yet were not searched"
     if done.status == "planned":
         left += "; archived messages are searched with --now --yes"

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument
@@ -23,7 +24,6 @@ from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, STAG
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.retention import Expired
 from tiered_index.service.jobs.erase_find import FindHidden, Found, ScannedObject, find_hidden
-from tiered_index.service.jobs.erase_near import in_force, matched, near_keys
 from tiered_index.service.jobs.erase_segments import FindMessages, erase_messages
 from tiered_index.service.jobs.expiry import groups
 from tiered_index.service.jobs.job import Rewrite, Workers, in_threads
@@ -135,8 +135,7 @@ class Erasure:
     - `status` is ``planned``, ``hidden``, ``pending``, ``remains`` or ``erased``.
     - `matched` counts the entries and archived messages of the request. `in_force`: the log stated the same erasure
       before, so it may match nothing. `unmatched_keys` are keys of the request that neither an earlier erasure nor a
-      stored entry before the time has. Of these `later_keys` have later entries, and `similar_keys` are other
-      spellings that have entries.
+      stored entry before the time has.
     - `objects` held `entries` entries of the request. Of these `removed` are no longer named by a record, and
       `entries_removed` entries are gone.
     - `deleted` objects that no record names were deleted, of `deleted_bytes` bytes.
@@ -184,8 +183,6 @@ class Erasure:
     known_topics: frozenset[str] = frozenset()
     in_force: bool = False
     unmatched_keys: tuple[str, ...] = ()
-    later_keys: tuple[str, ...] = ()
-    similar_keys: tuple[str, ...] = ()
 
     @property
     def matched(self) -> int:
@@ -216,8 +213,6 @@ class Erasure:
             "unknown_topics": list(self.unknown_topics),
             "in_force": self.in_force,
             "unmatched_keys": list(self.unmatched_keys),
-            "later_keys": list(self.later_keys),
-            "similar_keys": list(self.similar_keys),
             "collisions": self.collisions,
             "objects_removed": list(self.removed),
             "entries_removed": self.entries_removed,
@@ -345,18 +340,16 @@ class _Erasing:
     def _note_unmatched(self) -> None:
         """Note the request, or keys of it, that no stored entry matches."""
         state, request, held = self._begun, self.request, self.scanned.values()
-        are_in_force = [in_force(state, stone) for stone in self._hiding]
+        are_in_force = [_is_in_force(state, stone) for stone in self._hiding]
         self.fields["in_force"] = all(are_in_force)
         having = {
             text
             for text, stone, is_in_force in zip(request.spellings, self._hiding, are_in_force, strict=False)
-            if is_in_force or matched(stone, held)
+            if is_in_force or any((number, stone.fingerprint) in scan.keys for scan in held for number in stone.hashes)
         }
         lacking = tuple([key for key in request.keys if having.isdisjoint((key, *other_spellings(key)))])
         if lacking or not (all(are_in_force) or _hidden(self.scanned)):
-            of_index = self.storage, state, request.topic, lacking, self.schema, self.find
-            later, similar = near_keys(*of_index) if lacking else ((), ())
-            self.fields |= {"unmatched_keys": lacking, "later_keys": later, "similar_keys": similar}
+            self.fields["unmatched_keys"] = lacking
 
     def planned(self) -> Erasure:
         """Return the plan. Raises `InvalidArgument` if the index would have too many tombstones."""
@@ -411,6 +404,11 @@ def check_shard_bytes(shard_bytes: int) -> None:
     """Raise `InvalidArgument` for shards that are too small, as a merge does."""
     if shard_bytes < 1 << 20:
         raise InvalidArgument(f"shard_bytes must be at least {1 << 20}, not {shard_bytes!r}")
+
+
+def _is_in_force(state: LogState, stone: Tombstone) -> bool:
+    """Return whether the log states an erasure of the same entries already, before whatever time."""
+    return any(known.covers(replace(stone, before_ms=_MOMENTS_MS[0] - 1)) for known in state.expired.tombstones)
 
 
 def _check_bound(expired: Expired, gone: Expired) -> Expired:
