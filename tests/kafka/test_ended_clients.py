@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import gc, threading
-from tiered_index.kafka import client
+from tiered_index.kafka import calls, client
 
 gc.disable()
 client.STEP_S = 0.5
@@ -25,11 +25,11 @@ def ask():
 
 ask()
 assert done.wait(60)
-assert len(client._admins) == 1
+assert len(calls._admins) == 1
 ask()
 gc.collect()
 client.KafkaBroker({"bootstrap.servers": "127.0.0.1:1"}).admin
-assert len(client._admins) < 3
+assert len(calls._admins) < 3
 print("ended")
 """
 

@@ -184,7 +184,7 @@ def test_nothing_is_archived_before_a_log_is_known_to_be_the_one_that_was_put(
         archiver.finish()
         assert [record.offset for record in archived(index)] == []
         follower.run()
-        archiver.finish()
+        follower.finish_archiving()
     assert losses_of(follower) == [("rewritten", BEFORE - 20, BEFORE)]
     assert [record.key for record in archived(index)] == [
         *(b"old-%d" % n for n in range(BEFORE - 20)),

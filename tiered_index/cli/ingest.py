@@ -20,7 +20,7 @@ from tiered_index.cli import archived
 from tiered_index.cli.exported import ExportedFile, ingest_exported
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
 from tiered_index.cli.ingesting import FileOptions, IngestOptions, RowOptions
-from tiered_index.cli.kafka import check_kafka, is_of_kafka, open_kafka_follower
+from tiered_index.cli.kafka import check_kafka, is_of_kafka, open_kafka_follower, watched_clients
 from tiered_index.cli.linking import RowIngestion
 from tiered_index.cli.options import given_columns, given_flags, pairs, refuse_others
 from tiered_index.cli.output import counted, human_count
@@ -372,9 +372,10 @@ class Ingestion:
     def _topics(self) -> int:
         self._refuse_others("Kafka")
         config, options = self._config(), self.options
-        check_kafka(self.source, options.kafka, config.root)
         of_source: dict[str, Any] = {"place": self.source, "kafka": options.kafka, "cluster": options.run.store_name}
-        return ingest_followed(self.session, config, options, open_kafka_follower, **of_source)
+        with watched_clients(self.session):
+            check_kafka(self.source, options.kafka, config.root)
+            return ingest_followed(self.session, config, options, open_kafka_follower, **of_source)
 
     def _store(self, path: Path) -> int:
         self._refuse_others("a RocketMQ store")

@@ -14,6 +14,7 @@ from tiered_index.storage.disk import Disk
 
 if TYPE_CHECKING:
     from tiered_index.follow import Follower
+    from tiered_index.kafka.calls import Watch
     from tiered_index.kafka.client import KafkaBroker
     from tiered_index.service.index import IndexService
 
@@ -64,6 +65,13 @@ def open_kafka_follower(
     every_s = EVERY_S if kafka.archive_every is None else kafka.archive_every
     archiver = KafkaArchiver(source, every_s=every_s) if kafka.archive else None
     return Follower(index, source, follow=follow, stop=stop, archiver=archiver, note=session.out.note, **of_follower)
+
+
+def watched_clients(session: Session) -> Watch:
+    """Return a context in which the process ends with exit code 3 if a client of Kafka does not return from a call."""
+    from tiered_index.kafka.calls import Watch
+
+    return Watch(lambda problem: session.out.error("StorageUnavailable", problem))
 
 
 def check_kafka(place: str, options: KafkaOptions, root: Path | None) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from tiered_index.cli.commands.operate import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import open_follower
-from tiered_index.cli.kafka import is_of_kafka, open_kafka_broker, open_kafka_follower
+from tiered_index.cli.kafka import is_of_kafka, open_kafka_broker, open_kafka_follower, watched_clients
 from tiered_index.cli.options import ArchiveOptions, KafkaOptions, given_flags, refuse_others
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
@@ -229,6 +229,8 @@ class Serving:
         keys = (self.kafka.key or ("key",)) if isinstance(lookups, IndexService) else ()
         sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, store, broker, keys)))
         served = Served(lookups, sources, caps, redaction, audit, tokens)
+        if broker is not None:
+            served.problems = stack.enter_context(watched_clients(self.session)).problems
         if follower is not None:
             served.problems = follower.problems
             served.behind = partial(follower.behind, self.writing.max_lag)

@@ -7,12 +7,11 @@ import itertools
 import logging
 import re
 import socket
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import methodcaller
@@ -30,6 +29,7 @@ from tiered_index.errors import (
     TieredIndexError,
     install_hint,
 )
+from tiered_index.kafka.calls import Admin, ClientStuck, Consumer, awaited, open_admin
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.repeated_lines import OnceAMinute
 from tiered_index.storage.context import check_deadline
@@ -238,7 +238,7 @@ def check_setting(name: str, where: str) -> None:
         raise InvalidArgument(f"{where}: {name} is a setting of Java's clients, and this one is librdkafka: {todo}")
 
 
-def open_consumer(settings: Mapping[str, str], log: Any = _log, **more: Any) -> Any:
+def open_consumer(settings: Mapping[str, str], log: Any = _log, **more: Any) -> Consumer:
     """Return a consumer with the user's `settings` of the client, and the cluster's address; `more` are the caller's.
     Its lines go to `log`.
 
@@ -249,42 +249,23 @@ def open_consumer(settings: Mapping[str, str], log: Any = _log, **more: Any) -> 
     if taken := sorted({*_OURS, *more} & settings.keys()):
         raise InvalidArgument(f"leave --kafka {taken[0]} out: the index sets it")
     try:
-        return kafka.Consumer({**_DEFAULTS, **settings, **_OURS, **more}, logger=log)
+        client = kafka.Consumer({**_DEFAULTS, **settings, **_OURS, **more}, logger=log)
     except (kafka.KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
         for value in sorted(filter(None, settings.values()), key=len, reverse=True):
             reason = reason.replace(value, "...")
         raise ConfigError(f"a setting of --kafka or --kafka-config: {reason}") from None
+    return Consumer(client, f"kafka://{settings.get('bootstrap.servers')}")
 
 
-_admins: list[Any] = []
-_admins_lock = threading.Lock()
-
-
-def _kept(admin: Any) -> Any:
-    """Return a new client for questions. It ends in a thread that calls this later, once only this list refers to it.
-
-    Garbage collection may run in a thread of librdkafka. If it ended the client there, the process would abort.
-    """
-    with _admins_lock:
-        # the list and the call refer to each
-        unused = [at for at in range(len(_admins)) if sys.getrefcount(_admins[at]) == 2]
-        ended = [_admins.pop(at) for at in reversed(unused)]
-        _admins.append(admin)
-    # outside of the lock, because the end of a client takes time
-    ended.clear()
-    return admin
-
-
-def ask_ids(admin: Any, cluster: Any, topics: Iterable[str]) -> dict[str, Future[Any]]:
+def ask_ids(admin: Admin, cluster: Any, topics: Iterable[str]) -> Mapping[str, Future[Any]]:
     """Ask for the ids of topics; `id_in` reads an answer. `cluster` is the metadata: without a controller nothing is
     asked.
     """
     names = list(topics)
     if not names or cluster.controller_id not in cluster.brokers:
         return {}
-    answers: dict[str, Future[Any]] = admin.describe_topics(kafka.TopicCollection(names), request_timeout=STEP_S)
-    return answers
+    return admin.ask("describe_topics", kafka.TopicCollection(names), request_timeout=STEP_S)
 
 
 def id_in(answer: Future[Any], topic: str) -> str:
@@ -340,7 +321,7 @@ class TopicRetention(NamedTuple):
         return any(now is not None and (then is None or now < then) for now, then in bounds)
 
 
-Ranges = list[dict[Any, Future[Any]]]
+Ranges = list[Mapping[Any, Future[Any]]]
 """The answers about the begins, the ends and the high watermarks of partitions' logs."""
 
 
@@ -406,6 +387,8 @@ def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, stopped: th
         except (kafka.KafkaException, StorageUnavailable) as error:
             problem = error if isinstance(error, StorageUnavailable) else error_of(error.args[0], what)
             is_over = time.monotonic() > until_s or (stopped is not None and stopped.is_set())
+            # a client that is stuck would only be asked in vain
+            is_over = is_over or isinstance(error, ClientStuck)
             if not isinstance(problem, StorageUnavailable) or is_over:
                 raise problem from (None if problem is error else error)
         time.sleep(_PAUSE_S)
@@ -479,19 +462,20 @@ class KafkaBroker:
     def __post_init__(self) -> None:
         self.place = f"kafka://{self.settings['bootstrap.servers']}"
         # consumers for few records at a time, and for many
-        self._idle: dict[bool, deque[Any]] = {False: deque(), True: deque()}
+        self._idle: dict[bool, deque[Consumer]] = {False: deque(), True: deque()}
         self._closed = False
         self._errors = SetupErrors(self.place, self.settings)
         # until when a partition is not asked again, and why
         self._away: dict[Place, tuple[float, Exception]] = {}
 
     @cached_property
-    def admin(self) -> Any:
+    def admin(self) -> Admin:
         """The client for questions, which logs nothing."""
         self._idle[False].append(self._consumer())  # it checks the settings
-        return _kept(kafka.admin.AdminClient({**self.settings, "log_level": 0, "error_cb": self._errors}))
+        client = kafka.admin.AdminClient({**self.settings, "log_level": 0, "error_cb": self._errors})
+        return open_admin(client, self.place)
 
-    def _consumer(self, *, many: bool = False) -> Any:
+    def _consumer(self, *, many: bool = False) -> Consumer:
         with contextlib.suppress(IndexError):
             return self._idle[many].pop()
         # no wait for new records must delay other requests
@@ -511,7 +495,7 @@ class KafkaBroker:
         if self.settings.get("isolation.level") == "read_uncommitted":
             questions = [(earliest, uncommitted), (latest, uncommitted), (latest, uncommitted)]
         return [
-            self.admin.list_offsets(dict.fromkeys(parts, spec), isolation_level=level, request_timeout=STEP_S)
+            self.admin.ask("list_offsets", dict.fromkeys(parts, spec), isolation_level=level, request_timeout=STEP_S)
             if parts
             else {}
             for spec, level in questions
@@ -523,11 +507,13 @@ class KafkaBroker:
         `explained`: if the cluster can't tell, it is asked for the reason. Then also raises as `check_topic`.
         """
 
+        def check() -> None:
+            _check_time(where, stopped)
+            self.check_setup()
+
         def ask() -> LogRange:
             ranges = self.ranges([place])
-            while wait(answers_of(ranges), _WAIT_S).not_done:
-                _check_time(where, stopped)
-                self.check_setup()
+            awaited(answers_of(ranges), where, STEP_S, check)
             try:
                 return range_in(ranges, place)
             except StorageUnavailable:
@@ -542,9 +528,9 @@ class KafkaBroker:
     ) -> dict[str, TopicRetention | str]:
         """Return the retention of each topic, or why it is not known. Raises `ReadStopped`."""
         resources = [kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, topic) for topic in topics]
-        answers = self.admin.describe_configs(resources, request_timeout=STEP_S) if resources else {}
-        while wait(answers.values(), _WAIT_S).not_done:
-            _check_time("the settings of topics", stopped)
+        answers = self.admin.ask("describe_configs", resources, request_timeout=STEP_S) if resources else {}
+        what = "the settings of topics"
+        awaited(answers.values(), what, STEP_S, partial(_check_time, what, stopped))
         retentions: dict[str, TopicRetention | str] = {}
         for resource, answer in answers.items():
             try:
@@ -564,7 +550,7 @@ class KafkaBroker:
     def renew(self, topics: Iterable[str]) -> None:
         """Ask for the leaders of topics again, because the client for questions keeps a leader that is away."""
         for topic in topics:
-            with contextlib.suppress(kafka.KafkaException):
+            with contextlib.suppress(kafka.KafkaException, ClientStuck):
                 self.admin.list_topics(topic, timeout=STEP_S)
 
     def topic_id(self, topic: str, stopped: threading.Event | None = None) -> str:
@@ -573,8 +559,7 @@ class KafkaBroker:
         def ask() -> str:
             # of all topics: a broker may create a topic that it is asked for by name
             answers = ask_ids(self.admin, self.admin.list_topics(timeout=STEP_S), [topic])
-            while wait(answers.values(), _WAIT_S).not_done:
-                _check_time(topic, stopped)
+            awaited(answers.values(), topic, STEP_S, partial(_check_time, topic, stopped))
             return id_in(answers[topic], topic) if answers else ""
 
         return asked(topic, ask, TIMEOUT_S, stopped)
@@ -585,9 +570,8 @@ class KafkaBroker:
         A list of all topics leaves out those that the login may not see. A question by name tells the two apart.
         """
         (topic, partition), names = place, kafka.TopicCollection([place[0]])
-        answer = self.admin.describe_topics(names, request_timeout=STEP_S)[topic]
-        while wait([answer], _WAIT_S).not_done:
-            _check_time(topic, stopped)
+        answer = self.admin.ask("describe_topics", names, request_timeout=STEP_S)[topic]
+        awaited([answer], topic, STEP_S, partial(_check_time, topic, stopped))
         try:
             numbers = {partition_info.id for partition_info in answer.result().partitions}
         except kafka.KafkaException as error:
@@ -635,7 +619,7 @@ class KafkaBroker:
         finally:
             self._give_back(consumer, many=many, is_well=is_well)
 
-    def _give_back(self, consumer: Any, *, many: bool, is_well: bool) -> None:
+    def _give_back(self, consumer: Consumer, *, many: bool, is_well: bool) -> None:
         """Keep a consumer for the next reader; close it if it or this object is of no more use."""
         try:
             consumer.unassign()  # else it reads on
@@ -675,9 +659,11 @@ class KafkaBroker:
     def close(self) -> None:
         """Leave the cluster. A client that reads now leaves it after its records."""
         self._closed = True
-        for idle in self._idle.values():
-            while idle:
-                idle.pop().close()
+        idle = [consumers.pop() for consumers in self._idle.values() for _ in range(len(consumers))]
+        if idle:
+            # side by side: one that is stuck takes some seconds
+            with ThreadPoolExecutor(len(idle), "tiered-index-close") as pool:
+                list(pool.map(methodcaller("close"), idle))
 
 
 def error_of(error: Any, what: str) -> TieredIndexError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
+from tiered_index.kafka.calls import ClientStuck
 from tiered_index.kafka.client import KafkaBroker, Place, error_of, kafka
 
 COMMIT_S = 1.0
@@ -47,8 +48,13 @@ class GroupOffsets:
             if new:
                 offsets = [kafka.TopicPartition(*place, at) for place, at in new.items()]
                 request = kafka.ConsumerGroupTopicPartitions(self._group, offsets)
-                answers = self._broker.admin.alter_consumer_group_offsets([request], request_timeout=_CLOSE_S)
-                self._sent = new, answers[self._group]
+                ask = self._broker.admin.ask
+                try:
+                    answers = ask("alter_consumer_group_offsets", [request], request_timeout=_CLOSE_S)
+                except ClientStuck as error:
+                    self.problem = str(error)
+                else:
+                    self._sent = new, answers[self._group]
 
     def finish(self, positions: Callable[[], Mapping[Place, int]]) -> None:
         """Publish the last positions, and wait some seconds for the answer."""

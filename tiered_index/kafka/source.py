@@ -57,6 +57,7 @@ from tiered_index.errors import (
 )
 from tiered_index.follow import Batch, Lag
 from tiered_index.kafka.added_keys import AddedRules
+from tiered_index.kafka.calls import LATE_S, ClientStuck, stuck_clients
 from tiered_index.kafka.client import (
     MISSED,
     STEP_S,
@@ -216,6 +217,7 @@ class KafkaSource:
         self._looked_s = _LONG_AGO_S
         self._look: Generator[Iterable[Future[Any]], None, None] | None = None
         self._answers: Iterable[Future[Any]] = ()
+        self._asked_s = _LONG_AGO_S
         self._has_begun = False
         self._heard_s = time.monotonic()
         self.group = GroupOffsets(self.commit_group, self.broker, self.note) if self.commit_group else None
@@ -238,10 +240,8 @@ class KafkaSource:
         stopped = f"stopped partitions: {len(failed):,}, the first {failed[0][1]}" if failed else None
         unpublished = self.group.problem if self.group is not None else None
         open_ones = f"partitions with open transactions: {len(held):,}, the first {held[0]}" if held else None
-        return (
-            "; ".join(filter(None, (None if is_failover else self._trouble, named, stopped, open_ones, unpublished)))
-            or None
-        )
+        trouble = None if is_failover else self._trouble
+        return "; ".join(filter(None, (trouble, named, stopped, open_ones, unpublished, *stuck_clients()))) or None
 
     def _is_failover(self) -> bool:
         """Return whether brokers are away since some seconds only, and all records of before were read."""
@@ -341,11 +341,17 @@ class KafkaSource:
         if self._look is None and time.monotonic() - self._looked_s > _METADATA_S:
             self._looked_s = time.monotonic()
             self._look, self._answers = self._looking(self.clock.now_ms()), ()
-        while self._look is not None and not wait(self._answers, wait_s).not_done:
-            look, self._look = self._look, None  # an error ends it
-            with contextlib.suppress(StopIteration):
-                self._answers = next(look)
-                self._look = look
+        try:
+            while self._look is not None and not wait(self._answers, wait_s).not_done:
+                look, self._look = self._look, None  # an error ends it
+                with contextlib.suppress(StopIteration):
+                    self._answers, self._asked_s = next(look), time.monotonic()
+                    self._look = look
+            if self._look is not None and time.monotonic() - self._asked_s > STEP_S + LATE_S:
+                self._look = None
+                raise ClientStuck(f"{self.place}: the client has not answered: it may be stuck")
+        except ClientStuck as error:
+            self._trouble = str(error)
 
     def _looking(self, begun_ms: int, metadata: Any = None) -> Generator[Iterable[Future[Any]], None, None]:
         """Assign the partitions that are new or have another log, and report deleted ones. Yields what it waits for.
@@ -582,8 +588,6 @@ class KafkaSource:
         while self._problem is None:
             has_any = self._take_in(self._consumed(until_s))
             self._is_taking = False
-            for partition in self._known():
-                partition.high = self._high(partition)
             yield from self._hand_over()
             if not has_any or time.monotonic() > until_s:
                 break
@@ -635,6 +639,9 @@ class KafkaSource:
         while count < _MESSAGES:
             try:
                 messages = asked(self.place, lambda: self._consumer.consume(_HELD, _WAIT_S))
+            except ClientStuck as error:
+                self._trouble = str(error)
+                return
             except TieredIndexError as error:
                 if not count:
                     raise
@@ -763,15 +770,6 @@ class KafkaSource:
             return Lag(end, behind, time.monotonic() - self._well_s)
         is_unknown = self._trouble is not None or self._away or self._waiting or self._failed
         return Lag(end, behind, None if is_unknown else seconds)
-
-    def _high(self, partition: Partition) -> int:
-        """Return the end of a partition's log that the client saw last. It waits for other calls of the client."""
-        place = kafka.TopicPartition(*partition.key)
-        with contextlib.suppress(kafka.KafkaException):
-            watermarks = self._consumer.get_watermark_offsets(place, cached=True)
-            if watermarks is not None and watermarks[1] > 0:
-                return int(watermarks[1])
-        return partition.high
 
     def close(self) -> None:
         """Publish the positions, and leave the cluster. If brokers are away this takes some seconds."""

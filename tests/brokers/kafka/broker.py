@@ -139,6 +139,12 @@ class Broker:
             "super.users": "User:ANONYMOUS",
         }
 
+    def advertise(self, port: int) -> None:
+        """Let it advertise another port of this host from its next start on."""
+        lines = self._file.read_text().splitlines()
+        others = [line for line in lines if not line.startswith("advertised.listeners=")]
+        self._file.write_text("\n".join([*others, f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}", ""]))
+
     def format(self) -> None:
         """Make its storage."""
         run_java(self.jars, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(self._file))
