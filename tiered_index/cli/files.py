@@ -22,6 +22,8 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
 from tiered_index.format.segment import ArchivedSegment
+from tiered_index.service.jobs.ranges import droppable
+from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.inventory import PENDING, du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
@@ -57,6 +59,10 @@ def topics(
         nothing = TopicsResult(topics=(), status="partial")
         pages = Pages(opened, nothing, None, budget, every=False, within=within)
         (answer,) = pages
+        if pages.reader is not None and any(map(_has_replaced, pages.reader._log_states())):
+            pages.more_hints.append(
+                "the counts include rows of files that newer readings replaced, until a merge leaves them out"
+            )
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
         session.out.rows("", [topic.to_dict() for topic in answer.topics], most=len(answer), is_listed=False)
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
@@ -64,6 +70,13 @@ def topics(
             session.out.line(f"{counted(uncounted, 'uncounted file')} of an older version; merging counts them")
         session.out.line(f"{counted(len(answer), 'topic')}, {pages.conclusion}{pages.as_of()}{pages.expired}")
         return pages.finish(session.out)
+
+
+def _has_replaced(state: LogState) -> bool:
+    """Return whether files may have entries of replaced rows."""
+    without = droppable(state)
+    stores = state.expired.replaced.stores.items()
+    return any(len(ranges.retired) > len(without.get(store, ())) for store, ranges in stores)
 
 
 def _open_topics(

@@ -33,6 +33,7 @@ from tiered_index.storage.opening import open_storage
 BEGIN_S = 1_700_000_000
 LATER_MS = 10**10
 T = ("--topic", "t", "--time", "at")
+RETIMED = ("--topic", "t", "--time", "later")
 
 
 @pytest.fixture
@@ -503,6 +504,25 @@ def test_rows_of_known_files_get_other_times_and_count_once(
     for options in ("--time", "snet"), ("--time", "sent", "--time-unit", "s"):
         assert run(options, code=4, name="4.log")["skipped"] == 1
     assert times_of_rows(where) == at | {n: sent[n] for n in (6, 7)}
+
+
+def test_topics_say_that_they_count_replaced_rows(tmp_path, where, ingest):
+    log = tmp_path / "a.log"
+    log.write_bytes(lines(0, 20))
+    ingest(log, "--key", "a")
+    told = "the counts include rows of files that newer readings replaced, until a merge leaves them out"
+
+    def entries_and_hints():
+        document = run_here("topics", *where, "--json").document
+        return document["topics"][0]["entries"], document["hints"]
+
+    once, hints = entries_and_hints()
+    assert hints == []
+    ingest(log, "--key", "a", of=RETIMED)
+    assert entries_and_hints() == (2 * once, [told]) and told in run_here("topics", *where).out
+    merged = run_here("merge", "--window", "1d", *where[2:], "--json")
+    assert merged.code == 0, merged.err
+    assert entries_and_hints() == (once, [])
 
 
 def test_rows_with_copies_keep_their_times(tmp_path, where, ingest):

@@ -236,8 +236,9 @@ def topics(
       tiered-index topics --by topic,day,state --storage s3://bucket/index
 
     The command reads the directory of each stored file: one request per file unless it is cached. A message with two
-    keys has two entries: its bytes count twice. So does an entry that was put twice, until its files are merged. With
-    --begin or --end, the sums have all entries of a topic in each file where the topic's times overlap the range.
+    keys has two entries: its bytes count twice. So does an entry that was put twice, until its files are merged. So
+    do replaced rows of files, which the command says. With --begin or --end, the sums have all entries of a topic in
+    each file where the topic's times overlap the range.
 
     --by sums all entries. Days are UTC days. A file's bytes are divided among its topics in proportion to their
     entries. If a file has several days, its entries are divided evenly among them (estimated). The cost is the price of
