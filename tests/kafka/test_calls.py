@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.kafka.followed import source_of
@@ -312,3 +313,26 @@ def test_a_command_whose_client_is_stuck_ends_at_sigterm_or_by_itself(commanded,
     else:
         assert process.wait(120) == 3
         assert "the process ends; start it again" in process.stderr.read()
+
+
+@pytest.mark.skipif(not can_block(), reason="needs Linux on x86_64 or aarch64")
+def test_a_service_whose_client_is_stuck_answers_names_it_in_its_health_and_ends_at_sigterm(
+    commanded, servers, producing, topic
+):
+    process = commanded("serve", "--port", 0, "--json", "--follow", f"kafka://{servers}/{topic}", ended_s=600)
+    url = json.loads(process.stdout.readline())["url"]
+    with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+
+        def found():
+            return client.get("/v1/query", params={"topic": topic, "key": "k"}).json()["items"]
+
+        until(found)
+        process.stdin.write("block\n")
+        process.stdin.flush()
+        until(lambda: "has not returned from consume" in str(client.get("/v1/health").json()["problems"]))
+        assert found() and client.get("/livez").status_code == 200
+        assert "tiered_index_follow_lag_records" in client.get("/metrics").text
+        # a client of another thread, for one record, is stuck as well
+        assert client.get(f"/v1/messages/kafka:{topic}/0/0").status_code == 502
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0, process.stderr.read()
