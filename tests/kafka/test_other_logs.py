@@ -9,6 +9,7 @@ from tests.support.kafka_cluster import Producing, kafka_cluster
 from tiered_index.errors import ConfigError
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
+from tiered_index.kafka.calls import Consumer
 from tiered_index.kafka.partitions import OffsetOutOfRange
 
 BEFORE = 50
@@ -194,12 +195,19 @@ def test_nothing_is_archived_before_a_log_is_known_to_be_the_one_that_was_put(
 
 @pytest.mark.parametrize("new", [20, 40])
 def test_a_cut_log_that_reaches_the_position_while_it_is_taken_up_is_compared(
-    index, cluster, servers, topic, old_records, producing, cut_and_grown, new
+    index, cluster, servers, topic, old_records, producing, cut_and_grown, monkeypatch, new
 ):
+    """It grows after the source asked for its range, and before the client reads on behind the cut."""
     ingest(index, servers, topic)
     cut_and_grown(BEFORE - 20, 0)
+    assigned, grown = Consumer.incremental_assign, iter([records("new", new)])
+
+    def grow_and_assign(self, partitions):
+        producing.send(topic, next(grown, []))
+        assigned(self, partitions)
+
+    monkeypatch.setattr(Consumer, "incremental_assign", grow_and_assign)
     source = source_of(index, servers, topic, follow=True)
-    producing.send(topic, records("new", new))
     with Follower(index, source, note=lambda _: None) as follower:
         follower.in_background()
         until(lambda: follower.messages == new)
