@@ -115,8 +115,9 @@ class Broker:
         self._settings.setdefault("storePathRootDir", self.store)
         self.start()
 
-    def start(self) -> None:
-        """Start it, or start it again on its store."""
+    def start(self, **settings: object) -> None:
+        """Start it, or start it again on its store, with changed settings."""
+        self._settings |= settings
         self._folder.mkdir(parents=True, exist_ok=True)
         conf = self._folder / "broker.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in self._settings.items()))

@@ -48,6 +48,27 @@ def test_consume_queues_in_rocksdb(new_broker, client, topic, index):
     assert (fetched["state"], fetched["message"]["physical_offset"]) == ("local", pulled["log_offset"])
 
 
+def test_a_store_that_was_changed_over_to_rocksdb(new_broker, client, topic, index):
+    """The files of the old queues stay beside the database, and lack every later message."""
+    broker, living = new_broker()
+    made_topic(living, broker, topic)
+    living.send(topic, *[{"keys": f"k k{n}", "body": f"{n:04d}", "queue": n % 3} for n in range(30)])
+    drained_whole(living, topic, 30)
+    broker.end()
+    broker.start(storeType="defaultRocksDB")
+    living.send(topic, *[{"keys": f"k k{n}", "body": f"{n:04d}", "queue": n % 3} for n in range(30, 60)])
+    assert (broker.store / "consumequeue" / "CURRENT").exists() and (broker.store / "consumequeue" / topic).is_dir()
+    with serving(client, broker.name, *index, "--follow", broker.store) as ours:
+        until(lambda: len(ours.answered("drain", topic)) == 60)
+        assert ours.ends(topic) == {str(queue): [0, 20] for queue in range(3)}
+        # this broker does not find the message at commit log offset 0 in its new queues
+        theirs = until(lambda: len(pulled := living.answered("drain", topic)) >= 59 and pulled)
+        contents = [
+            {(message["log_offset"], message["body"]) for message in each} for each in (ours.drain(topic), theirs)
+        ]
+        assert contents[1] <= contents[0] and len(contents[0]) == 60
+
+
 def test_queues_of_batches(new_broker, client, topic, index):
     broker, living = new_broker()
     made_topic(living, broker, topic, "-a", "+queue.type=BatchCQ")
