@@ -331,10 +331,13 @@ class AddedKeys:
             return
         is_whole = (begin, end) == (segment.start, segment.end)
         # rows without copies beside others that have some are not read apart from these
-        if not (unread.is_away and sink.copied is None and self._leave_out(reading, begin, end)):
+        problem = unread.problem
+        if unread.is_away and sink.copied is None and self._leave_out(reading, begin, end):
+            problem += "; a later run reads it if it lists it as it was"
+        else:
             sink.lose(begin, end, uncopied if is_whole else None)
         for rule in [key_pass.rule for key_pass in reading.together]:
-            of_key = {"file": segment.uri, "key": rule, "problem": unread.problem}
+            of_key = {"file": segment.uri, "key": rule, "problem": problem}
             if of_key not in self.counts.unread[-len(reading.together) :]:
                 self.counts.unread.append(of_key)
 

@@ -321,6 +321,8 @@ def test_rows_that_can_not_be_read_again_for_a_key_are_named_in_its_lookups(tmp_
     added = ingest(tmp_path / "*.log", "--key", "of=c.d", code=1)
     named = [(unread["file"], unread["key"]) for unread in added["keys"]["unread"]]
     assert named == [(a.as_uri(), "of=c.d"), (b.as_uri(), "of=c.d")]
+    later = "; a later run reads it if it lists it as it was"
+    assert all(unread["problem"].endswith(later) for unread in added["keys"]["unread"])
     numbers, (lost,) = numbers_of("of=u3")
     # the file that changed was read anew, as another one
     assert numbers == [n for n in range(10, 30) if "of=u3" in keys_of(n, ["of=c.d"])]
@@ -344,6 +346,26 @@ def test_rows_that_can_not_be_read_again_for_a_key_are_named_in_its_lookups(tmp_
     ingest(tmp_path / "*.log", "--key", "a")
     numbers, lost = numbers_of("of=u4")
     assert (sorted({*numbers}), lost) == ([n for n in range(30) if "of=u4" in keys_of(n, ["of=c.d"])], [])
+
+
+def test_an_object_that_is_away_while_a_key_is_added_gets_it_when_it_is_back(
+    monkeypatch, s3_environment, ingest, numbers_of
+):
+    serve_s3(monkeypatch, s3_environment)
+    source = f"s3://{s3_environment.new_bucket()}/logs"
+    texts = {f"{number}.log": lines(number * 10, number * 10 + 10) for number in range(3)}
+    with open_storage(source, any_names=True) as storage:
+        for name, text in texts.items():
+            storage.put(name, text)
+        ingest(f"{source}/", "--key", "a")
+        storage.delete_many(["1.log"])
+        assert len(ingest(f"{source}/", "--key", "c.d", code=1)["keys"]["unread"]) == 1
+        numbers, (lost,) = numbers_of("u3")
+        assert lost["reason"].endswith("are not read yet for --key c.d")
+        assert set(numbers) == {n for n in (*range(10), *range(20, 30)) if "u3" in keys_of(n, ["c.d"])}
+        storage.put("1.log", texts["1.log"])
+        assert ingest(f"{source}/", "--key", "a")["keys"]["files"] == 1
+    assert numbers_of("u3") == ([n for n in range(30) if "u3" in keys_of(n, ["c.d"])], [])
 
 
 @pytest.mark.parametrize("are_gone", [False, True])
