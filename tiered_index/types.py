@@ -140,12 +140,6 @@ def value_kind(of: dataclasses.Field[Any]) -> str:
     return "U" if of.metadata.get("text") else str(of.metadata.get("dtype", "")).lstrip("<>=|")[:1]
 
 
-ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)
-"""The class of entries; by default `IndexItem`."""
-OpenedT = TypeVar("OpenedT", bound=IndexItem, default=IndexItem)
-"""The class of entries that a caller gives when it opens an index. Not that of a class, which a checker would solve."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyedIndexItem(IndexItem):
     """An `IndexItem` with a 32-bit fingerprint of topic#key: the default class of entries.
@@ -154,6 +148,12 @@ class KeyedIndexItem(IndexItem):
     """
 
     fingerprint: int = column(">u4")
+
+
+ItemT = TypeVar("ItemT", bound=IndexItem, default=KeyedIndexItem, covariant=True)
+"""The class of entries; by default the one of preset `native`."""
+OpenedT = TypeVar("OpenedT", bound=IndexItem, default=KeyedIndexItem)
+"""The class of entries that a caller gives when it opens an index. Not that of a class, which a checker would solve."""
 
 
 def own_columns(kind: type[IndexItem]) -> tuple[str, ...]:

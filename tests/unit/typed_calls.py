@@ -26,7 +26,8 @@ class OrderItem(KeyedIndexItem):
 
 def plain(reader: IndexReader) -> QueryResult:
     for item in reader.query("orders", "a"):
-        assert_type(item, IndexItem)
+        assert_type(item, KeyedIndexItem)
+        assert_type(item.fingerprint, int)
     return reader.query_many([("orders", "a"), Lookup(topic="orders", key="b")])[0]
 
 
@@ -39,8 +40,10 @@ def typed() -> None:
         _ = orders.query("orders", "a")[0].colour  # type: ignore[attr-defined]
     with IndexService.open(root="r", item_type=OrderItem) as index:
         assert_type(index.query("orders", "a")[0].region, int)
-    assert_type(plain(IndexReader.open("memory://x"))[0], IndexItem)
-    assert_type(IndexReader.open("memory://x"), IndexReader[IndexItem])
+    assert_type(plain(IndexReader.open("memory://x"))[0], KeyedIndexItem)
+    assert_type(IndexReader.open("memory://x"), IndexReader[KeyedIndexItem])
+    rocketmq = IndexService.open(root="r", preset="rocketmq", item_type=IndexItem)
+    _ = rocketmq.query("orders", "a")[0].fingerprint  # type: ignore[attr-defined]
     assert_type(IndexReader.open("memory://x", item_type=OrderItem), IndexReader[OrderItem])
     assert_type(IndexService.open(root="r", item_type=OrderItem), IndexService[OrderItem])
     IndexReader.open("memory://x", query_threads="many")  # type: ignore[arg-type]
@@ -54,4 +57,4 @@ async def awaited() -> None:
         assert_type((await reader.query_many([("orders", "a")]))[0].items, tuple[OrderItem, ...])
         assert_type([item.region async for page in reader.query_all("orders", "a") for item in page], list[int])
         await reader.query("orders", 7)  # type: ignore[arg-type]
-    assert_type(await AsyncIndexReader.open("memory://x"), AsyncIndexReader[IndexItem])
+    assert_type(await AsyncIndexReader.open("memory://x"), AsyncIndexReader[KeyedIndexItem])

@@ -81,7 +81,7 @@ def result_of(response: httpx.Response) -> types.QueryResult:
 def _result(document: dict[str, Any], response: httpx.Response) -> types.QueryResult:
     item_type, members = item_type_of(response.headers[COLUMNS]), _members(types.QueryResult, document)
     items, places = _entries_of(document["items"], item_type)
-    return types.QueryResult(items=items, item_type=item_type, places=places if any(places) else None, **members)
+    return types.QueryResult[Any](items=items, item_type=item_type, places=places if any(places) else None, **members)
 
 
 def results_of(response: httpx.Response) -> list[types.QueryResult]:

@@ -258,7 +258,8 @@ class IndexService(Lookups[ItemT]):
 
         Give an `IndexConfig`, or settings by name: `root`, `storage` and other fields of `IndexConfig`, such as
         `seal_after_s=600`. docs/reference.md lists all. The environment supplies settings that you do not give, unless
-        `environment` is false.
+        `environment` is false. With preset `rocketmq` give `item_type=IndexItem`, so that type checkers expect no
+        `fingerprint`.
 
         The workers call the hooks, between their rounds and without a lock: `on_durable(source, position)` when the
         entries up to a position are on the disk, `on_published(source, position)` when they are in the storage, and

@@ -176,9 +176,9 @@ class IndexReader(Lookups[ItemT]):
         reader opens. Lookups report the others in `failed`, and each refresh tries to open them again.
 
         `timeout_s` bounds the opening in seconds; without it the time-outs of the storages apply. `item_type` is the
-        class of the entries. `settings` are fields of `IndexConfig` by name, such as `cache_dir="/data/cache"`;
-        docs/reference.md lists all. The environment supplies settings that you do not give, unless `environment` is
-        false.
+        class of the entries: give `IndexItem` for files of RocketMQ, so that type checkers expect no `fingerprint`.
+        `settings` are fields of `IndexConfig` by name, such as `cache_dir="/data/cache"`; docs/reference.md lists all.
+        The environment supplies settings that you do not give, unless `environment` is false.
 
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,
         `ConfigError`, `InvalidArgument`, and `BudgetExceeded` after `timeout_s`.

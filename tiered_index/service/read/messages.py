@@ -254,7 +254,7 @@ class MessageLookup:
     bounds of the whole call.
     """
 
-    query: Callable[..., QueryResult]
+    query: Callable[..., QueryResult[IndexItem]]
     lookup: Lookup
     allow_partial: bool
     source: MessageSource
@@ -262,7 +262,7 @@ class MessageLookup:
     budget: LookupBudget
     max_message_bytes: int | None = None
     max_read: int | None = None
-    pages: list[QueryResult] = field(default_factory=list)
+    pages: list[QueryResult[IndexItem]] = field(default_factory=list)
     fetched: list[Fetched] = field(default_factory=list)
     exceeded: BudgetExceeded | None = None
 
@@ -375,7 +375,9 @@ class MessageLookup:
         second, offset, *more = self.order_key(item)
         return (-second, -offset, *more)
 
-    def _look_up(self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> QueryResult:
+    def _look_up(
+        self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
+    ) -> QueryResult[IndexItem]:
         """Return a page of the index; only a part if the budget is exceeded."""
         topic, key = self.lookup.topic, self.lookup.key
         try:
