@@ -333,7 +333,7 @@ def _setting(name: str, value: Any, problems: Problems) -> Any:
     except StorageMisconfigured:
         raise
     except (ConfigError, ValueError) as error:
-        problems.append(([name], _said(name, error)))
+        problems.append(([name], _said(name, error, value)))
     return None
 
 
@@ -350,26 +350,41 @@ def _table(table: str, values: Mapping[Any, Any], problems: Problems) -> Any:
             value = _with_units(name, value) if table == "retention" else value
             checked[name] = converted(value, kinds(TABLES[table])[name])
         except ValueError as error:
-            problems.append(([table, name], _said(f"{table}.{name}", error)))
+            problems.append(([table, name], _said(f"{table}.{name}", error, value)))
         except ConfigError as error:
-            problems.append(_inside(table, error))
+            problems.append(_inside(table, error, values))
     try:
         return TABLES[table](**checked) if len(problems) == before else None
     except ConfigError as error:
-        problems.append(_inside(table, error))
+        problems.append(_inside(table, error, values))
         return None
 
 
-def _inside(table: str, error: ConfigError) -> tuple[list[str], str]:
+def _inside(table: str, error: ConfigError, values: Mapping[Any, Any]) -> tuple[list[str], str]:
     """Return path and message of an error that begins with the name of a setting in a table."""
-    sentence = str(error).removesuffix(".")
-    return [table, re.split("[ .:]", sentence, maxsplit=1)[0]], f"setting {table}.{sentence}"
+    name = re.split("[ .:]", str(error), maxsplit=1)[0]
+    return [table, name], _told(f"{table}.{name}", str(error)[len(name) :], values.get(name))
 
 
-def _said(name: str, error: Exception) -> str:
-    """Return the message about a wrong setting. Only our own checks quote the value, which may be a secret."""
-    sentence = str(error).removesuffix(".")
-    return f"setting {name}{' ' if sentence.startswith('must ') else ': '}{sentence}"
+def _said(name: str, error: Exception, value: Any) -> str:
+    """Return the message about a wrong setting."""
+    sentence = str(error)
+    return _told(name, f" {sentence}" if sentence.startswith("must ") else f": {sentence}", value)
+
+
+def _told(name: str, problem: str, value: Any) -> str:
+    """Return a message that begins with a setting, and shows its refused value, but no credentials of a URL."""
+    problem, texts = problem.removesuffix("."), {repr(value), str(value).lower()}
+    if isinstance(value, float | int):
+        texts.add(f"{value:g}")
+    if isinstance(value, Mapping):
+        texts.update(map(repr, value.values()))
+    is_shown = any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", problem) for text in texts if len(text) > 1)
+    if is_shown or "credentials" in problem:
+        return f"setting {name}{problem}"
+    if problem.startswith(" must "):
+        return f"setting {name}{problem}, not {value!r:.80}"
+    return f"setting {name} = {value!r:.80}{problem}"
 
 
 def _value(name: str, value: Any) -> Any:
@@ -503,7 +518,9 @@ def _of_environment(*, is_strict: bool = False) -> Iterator[tuple[str, list[str]
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
             if is_table and not isinstance(value, dict):
-                raise ConfigError(f"environment variable {name} must be a table of settings, as JSON")
+                raise ConfigError(
+                    f"environment variable {name} must be a table of settings, as JSON, not {value!r:.80}"
+                )
         # a table replaces only the settings that it has
         yield from (
             ((name, [*path, inner], member) for inner, member in value.items()) if is_table else [(name, path, value)]

@@ -81,9 +81,13 @@ def test_a_request_has_an_id_that_errors_name(client):
 
 WRONG = [
     ("/v1/query", 400, "topic is missing"),
-    ("/v1/query?topic=orders&key=k&max_count=ten", 400, "max_count: must be a whole number"),
-    ("/v1/query?topic=orders&key=k&max_count=0", 400, "max_count: must be at least 1"),
-    ("/v1/query?topic=orders&key=k&max_count=1001", 400, "max_count: must be at most 1000; continue with the cursor"),
+    ("/v1/query?topic=orders&key=k&max_count=ten", 400, 'max_count: must be a whole number, not "ten"'),
+    ("/v1/query?topic=orders&key=k&max_count=0", 400, 'max_count: must be at least 1, not "0"'),
+    (
+        "/v1/query?topic=orders&key=k&max_count=1001",
+        400,
+        'max_count: must be at most 1000, not "1001"; continue with the cursor',
+    ),
     ("/v1/query?topic=orders&key=k&key=j", 400, "parameter 'key' is given more than once"),
     ("/v1/query?topic=orders&key=k&begin=0", 400, "begin is not a parameter of this request"),
     ("/v1/query?topic=orders&key=", 400, "key: must not be empty"),

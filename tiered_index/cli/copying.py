@@ -26,6 +26,7 @@ from tiered_index.service.log.publication import JobOverdue
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.prices import rounded_usd
 from tiered_index.types import format_time
+from tiered_index.units import human_duration
 
 _SWEEP_S = 3600.0
 
@@ -42,8 +43,11 @@ def copy(
     grace: int,
 ) -> int:
     """Copy an index to another storage, for a backup, a move or a standby."""
-    if grace < 3600 or interval < 1:
-        raise InvalidArgument("--grace must be at least 1h, because readers may be at work, and --interval at least 1s")
+    if grace < 3600:
+        least = "at least 1h, because readers may be at work"
+        raise InvalidArgument(f"--grace must be {least}, not {human_duration(grace)}")
+    if interval < 1:
+        raise InvalidArgument(f"--interval must be at least 1s, not {interval}")
     config = session.config(storage=source or session.storage)
     with contextlib.ExitStack() as closing:
         read, written = (

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -40,6 +41,7 @@ _MAX_COUNT = 64
 _BRACKETS = 10
 # Most characters of a message about a wrong value
 _MOST_SAID = 300
+_MOST_SHOWN = 80
 Count = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -297,7 +299,11 @@ def of_body(model: type[M], body: bytes) -> M:
             raise Refused(413, f"{count:,} lookups; the limit of this service is {MAX_LOOKUPS:,}")
         return decoder_of(model).decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(_said(str(error))[:_MOST_SAID]) from error
+        values: Any = None
+        # the error may be before an end that is cut off
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            values = msgspec.json.decode(body)
+        raise InvalidArgument(_said(str(error), values)[:_MOST_SAID]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"the body is not JSON: {error}"[:_MOST_SAID]) from error
 
@@ -330,18 +336,26 @@ def _checked(model: type[M], values: Any) -> M:
     try:
         return msgspec.convert(values, model, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(_said(str(error))[:_MOST_SAID]) from error
+        raise InvalidArgument(_said(str(error), values)[:_MOST_SAID]) from error
 
 
-def _said(problem: str) -> str:
-    """Return a message of msgspec in plain words. It names the place like ``lookups.0.topic``."""
+def _said(problem: str, values: Any) -> str:
+    """Return a message of msgspec in plain words. It names the place like ``lookups.0.topic``, and shows its value.
+
+    `values` has the members; None if they are not known.
+    """
     problem, _, path = problem.partition(" - at `$")
     place = re.sub(r"[\[\].]+", ".", path.rstrip("`")).strip(".")
     if (named := _MEMBER.match(problem)) is not None:
         name = ".".join(filter(None, (place, named[2])))
         return f"{name} is {'missing' if named[1] == 'missing required' else 'not a parameter of this request'}"
     hint = _PAGED if place.endswith("max_count") and f" {MAX_COUNT}" in problem else ""
-    return f"{place}: {sentence_of(problem)}{hint}" if place else sentence_of(problem)
+    said = sentence_of(problem)
+    if values is not None:
+        for step in filter(None, place.split(".")):
+            values = values[int(step) if isinstance(values, list) else step]
+        said += f", not {msgspec.json.encode(values)[:_MOST_SHOWN].decode(errors='replace')}"
+    return f"{place}: {said}{hint}" if place else said
 
 
 _MEMBER = re.compile("Object (missing required|contains unknown) field `(.*)`", re.DOTALL)

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tiered_index import IndexConfig
 from tiered_index.cli.archived import is_inside
 from tiered_index.cli.options import pairs
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session
+from tiered_index.config import TABLES
 from tiered_index.errors import ConfigError, InvalidArgument
 
 
@@ -44,6 +46,41 @@ def test_what_is_wrong_is_named(settings, kind, message):
     with pytest.raises(kind) as refused:
         config(*settings)
     assert message in str(refused.value)
+
+
+REFUSED = {
+    "text": ("no-such-9", "'no-such-9'"),
+    "number": (-7.25, "-7.25"),
+    "huge": (10.0**30, "1e+30"),
+    "truth": (True, "true"),
+    "list": ([13579], "[13579]"),
+    "table": ({"x-9": 2468}, "x-9"),
+}
+SETTINGS = [name for name in IndexConfig.__struct_fields__ if name not in TABLES]
+SETTINGS += [*TABLES, *(f"{table}.{name}" for table, kind in TABLES.items() for name in kind.__struct_fields__)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_error_about_a_setting_shows_the_refused_value(setting):
+    """No setting accepts more than three of these values."""
+    accepted = 0
+    for value, shown in REFUSED.values():
+        table, _, name = setting.partition(".")
+        try:
+            IndexConfig(environment=False, **{table: {name: value} if name else value})
+        except ConfigError as error:
+            assert f"setting {setting} " in str(error) or f"setting {setting}: " in str(error) or shown == "x-9"
+            assert shown.lower() in str(error).lower()
+        else:
+            accepted += 1
+    assert accepted <= 3
+
+
+def test_the_error_about_a_url_does_not_show_its_credentials():
+    for settings in ({"storage": "s3://me:s3cret@b/p"}, {"s3": {"endpoint_url": "https://me:s3cret@host"}}):
+        with pytest.raises(ConfigError, match="credentials") as refused:
+            IndexConfig(environment=False, **settings)
+        assert "s3cret" not in str(refused.value)
 
 
 def test_a_value_that_may_be_a_secret_is_not_shown():

@@ -102,10 +102,13 @@ def test_a_wrong_value_of_a_file_is_named_with_the_file(text, message, tmp_path)
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("SLOTS", "x", ": setting slots must be a whole number"),
+        ("SLOTS", "x", ": setting slots must be a whole number, not 'x'"),
         ("ITEMZ", "1", ": unknown setting 'itemz'; did you mean 'items'?"),
         ("slots__x", "1", ": unknown setting 'slots.x'; did you mean 'slots'?"),
-        *(("S3", value, " must be a table of settings, as JSON") for value in ("x", "5", "[]", '"eu-1"')),
+        *(
+            ("S3", value, f" must be a table of settings, as JSON, not {shown}")
+            for value, shown in (("x", "'x'"), ("5", "5"), ("[]", "[]"), ('"eu-1"', "'eu-1'"))
+        ),
         ("S3", '{"regon": 1}', ": unknown setting 's3.regon'; did you mean 's3.region'?"),
         ("S3__REGOIN", "x", ": unknown setting 's3.regoin'; did you mean 's3.region'?"),
         ("S3__BACKOFF_S", "-1", ": setting s3.backoff_s must not be negative, not -1.0"),

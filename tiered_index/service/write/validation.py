@@ -18,6 +18,7 @@ import itertools
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -403,8 +404,8 @@ def as_mapping(batch: Any) -> dict[str, Any]:
             raise InvalidArgument(f"a {type(batch).__name__} can't be converted to an Arrow table: {error}") from error
         batch = batch.drop_columns([name for name in batch.column_names if _PANDAS_INDEX.fullmatch(name)])
     if isinstance(batch, pa.RecordBatch | pa.Table):
-        if len(set(batch.schema.names)) != len(batch.schema.names):
-            raise InvalidArgument("a batch's column names must differ")
+        if twice := [name for name, count in Counter(batch.schema.names).items() if count > 1]:
+            raise InvalidArgument(f"a batch has two columns {twice[0]!r}: their names must differ")
         return {name: batch.column(name) for name in batch.schema.names}
     if isinstance(batch, Mapping):
         return dict(batch)
