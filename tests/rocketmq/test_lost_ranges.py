@@ -331,3 +331,21 @@ def test_the_command_line_reads_a_log_of_two_disks(followed):
     assert both.document["archived_segments"] == end // SEGMENT
     absent = run_here(*ingest, "--commitlog", followed.folder / "none")
     assert (absent.code, "--commitlog" in absent.error["message"]) == (2, True), absent.err
+
+
+def test_queue_offsets_that_can_not_be_some_are_not_counted_and_end_no_run(followed):
+    """Nothing checks the queue offset of a message, and the root keeps the last ones."""
+    offsets = followed.write(40)
+    for offset, bad in zip(offsets[-2:], (b"\xff" * 8, b"\x7f" + b"\xff" * 7), strict=True):
+        followed.overwrite(offset + 20, bad)
+    follow(followed)
+    followed.crash_index()
+    more = followed.write(300)
+    end = more[-1] // SEGMENT * SEGMENT
+    # so that some queue seems to have lost more than the gap can hold
+    followed.overwrite(min(offset for offset in more if offset >= end) + 20, b"\x00\x7f" + b"\xff" * 6)
+    shutil.rmtree(followed.path / "consumequeue")
+    for number in range(end // SEGMENT):
+        followed.segment(number).unlink()
+    (loss,) = follow(followed)[0].losses
+    assert loss.kind == "missing" and 0 < loss.messages <= sum(offset < end for offset in more)

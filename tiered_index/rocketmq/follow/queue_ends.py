@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
+from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES
 
 Queue = tuple[str, int]
 """A topic, and the number of a queue in it."""
 # so many messages of a batch are read, its last ones; the first ones after a gap
 _LAST, _FIRST = 1_000, 20_000
+_MOST_OFFSET = 2**62
 
 
 @dataclass
@@ -44,16 +46,19 @@ class QueueEnds:
             return None
         first = dict(reversed(list(_places(batch, slice(0, _FIRST)))))
         lost = [offset - self.offsets[queue] - 1 for queue, offset in first.items() if queue in self.offsets]
-        # a topic that was created again counts from 0
-        return sum(max(count, 0) for count in lost) if lost else None
+        # a topic that was created again counts from 0, and more messages than the gap can hold are damage
+        most = (batch.begin - begin) // MIN_MESSAGE_BYTES
+        return sum(count for count in lost if 0 < count <= most) if lost else None
 
 
 def _places(batch: IndexBatch, rows: slice) -> Iterator[tuple[Queue, int]]:
     """Yield the queue and the queue offset of messages of a batch, without those of queues of batches."""
     columns = MessageColumns(np.frombuffer(batch.data, np.uint8), batch.positions[rows], batch.begin)
     topics, numbers = columns.topics()
-    counted = columns.is_in_queue & ~columns.has_several
-    places = zip(numbers.tolist(), columns.head["queue_id"].tolist(), columns.queue_offsets().tolist(), strict=True)
+    offsets = columns.queue_offsets()
+    # nothing checks the queue offset of a message
+    counted = columns.is_in_queue & ~columns.has_several & (offsets >= 0) & (offsets <= _MOST_OFFSET)
+    places = zip(numbers.tolist(), columns.head["queue_id"].tolist(), offsets.tolist(), strict=True)
     for (number, queue_id, offset), is_counted in zip(places, counted.tolist(), strict=True):
         if is_counted:
             yield (topics[number], queue_id), offset
