@@ -378,7 +378,7 @@ def _told(name: str, problem: str, value: Any) -> str:
     if isinstance(value, float | int):
         texts.add(f"{value:g}")
     if isinstance(value, Mapping):
-        texts.update(map(repr, value.values()))
+        texts.update(repr(inner) for member in value.values() for inner in (member, str(member)))
     is_shown = any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", problem) for text in texts if len(text) > 1)
     if is_shown or "credentials" in problem:
         return f"setting {name}{problem}"
