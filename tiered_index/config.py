@@ -122,92 +122,97 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
 
     Give settings by name. The environment supplies those that you do not give, unless `environment` is false. Raises
     `ConfigError` naming every setting that is unknown or wrong. Instances are immutable; any thread.
+
+    - `root`: folder of the local files. It has one writer at a time.
+    - `storage`: storage URI: file:///dir, s3://bucket/prefix, gs:// and az://, sqlite:///file.db, memory://name.
+    - `preset`: file format: `native`, or `rocketmq` (that of RocketMQ's `IndexStoreFile`).
+    - `hash`: with preset rocketmq: hash rule of new files, `abs` (RocketMQ up to 5.5.0) or `mask` (from 5.5.1 on).
+      None: the index's rule, or `mask` for a new index.
+    - `slots`: slots of the hash table in each file. None: 1,000,000, or 5,000,000 with preset rocketmq.
+    - `items`: number of items in a file. Item 0 stays empty, so 1,000 items hold 999 entries. None: 4,000,000, or
+      20,000,000 with preset rocketmq.
+    - `item_type`: class of entries. None: the class of the preset.
+    - `offset_space`: meaning of `offset`: `commitlog` (position in RocketMQ's commit log), `tiered_queue` (position in
+      a queue of RocketMQ's tiered store) or `custom` (any other number).
+    - `flush_interval_s`: longest time from a put until the flush of its entry to disk.
+    - `buffer_max_entries`: most entries in the write buffer.
+    - `buffer_max_bytes`: most memory of the write buffer, by an estimate of the size of its entries.
+    - `disk_max_bytes`: most bytes of local files. None: the size of the disk.
+    - `seal_after_s`: age at which the writer seals a file, then uploads it. It may be less than a second.
+    - `compaction`: process that compacts sealed files: the writer (`local`), or merges (`spark`).
+    - `compact_timeout_s`: with compaction `spark`: time that a file waits for a job before this host compacts it.
+    - `merge`: windows into which the writer merges uploaded files once they are over, the shortest first, or `off`.
+      None: `1d,30d`, or `off` with preset rocketmq.
+    - `merge_max_entries`: most entries of a window that the writer merges. It leaves larger windows to `tiered-index
+      merge` and Spark.
+    - `local_keep_s`: time that the writer keeps the local copy of an uploaded file, unless it is merged before.
+    - `local_keep_bytes`: most bytes of local copies of uploaded files. The writer deletes the oldest first.
+    - `max_late_s`: entries older than this go to files of their own, the quarantine.
+    - `max_early_s`: entries further in the future than this go to the quarantine.
+    - `query_threads`: most ranges that lookups read from the storage in parallel.
+    - `coalesce_gap_bytes`: A lookup reads two slot groups of a file in one request if at most this many bytes are
+      between them. It reads a filter of at most this size with the directory. The value `price` means the bytes that
+      cost as much as one request.
+    - `block_cache_bytes`: memory for slot groups: pieces of some 16 KiB of the stored files, which lookups read.
+    - `directory_cache_bytes`: memory for directories of stored files: the places of their slot groups. Filters get
+      further memory: half of this value.
+    - `cache_dir`: folder for cached directories and filters. None: a folder in the root, or no cache on disk if there
+      is no root.
+    - `cache_max_bytes`: most bytes in `cache_dir`.
+    - `filter_after_probes`: after this many lookups that found nothing in a file, the next lookup fetches the file's
+      filter, unless it came with the directory.
+    - `prices`: price list for estimated costs; S3 Standard's as of 2026-11.
+    - `retention`: rule of expiry; by default nothing expires.
+    - `lease_ttl_s`: time to live of the writer's lease. After a crash, a writer on another host waits this long.
+    - `lifecycle_interval_s`: pause between rounds of the life cycle: seal, compact, upload, retire, expire.
+    - `refresh_interval_s`: time between two reads of the storage's log, for new files.
+    - `source_timeout_s`: A reader of several indexes waits this long for a response of each. Then lookups report the
+      index in `failed` and no longer wait for it, until it answers a request in the background.
+    - `checkpoint_every`: log records from one checkpoint to the next. None: 1, or 32 if a checkpoint has 2 MiB or more.
+    - `background`: flush, compact, upload and merge in background threads. False: only by your calls of `flush`,
+      `run_lifecycle` and `run_merge`.
+    - `raise_file_limit`: raise the process's soft limit of open files, to 65,536 or the hard limit. It stays raised
+      after `close`.
+    - `s3`: how to reach S3.
     """
 
-    # Folder of the local files. It has one writer at a time
     root: Path | None = None
-    # Storage URI: file:///dir, s3://bucket/prefix, gs:// and az://, sqlite:///file.db, memory://name
     storage: str | None = None
-    # File format: `native`, or `rocketmq` (that of RocketMQ's `IndexStoreFile`)
     preset: Literal["native", "rocketmq"] = "native"
-    # With preset rocketmq: hash rule of new files, `abs` (RocketMQ up to 5.5.0) or `mask` (from 5.5.1 on). None: the
-    # index's rule, or `mask` for a new index
     hash: Literal["abs", "mask"] | None = None
-    # Slots of the hash table in each file. None: 1,000,000, or 5,000,000 with preset rocketmq
     slots: Annotated[int, Meta(gt=0)] | None = None
-    # Number of items in a file. Item 0 stays empty, so 1,000 items hold 999 entries. None: 4,000,000, or 20,000,000
-    # with preset rocketmq
     items: Annotated[int, Meta(gt=1)] | None = None
-    # Class of entries. None: the class of the preset
     item_type: type[IndexItem] | None = None
-    # Meaning of `offset`: `commitlog` (position in RocketMQ's commit log), `tiered_queue` (position in a queue of
-    # RocketMQ's tiered store) or `custom` (any other number)
     offset_space: OffsetSpace = "custom"
-    # Longest time from a put until the flush of its entry to disk
     flush_interval_s: Wait = 0.5
-    # Most entries in the write buffer
     buffer_max_entries: Count = 2_000_000
-    # Most memory of the write buffer, by an estimate of the size of its entries
     buffer_max_bytes: Count = 512 << 20
-    # Most bytes of local files. None: the size of the disk
     disk_max_bytes: Count | None = None
-    # Age at which the writer seals a file, then uploads it. It may be less than a second
     seal_after_s: Age = 3 * 3600.0
-    # Process that compacts sealed files: the writer (`local`), or merges (`spark`)
     compaction: Literal["local", "spark"] = "local"
-    # With compaction `spark`: time that a file waits for a job before this host compacts it
     compact_timeout_s: Wait = 3600.0
-    # Windows into which the writer merges uploaded files once they are over, the shortest first, or `off`. None:
-    # `1d,30d`, or `off` with preset rocketmq
     merge: str | None = None
-    # Most entries of a window that the writer merges. It leaves larger windows to `tiered-index merge` and Spark
     merge_max_entries: Count = 50_000_000
-    # Time that the writer keeps the local copy of an uploaded file, unless it is merged before
     local_keep_s: Annotated[float, Meta(ge=0, le=_LONGEST_AGE_S)] = 86400.0
-    # Most bytes of local copies of uploaded files. The writer deletes the oldest first
     local_keep_bytes: Size | None = None
-    # Entries older than this go to files of their own, the quarantine
     max_late_s: Age = 20 * _YEAR_S
-    # Entries further in the future than this go to the quarantine
     max_early_s: Age = 86400.0
-    # Most ranges that lookups read from the storage in parallel
     query_threads: Annotated[int, Meta(gt=0, le=256)] = 32
-    # A lookup reads two slot groups of a file in one request if at most this many bytes are between them. It reads a
-    # filter of at most this size with the directory. The value `price` means the bytes that cost as much as one request
     coalesce_gap_bytes: Size | Literal["price"] = 256 << 10
-    # Memory for slot groups: pieces of some 16 KiB of the stored files, which lookups read
     block_cache_bytes: Size = 64 << 20
-    # Memory for directories of stored files: the places of their slot groups. Filters get further memory: half of this
-    # value
     directory_cache_bytes: Size = 256 << 20
-    # Folder for cached directories and filters. None: a folder in the root, or no cache on disk if there is no root
     cache_dir: Path | None = None
-    # Most bytes in `cache_dir`
     cache_max_bytes: Count = 4 << 30
-    # After this many lookups that found nothing in a file, the next lookup fetches the file's filter, unless it came
-    # with the directory
     filter_after_probes: Count = 8
-    # Price list for estimated costs; S3 Standard's as of 2026-11
     prices: PriceTable = PriceTable()
-    # Rule of expiry; by default nothing expires
     retention: Retention = Retention()
-    # Time to live of the writer's lease. After a crash, a writer on another host waits this long
     lease_ttl_s: Wait = 60.0
-    # Pause between rounds of the life cycle: seal, compact, upload, retire, expire
     lifecycle_interval_s: Wait = 1.0
-    # Time between two reads of the storage's log, for new files
     refresh_interval_s: Annotated[float, Meta(ge=0, le=_LONGEST_WAIT_S)] = 30.0
-    # A reader of several indexes waits this long for a response of each. Then lookups report the index in `failed` and
-    # no longer wait for it, until it answers a request in the background
     source_timeout_s: Annotated[float, Meta(ge=0.01, le=_LONGEST_WAIT_S)] = 5.0
-    # Log records from one checkpoint to the next. None: 1, or 32 if a checkpoint has 2 MiB or more
     checkpoint_every: Count | None = None
-    # Flush, compact, upload and merge in background threads. False: only by your calls of `flush`, `run_lifecycle` and
-    # `run_merge`
     background: bool = True
-    # Raise the process's soft limit of open files, to 65,536 or the hard limit. It stays raised after `close`
     raise_file_limit: bool = True
-    # How to reach S3
     s3: S3Options = S3Options()
 
     if TYPE_CHECKING:

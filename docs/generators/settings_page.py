@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from typing import Any
@@ -19,13 +18,13 @@ __all__ = ["page"]
 def page() -> str:
     """Return a row for each setting: its name, its default, its variable, its meaning."""
     lines = ["# Settings\n", "| setting | default | environment variable | meaning |", "|---|---|---|---|"]
-    meanings = _comments(IndexConfig)
+    meanings = _items(IndexConfig)
     for setting in structs.fields(IndexConfig):
         name = setting.name
         if name != "item_type" and name not in TABLES:
             lines.append(f"| `{name}` | {_shown(setting.default)} | `{_variable(name)}` | {meanings[name]} |")
     for name, kind in TABLES.items():
-        meanings = _comments(kind) | _items(kind)
+        meanings = _items(kind)
         for option in structs.fields(kind):
             default = None if option.default is NODEFAULT else option.default
             meaning, variable = meanings[option.name], _variable(f"{name}__{option.name}")
@@ -51,17 +50,3 @@ def _items(kind: type) -> dict[str, str]:
     items = re.findall(r"^- `(\w+)`: (.*(?:\n  .*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
     texts = {name: " ".join(line.strip() for line in text.splitlines()).rstrip(".") for name, text in items}
     return {name: text[0].upper() + text[1:] for name, text in texts.items()}
-
-
-def _comments(kind: type) -> dict[str, str]:
-    """Return the comment above each field of a class."""
-    source = inspect.getsource(kind)
-    lines, comments = source.splitlines(), {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            first = node.lineno - 1
-            while lines[first - 1].strip().startswith("#"):
-                first -= 1
-            text = " ".join(line.strip("# ") for line in lines[first : node.lineno - 1])
-            comments[node.target.id] = text.rstrip(".")
-    return comments

@@ -4,11 +4,16 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import pydoc
 import re
 import textwrap
 from collections.abc import Iterator
 
 import pytest
+from msgspec import Struct
+
+from tiered_index import IndexConfig
+from tiered_index.config import TABLES
 
 MODULES = [
     "tiered_index",
@@ -74,6 +79,12 @@ def test_help_explains_each_field(module: str) -> None:
     kinds = {name: value for name, value in values(module).items() if inspect.isclass(value)}
     missing = {name: set(fields(kind)) - explained(kind) for name, kind in kinds.items()}
     assert not {name: some for name, some in missing.items() if some}
+
+
+@pytest.mark.parametrize("kind", [IndexConfig, *TABLES.values()], ids=lambda kind: kind.__name__)
+def test_help_explains_each_setting(kind: type[Struct]) -> None:
+    shown = pydoc.plain(pydoc.render_doc(kind))
+    assert re.findall(r"- `(\w+)`: \S", shown) == list(kind.__struct_fields__)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -21,19 +21,20 @@ class PriceTable(Struct, frozen=True, kw_only=True):
     """US dollars a request and a byte. Defaults: Amazon S3 Standard, us-east-1, list prices as of `as_of`.
 
     Raises `ConfigError` for a price that is negative, not finite or above 10**9.
+
+    - `put_per_1000_usd`: price of 1,000 PUT, COPY, POST and LIST requests, and requests for the parts of an upload.
+    - `get_per_1000_usd`: price of 1,000 GET and HEAD requests.
+    - `delete_per_1000_usd`: price of 1,000 DELETE requests and aborted uploads.
+    - `egress_per_gib_usd`: price of a GiB read; 0 within the region.
+    - `storage_per_gib_month_usd`: price of a GiB stored for a month.
+    - `as_of`: month of the list prices.
     """
 
-    # Price of 1,000 PUT, COPY, POST and LIST requests, and requests for the parts of an upload.
     put_per_1000_usd: float = 0.005
-    # Price of 1,000 GET and HEAD requests.
     get_per_1000_usd: float = 0.0004
-    # Price of 1,000 DELETE requests and aborted uploads.
     delete_per_1000_usd: float = 0.0
-    # Price of a GiB read; 0 within the region.
     egress_per_gib_usd: float = 0.0
-    # Price of a GiB stored for a month.
     storage_per_gib_month_usd: float = 0.023
-    # Month of the list prices.
     as_of: str = "2026-11"
 
     def __post_init__(self) -> None:

@@ -29,7 +29,25 @@ _MOST = {
 class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
     """Options to reach and use an S3 service. Raises `ConfigError` for an impossible value.
 
-    The comments are the meanings on the site's page of settings.
+    - `endpoint_url`: URL of the service; None: from `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or the profile, else
+      Amazon's.
+    - `region`: region of the bucket; None: from the environment or the profile.
+    - `profile`: name of a profile in the AWS configuration files; None: the default chain.
+    - `addressing_style`: `path`, `virtual` or `auto`; None: `auto` at Amazon, `path` elsewhere.
+    - `request_payer`: `requester`: this account pays for requests, which a bucket of *requester pays* demands; None:
+      its owner pays.
+    - `client`: `boto3`: read by boto3: through a proxy, on servers whose answers obstore refuses, and to trace its
+      methods. None: read by obstore.
+    - `sse`: server-side encryption of every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
+    - `sse_kms_key_id`: the key for `aws:kms*`; None: the account's default key.
+    - `connect_timeout_s`: seconds to wait for a connection.
+    - `read_timeout_s`: seconds to wait for the next bytes of a response.
+    - `max_pool_connections`: connections kept open: best `query_threads` + 4. More are opened on demand, and closed
+      after use.
+    - `max_attempts`: most attempts of a call, after 5xx, throttling, a lost connection, a wrong or short response, or a
+      conflict (409).
+    - `backoff_s`: wait before a retry. It is random: at most `backoff_s * 2**n` seconds after the n-th fault, and at
+      most 5 seconds. After throttling, `backoff_s` counts as at least 0.5.
     """
 
     uri_parameters: ClassVar[tuple[str, ...]] = (
@@ -40,33 +58,18 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
         "request_payer",
         "client",
     )
-    # URL of the service; None: from `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or the profile, else Amazon's.
     endpoint_url: str | None = None
-    # Region of the bucket; None: from the environment or the profile.
     region: str | None = None
-    # Name of a profile in the AWS configuration files; None: the default chain.
     profile: str | None = None
-    # `path`, `virtual` or `auto`; None: `auto` at Amazon, `path` elsewhere.
     addressing_style: str | None = None
-    # `requester`: this account pays for requests, which a bucket of *requester pays* demands; None: its owner pays.
     request_payer: str | None = None
-    # `boto3`: read by boto3: through a proxy, on servers whose answers obstore refuses, and to trace its methods.
-    # None: read by obstore.
     client: str | None = None
-    # Server-side encryption of every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
     sse: str | None = None
-    # The key for `aws:kms*`; None: the account's default key.
     sse_kms_key_id: str | None = None
-    # Seconds to wait for a connection.
     connect_timeout_s: float = 5.0
-    # Seconds to wait for the next bytes of a response.
     read_timeout_s: float = 30.0
-    # Connections kept open: best `query_threads` + 4. More are opened on demand, and closed after use.
     max_pool_connections: int = 36
-    # Most attempts of a call, after 5xx, throttling, a lost connection, a wrong or short response, or a conflict (409).
     max_attempts: int = 5
-    # Wait before a retry. It is random: at most `backoff_s * 2**n` seconds after the n-th fault, and at most 5 seconds.
-    # After throttling, `backoff_s` counts as at least 0.5.
     backoff_s: float = 0.1
 
     def __post_init__(self) -> None:
