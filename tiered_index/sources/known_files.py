@@ -394,7 +394,10 @@ class _Decision:
         """Return a file that seems to be written to as it is now, because a list may be old; None: it is gone."""
         known_ones = [known_of(listed) for known_of in self._ways]
         free = [known for known in known_ones if known is not None and known not in self._claimed]
-        if not free or (isinstance(listed.file, StoredFile) and listed.size_bytes > free[0].last.size_bytes):
+        if not free:
+            return listed
+        may_have_grown = isinstance(listed.file, StoredFile) and listed.size_bytes > free[0].last.size_bytes
+        if may_have_grown and not isinstance(self._verdict(listed, free[0]), Other):
             return listed
         if (now := self._there(listed.uri, listed)) is None:
             del self._listed[listed.uri]
