@@ -34,7 +34,8 @@ def test_the_package_shows_what_a_user_imports():
         "AsyncIndexReader", "CopyReport", "Erasure", "ExpiryPlan", "Fetched", "FileReport", "FileRow", "FileRows",
         "Freshness", "IndexConfig", "IndexItem", "IndexReader", "IndexService", "KeyedIndexItem", "Lookup", "LostFile",
         "MergeOptions", "MergeReport", "MessageSource", "MessagesResult", "QueryResult", "Retention", "TopicSummary",
-        "TopicsResult", "__version__", "column", "copy", "erase", "expire", "hash_key", "hash_key_sql", "merge",
+        "TopicsResult", "WriterHealth", "__version__", "column", "copy", "erase", "expire", "hash_key", "hash_key_sql",
+        "merge",
     ]  # fmt: skip
     assert all(hasattr(tiered_index, name) for name in tiered_index.__all__)
 

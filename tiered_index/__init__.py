@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tiered_index.service.jobs.merge_plan import MergeOptions
     from tiered_index.service.jobs.merge_run import MergeReport
     from tiered_index.service.jobs.merge_run import merge_index as merge
+    from tiered_index.service.opening import WriterHealth
     from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
     from tiered_index.service.reader import IndexReader
     from tiered_index.sources.linked_rows import FileRow, FileRows
@@ -75,6 +76,7 @@ __all__ = [
     "Retention",
     "TopicSummary",
     "TopicsResult",
+    "WriterHealth",
     "__version__",
     "column",
     "copy",
@@ -107,6 +109,7 @@ _NAMES = {
     "service.jobs.expiry": ("ExpiryPlan", "expire"),
     "service.jobs.merge_plan": ("MergeOptions",),
     "service.jobs.merge_run": ("MergeReport", "merge"),
+    "service.opening": ("WriterHealth",),
     "service.read.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
     "sources.linked_rows": ("FileRow", "FileRows"),

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 
 class Clock(Protocol):
@@ -102,6 +102,14 @@ MOST_SKEW_MS = 60_000
 """The most milliseconds by which two clocks that agree may differ."""
 
 
+class StepHealth(TypedDict):
+    """The runs of a step, those that failed, and their time."""
+
+    count: int
+    errors: int
+    seconds: float
+
+
 @dataclass
 class StepTimes:
     """The runs, the failures and the total seconds of one life-cycle step. `is_running`: a run has not ended yet."""
@@ -126,6 +134,6 @@ class StepTimes:
             self.is_running = False
             self.seconds += self.clock.monotonic_s() - began_s
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> StepHealth:
         """Return the counts as a JSON-ready dict."""
         return {"count": self.count, "errors": self.errors, "seconds": self.seconds}

@@ -15,6 +15,7 @@ from tiered_index import (
     KeyedIndexItem,
     Lookup,
     QueryResult,
+    WriterHealth,
     column,
 )
 
@@ -39,6 +40,10 @@ def typed() -> None:
         plain(orders)
         _ = orders.query("orders", "a")[0].colour  # type: ignore[attr-defined]
     with IndexService.open(root="r", item_type=OrderItem) as index:
+        assert_type(index.health(), WriterHealth)
+        assert_type(index.health()["problems"], list[str])
+        assert_type(index.health()["merge"]["last_ms"], int | None)
+        _ = index.health()["problem"]  # type: ignore[typeddict-item]
         assert_type(index.query("orders", "a")[0].region, int)
     assert_type(plain(IndexReader.open("memory://x"))[0], KeyedIndexItem)
     assert_type(IndexReader.open("memory://x"), IndexReader[KeyedIndexItem])

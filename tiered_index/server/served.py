@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -159,7 +159,7 @@ class Served:
             storage, writer = None, lookups.health()["problems"]
         else:
             storage, writer = self._look(lookups), []
-        by_part = {
+        by_part: dict[str, Sequence[str | None]] = {
             "audit": [f"audit: {self.audit.problem}" if self.audit.problem else None],
             "storage": [f"storage: {storage}" if storage else None],
             "tokens": [f"tokens: {problem}" if problem else None],

@@ -68,7 +68,7 @@ from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.reads import bounds_of_root, reads_in
 from tiered_index.service.log.records import ArchivedSegment, LostObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.opening import Parts, open_parts
+from tiered_index.service.opening import Parts, WriterHealth, open_parts
 from tiered_index.service.read.catalog import Handle, Snapshot
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
@@ -699,7 +699,7 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> WriterHealth:
         """Return a JSON-ready summary of buffer, disk and files. `problems` lists all present errors.
 
         - `unpublished` counts files, and entries in them and in the buffer, that a reader of the storage does not see

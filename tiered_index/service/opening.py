@@ -14,11 +14,11 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 from msgspec.structs import replace
 
-from tiered_index.clock import Clock
+from tiered_index.clock import Clock, StepHealth
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
@@ -37,7 +37,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.jobs.row_places import RowPlaces
 from tiered_index.service.life.context import LifecycleContext
 from tiered_index.service.life.lifecycle import Lifecycle
-from tiered_index.service.life.merge_worker import MergeWorker
+from tiered_index.service.life.merge_worker import MergeHealth, MergeWorker
 from tiered_index.service.life.recovery import Recovered, recover_root
 from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.identity import check_recovered
@@ -72,6 +72,46 @@ _LATE_S = 5.0
 # threads of an opening, besides the caller's
 _WRITES_AT_ONCE = 3
 _log = logging.getLogger(__name__)
+
+
+class UnpublishedHealth(TypedDict):
+    """Files, and entries in them and in the buffer, that a reader of the storage does not see yet."""
+
+    files: int
+    entries: int
+
+
+class ChildHealth(TypedDict):
+    """The part of `WriterHealth` that a forked child knows: `index_id`, and `problems`, all present errors."""
+
+    index_id: str
+    problems: list[str]
+
+
+class WriterHealth(ChildHealth, total=False):
+    """The summary of a writer by `IndexService.health`, which explains its keys. JSON-ready.
+
+    - `writer_epoch`, `fenced`: the writer's number, and whether a later one has replaced it.
+    - `buffered_entries`, `buffered_bytes`, `local_bytes`: what the buffer and the local files hold.
+    - `files`: number of files by state.
+    """
+
+    writer_epoch: int
+    fenced: bool
+    buffered_entries: int
+    buffered_bytes: int
+    quarantined_entries: int
+    folded_entries: int
+    local_bytes: int
+    files: dict[str, int]
+    unpublished: UnpublishedHealth
+    put_entries: int
+    refused_puts: int
+    steps: dict[str, StepHealth]
+    merge: MergeHealth
+    lease_left_s: float | None
+    position_age_s: dict[str, float]
+    failed_rounds: dict[str, int]
 
 
 class Parts:
@@ -230,7 +270,7 @@ class Parts:
 
         return [close_pools, release_files, self.catalog.clear, self.lock.release, self.storage.close]
 
-    def health(self, workers: Sequence[Rounds]) -> dict[str, Any]:
+    def health(self, workers: Sequence[Rounds]) -> WriterHealth:
         """Return the summary of `IndexService.health`."""
         buffered, handles = self.buffer.size, self.catalog.all()
         own = [

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 from tiered_index.clock import StepTimes
 from tiered_index.errors import (
@@ -64,6 +64,27 @@ _log = logging.getLogger(__name__)
 
 Window = tuple[int, int]
 """Length and begin of a window in seconds."""
+
+
+class LeftWindow(TypedDict):
+    """A window or object that the writer leaves unmerged, and why."""
+
+    window: str
+    reason: str
+
+
+class MergeHealth(TypedDict):
+    """The summary of a writer's merges by `IndexService.health`."""
+
+    tiers: list[str]
+    jobs: int
+    sources: int
+    entries: int
+    lost_to_others: int
+    last_ms: int | None
+    waiting_windows: int
+    left: list[LeftWindow]
+    left_windows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +180,7 @@ class MergeWorker:
             now = self.total
             return Merged(now.jobs - before.jobs, now.sources - before.sources, now.entries - before.entries)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> MergeHealth:
         """Return a JSON-ready summary. `waiting_windows` are over, and not merged yet. `left` names some that stay.
 
         Times are epoch milliseconds.
