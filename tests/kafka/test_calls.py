@@ -210,6 +210,23 @@ def test_a_watch_does_not_end_a_process_whose_calls_return(blocked):
     assert not ended
 
 
+FROZEN = """
+import ctypes, threading
+from tiered_index.kafka import calls
+
+calls._FROZEN_S = 0.5
+watch = calls.Watch(print)
+watch.run_once()
+# a call that keeps Python's lock
+ctypes.PyDLL(None).pause()
+"""
+
+
+def test_a_process_in_which_no_thread_of_python_runs_any_more_ends():
+    run = subprocess.run([sys.executable, "-c", FROZEN], cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1 and "Timeout" in run.stderr and 'File "<string>", line 9' in run.stderr
+
+
 def test_a_follower_whose_client_is_stuck_tells_why_and_stops_at_once(
     index, servers, producing, topic, monkeypatch, tmp_path
 ):
