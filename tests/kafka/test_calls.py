@@ -13,10 +13,10 @@ import pytest
 
 from tests.kafka.followed import source_of
 from tests.support.blocked_library import can_block
-from tests.support.hanging import until
+from tests.support.hanging import beside, until
 from tiered_index.follow import Follower
 from tiered_index.kafka import calls
-from tiered_index.kafka.calls import ENDED_S, ClientStuck, Consumer, Watch, stuck_clients
+from tiered_index.kafka.calls import ENDED_S, ClientCalls, ClientStuck, Consumer, Watch, stuck_clients
 
 FOLDER = Path(__file__).parents[2]
 # each call of the client that takes a lock of the library, and the library's functions that it waits in
@@ -177,6 +177,20 @@ def test_messages_of_a_late_call_are_those_of_the_next_one_and_calls_keep_their_
     assert not any("kafka://there" in problem for problem in stuck_clients())
 
 
+def test_a_call_that_waits_for_earlier_ones_is_not_late(monkeypatch):
+    """A question of one thread waits for the slow ones of others, each of which takes no longer than it may."""
+    monkeypatch.setattr(calls, "LATE_S", 0.0)
+    client = ClientCalls(None, "kafka://slow")
+    go = threading.Event()
+    earlier = [client.begin("list_topics", lambda: go.wait(120), 120.0) for _ in range(3)]
+    asking = beside(lambda: client.run("describe_topics", lambda: "answered", 60.0))
+    until(lambda: len(client._open()) == 4)
+    assert all(call.age_s < 0 for call in client._open()[1:]) and client.problem() is None
+    go.set()
+    assert asking() == "answered" and all(client.result(call) for call in earlier)
+    client.end()
+
+
 def test_a_watch_ends_the_process_after_a_minute_of_its_own_steps(blocked):
     _, consumer = blocked
     told, ended = [], []
@@ -259,8 +273,6 @@ def test_a_follower_whose_client_is_stuck_tells_why_and_stops_at_once(
         go.clear()
         until(lambda: follower.problems())
         follower.end()
-        # the client's thread may still wait
-        source._consumer._calls.end()
     go.set()
 
 

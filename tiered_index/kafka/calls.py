@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import faulthandler
 import logging
+import math
 import os
 import sys
 import threading
@@ -41,7 +42,7 @@ _client: Any = confluent_kafka
 T = TypeVar("T")
 # So much longer than its own time a call may take before it counts as late
 LATE_S = 5.0
-# The wait for a call of a client that has a late one, and for answers between two checks
+# The wait for a call of a client that has a late one, and for calls and answers between two checks
 _AGAIN_S, _CHECK_S = 0.05, 0.2
 # A call without return is a problem of the health after the first time, and ends a command after the second one
 TOLD_S, ENDED_S = 10.0, 60.0
@@ -57,16 +58,27 @@ class ClientStuck(StorageUnavailable):
 
 
 class _Call:
-    """A call under way: its name, and the time until which it counts as in time, by the monotonic clock."""
+    """A call under way, or one that waits for earlier ones. It should take `within_s`."""
 
     def __init__(self, name: str, within_s: float) -> None:
-        self.name, self.result = name, Future[Any]()
-        self.late_s = time.monotonic() + within_s + LATE_S
-        self.begun_s = self.late_s - within_s - LATE_S
+        self.name, self.result, self._within_s = name, Future[Any](), within_s
+        # by the monotonic clock
+        self._begun_s = math.inf
+
+    def begin(self) -> Self:
+        """Note that it begins now."""
+        self._begun_s = time.monotonic()
+        return self
+
+    @property
+    def age_s(self) -> float:
+        """The seconds since it began; negative: it waits."""
+        return time.monotonic() - self._begun_s
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() > self.late_s
+        """Whether it has taken longer than it may."""
+        return self.age_s > self._within_s + LATE_S
 
 
 _all_calls: weakref.WeakSet[ClientCalls] = weakref.WeakSet()
@@ -90,6 +102,8 @@ class ClientCalls:
 
     def begin(self, name: str, function: Callable[[], T], within_s: float = 0.0) -> _Call:
         """Begin a call after the earlier ones, and return it. It should take `within_s` seconds at most."""
+        if not self._end.alive:
+            raise RuntimeError(f"{self.place}: the client is closed")
         call = _Call(name, within_s)
         self._note(call, call.result)
         self._queue.put((call, function))
@@ -97,11 +111,13 @@ class ClientCalls:
 
     def result(self, call: _Call) -> Any:
         """Return the result of a call, or raise its error. Raises `ClientStuck` if it is late; then it goes on."""
-        left_s = _AGAIN_S if any(other.is_late for other in self._open()) else call.late_s - time.monotonic()
-        try:
-            return call.result.result(max(left_s, 0.0))
-        except TimeoutError:
-            raise ClientStuck(self.problem() or f"{self.place}: {call.name} waits for an earlier call") from None
+        while True:
+            problem = self.problem()
+            try:
+                return call.result.result(_CHECK_S if problem is None else _AGAIN_S)
+            except TimeoutError:
+                if problem is not None:
+                    raise ClientStuck(problem) from None
 
     def run(self, name: str, function: Callable[[], T], within_s: float = 0.0, *, is_needed: bool = False) -> T:
         """Return the result of a call. Raises its error, and `ClientStuck`; then its result is lost.
@@ -115,17 +131,18 @@ class ClientCalls:
     def await_answers(self, name: str, answers: Iterable[Future[Any]], within_s: float) -> None:
         """Count questions as calls under way until they are answered."""
         for answer in answers:
-            self._note(_Call(name, within_s), answer)
+            self._note(_Call(name, within_s).begin(), answer)
 
     def end(self) -> None:
         """End the thread after the calls under way. They are watched no more."""
-        self._under_way.clear()
+        with _all_lock:
+            _all_calls.discard(self)
         self._end()
 
     def problem(self, after_s: float = 0.0) -> str | None:
         """Return a text about the oldest call under way that is late, and older than `after_s`; None: there is none."""
-        late = [call for call in self._open() if call.is_late and time.monotonic() - call.begun_s >= after_s]
-        return _problem(self.place, late[0], time.monotonic() - late[0].begun_s) if late else None
+        late = [call for call in self._open() if call.is_late and call.age_s >= after_s]
+        return _problem(self.place, late[0], late[0].age_s) if late else None
 
     def _open(self) -> list[_Call]:
         return list(self._under_way.values())
@@ -139,6 +156,7 @@ class ClientCalls:
 def _run_calls(queue: SimpleQueue[tuple[_Call, Callable[[], Any]] | None]) -> None:
     while (begun := queue.get()) is not None:
         call, function = begun
+        call.begin()
         try:
             call.result.set_result(function())
         except BaseException as error:  # noqa: BLE001 - the caller gets it
