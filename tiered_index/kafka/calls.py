@@ -102,7 +102,7 @@ class ClientCalls:
 
     def begin(self, name: str, function: Callable[[], T], within_s: float = 0.0) -> _Call:
         """Begin a call after the earlier ones, and return it. It should take `within_s` seconds at most."""
-        if not self._end.alive:
+        if self.has_ended:
             raise RuntimeError(f"{self.place}: the client is closed")
         call = _Call(name, within_s)
         self._note(call, call.result)
@@ -132,6 +132,11 @@ class ClientCalls:
         """Count questions as calls under way until they are answered."""
         for answer in answers:
             self._note(_Call(name, within_s).begin(), answer)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `end` was called."""
+        return not self._end.alive
 
     def end(self) -> None:
         """End the thread after the calls under way. They are watched no more."""
@@ -321,7 +326,9 @@ class Consumer:
         self._assign("assign", [])
 
     def close(self) -> None:
-        """Leave the cluster. A client that does not is left to its thread."""
+        """Leave the cluster. A client that does not is left to its thread. Does nothing if it is closed."""
+        if self._calls.has_ended:
+            return
         try:
             self._calls.run("close", self._client.close, is_needed=True)
         except ClientStuck as error:
