@@ -34,7 +34,7 @@ from tiered_index.storage.opening import open_storage, spelled, split_uri
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
-from tiered_index.units import human_duration, parse_bytes, parse_duration, parse_tiers
+from tiered_index.units import UNITS_S, human_duration, parse_bytes, parse_duration, parse_tiers
 
 PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's tests, which are not settings
@@ -67,19 +67,19 @@ class IndexSettings(TypedDict, total=False):
     slots: int | None
     items: int | None
     offset_space: OffsetSpace | None
-    flush_interval_s: float | None
+    flush_interval_s: float | str | None
     buffer_max_entries: int | None
     buffer_max_bytes: int | None
     disk_max_bytes: int | None
-    seal_after_s: float | None
+    seal_after_s: float | str | None
     compaction: Literal["local", "spark"] | None
-    compact_timeout_s: float | None
+    compact_timeout_s: float | str | None
     merge: str | None
     merge_max_entries: int | None
-    local_keep_s: float | None
+    local_keep_s: float | str | None
     local_keep_bytes: int | None
-    max_late_s: float | None
-    max_early_s: float | None
+    max_late_s: float | str | None
+    max_early_s: float | str | None
     query_threads: int | None
     coalesce_gap_bytes: int | Literal["price"] | None
     block_cache_bytes: int | None
@@ -89,10 +89,10 @@ class IndexSettings(TypedDict, total=False):
     filter_after_probes: int | None
     prices: PriceTable | dict[str, Any] | None
     retention: Retention | dict[str, Any] | None
-    lease_ttl_s: float | None
-    lifecycle_interval_s: float | None
-    refresh_interval_s: float | None
-    source_timeout_s: float | None
+    lease_ttl_s: float | str | None
+    lifecycle_interval_s: float | str | None
+    refresh_interval_s: float | str | None
+    source_timeout_s: float | str | None
     checkpoint_every: int | None
     background: bool | None
     raise_file_limit: bool | None
@@ -118,7 +118,9 @@ class _Checked(type(Struct)):  # type: ignore[misc]
 
 
 class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=True):
-    """The settings of an index. Times are in seconds, sizes in bytes; docs/reference.md lists all.
+    """The settings of an index; docs/reference.md lists all. Sizes are in bytes.
+
+    Durations are seconds, or text with a unit: ``30s``, ``15m``, ``12h`` or ``7d``.
 
     Give settings by name. The environment supplies those that you do not give, unless `environment` is false. Raises
     `ConfigError` naming every setting that is unknown or wrong. Instances are immutable; any thread.
@@ -414,6 +416,8 @@ def _value(name: str, value: Any) -> Any:
         return value
     from tiered_index.conversion import converted, kinds
 
+    if name.endswith("_s") and isinstance(value, str) and value.strip()[-1:] in UNITS_S:
+        value = parse_duration(value.strip())
     try:
         return converted(value, kinds(IndexConfig)[name])
     except ValueError:
@@ -457,7 +461,7 @@ def _seconds(age: Any) -> Any:
     try:
         return parse_duration(text) if is_number or isinstance(age, str) else age
     except ValueError as error:
-        hint = " as text; in Python, the class Retention takes seconds" if is_number else ""
+        hint = " as text" if is_number else ""
         raise ValueError(f"{error}{hint}") from error
 
 

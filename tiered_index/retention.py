@@ -8,12 +8,12 @@ second s has expired if s * 1000 < `before_ms` of its topic.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from numbers import Real
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from tiered_index.errors import ConfigError
 from tiered_index.replaced import NOT_REPLACED, RangeTable, Replaced, StoredReplaced
 from tiered_index.stored import Milliseconds, Place
 from tiered_index.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
-from tiered_index.units import LONGEST_S
+from tiered_index.units import LONGEST_S, parse_bytes, parse_duration
 
 TABLES_OF_TOPICS = ("topics", "segments_topics")
 """The settings of a `Retention` that are tables of ages by topic."""
@@ -40,8 +40,8 @@ REPLACED_VERSION = 8
 class Retention(Struct, frozen=True, kw_only=True):
     """The rule by which entries expire: ages, for all topics or by topic, and a limit of bytes.
 
-    Arguments of this class are seconds and bytes. In a dict, a file or a variable, ages have a unit, such as ``7d``;
-    bytes are a number or, for example, ``100GiB``. Raises `ConfigError` for an impossible value.
+    Ages are text with a unit, such as ``7d``, everywhere. As arguments of this class they can also be seconds. Bytes
+    are a number, or for example ``100GiB``. Raises `ConfigError` for an impossible value.
 
     - `age_s`: age at which entries expire; None: never.
     - `topics`: table of ages by topic name or pattern (`debug-*`), in place of `age_s`. If several match, the longest
@@ -62,7 +62,27 @@ class Retention(Struct, frozen=True, kw_only=True):
     segments_topics: Mapping[str, float] = msgspec.field(default_factory=dict)
     grace_s: float = 86400.0
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            age_s: float | str | None = None,
+            topics: Mapping[str, float | str] = ...,
+            max_bytes: int | str | None = None,
+            segments_age_s: float | str | None = None,
+            segments_topics: Mapping[str, float | str] = ...,
+            grace_s: float | str = 86400.0,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        for name in ("age_s", "segments_age_s", "grace_s"):
+            structs.force_setattr(self, name, _number(name, getattr(self, name), parse_duration))
+        structs.force_setattr(self, "max_bytes", _number("max_bytes", self.max_bytes, parse_bytes))
+        for table in TABLES_OF_TOPICS:
+            given: Mapping[str, float] = getattr(self, table)
+            ages_of_topics = {topic: _number(f"{table}.{topic}", age, parse_duration) for topic, age in given.items()}
+            structs.force_setattr(self, table, ages_of_topics)
         ages = {"age_s": self.age_s, "segments_age_s": self.segments_age_s}
         for table in TABLES_OF_TOPICS:
             ages_s: Mapping[str, float] = getattr(self, table)
@@ -71,8 +91,11 @@ class Retention(Struct, frozen=True, kw_only=True):
             ages |= {f"{table}.{pattern}": age_s for pattern, age_s in ages_s.items()}
         numbers = {**ages, "max_bytes": self.max_bytes, "grace_s": self.grace_s}
         for name, number in numbers.items():
-            if number is not None and (isinstance(number, bool) or not isinstance(number, Real)):
-                raise ConfigError(f"{name} must be a number, not {number!r:.80}: ages are in seconds")
+            if number is None and name in ("age_s", "segments_age_s", "max_bytes"):
+                continue
+            if isinstance(number, bool) or not isinstance(number, Real):
+                what = "number of bytes, or 100GiB" if name == "max_bytes" else "duration such as 7d, or seconds"
+                raise ConfigError(f"{name} must be a {what}, not {number!r:.80}")
         for name, age_s in ages.items():
             if age_s is not None and not (math.isfinite(age_s) and 1 <= age_s <= LONGEST_S):
                 raise ConfigError(f"{name} must be at least 1 second, not {age_s!r}")
@@ -103,6 +126,13 @@ class Retention(Struct, frozen=True, kw_only=True):
         if ages_s and topic is not None:
             return max(ages_s)
         return None if self.segments_age_s is None else max([self.segments_age_s, *ages_s])
+
+
+def _number(name: str, value: Any, parsed: Callable[[str], int]) -> Any:
+    try:
+        return parsed(value.strip()) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _matches(topic: str, pattern: str) -> bool:

@@ -12,7 +12,7 @@ with IndexService.open(root=tempfile.mkdtemp(), storage=uri, slots=100, items=10
         index.seal()
         index.run_lifecycle()
 
-rule = Retention(age_s=365 * 86400, topics={"debug-*": 7 * 86400})
+rule = Retention(age_s="365d", topics={"debug-*": "7d"})
 assert len(expire(uri, rule).objects) == 1  # the plan
 assert len(expire(uri, rule, yes=True).objects) == 1
 with IndexReader.open(uri) as reader:

@@ -139,7 +139,7 @@ def test_typed_settings_are_those_of_the_configuration():
     assert typed.keys() == declared.keys()
     for name, kind in declared.items():
         accepted = {*parts_of(kind), NoneType}
-        accepted |= {str} if Path in accepted else {dict[str, Any]} if name in TABLES else set()
+        accepted |= {str} if Path in accepted or name.endswith("_s") else {dict[str, Any]} if name in TABLES else set()
         assert {*parts_of(typed[name])} == accepted, name
 
 
