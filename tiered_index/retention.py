@@ -80,8 +80,8 @@ class Retention(Struct, frozen=True, kw_only=True):
             structs.force_setattr(self, name, _number(name, getattr(self, name), parse_duration))
         structs.force_setattr(self, "max_bytes", _number("max_bytes", self.max_bytes, parse_bytes))
         for table in TABLES_OF_TOPICS:
-            given: Mapping[str, float] = getattr(self, table)
-            ages_of_topics = {topic: _number(f"{table}.{topic}", age, parse_duration) for topic, age in given.items()}
+            texts: Mapping[str, float | str] = getattr(self, table)
+            ages_of_topics = {topic: _number(f"{table}.{topic}", age, parse_duration) for topic, age in texts.items()}
             structs.force_setattr(self, table, ages_of_topics)
         ages = {"age_s": self.age_s, "segments_age_s": self.segments_age_s}
         for table in TABLES_OF_TOPICS:
