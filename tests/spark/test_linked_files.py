@@ -217,8 +217,8 @@ def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, 
     with pytest.raises(InvalidArgument, match=r"8\.ndjson, line 1 .*no time at n2.* Its rows have other times"):
         link_files(spark, [str(logs / "8.ndjson")], replace(ROWS, time="n2"), storage=storage, config=config)
     of_unit = {"storage": storage, "config": config, "skip_bad": True}
-    retimed = link_files(spark, [str(logs / "8.ndjson")], replace(ROWS, unit="ms"), **of_unit)
-    assert (retimed.files, retimed.rows) == (1, 3)
+    reread = link_files(spark, [str(logs / "8.ndjson")], replace(ROWS, unit="ms"), **of_unit)
+    assert (reread.files, reread.rows) == (1, 3)
     with IndexReader.open(storage) as reader:
         assert [item.timestamp_ms for item in reader.query("orders", "1")] == [(BEGIN_S + 1) // 1000 * 1000]
     assert link_files(spark, [str(logs / "8.ndjson")], replace(ROWS, unit="ms"), **of_unit).known == 1

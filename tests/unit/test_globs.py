@@ -131,6 +131,16 @@ def test_a_pattern_names_the_same_files_of_a_storage(s3_environment: Any, prefix
     assert named(f"{base}day?/*", base, beside) == named(f"{base}day2", base, beside) == ["day2/a.x"]
 
 
+@pytest.mark.parametrize("folder", ["x/", "x"])
+def test_a_prefix_names_all_objects_below_it_also_behind_two_slashes(s3_environment: Any, folder: str) -> None:
+    bucket = f"s3://{s3_environment.new_bucket()}"
+    parameters = f"?endpoint_url={s3_environment.endpoint_url}&addressing_style=path"
+    with closing(CONFIG.open_storage(bucket + parameters, any_names=True)) as storage:
+        for name in ("x/b", "x//a", "x/c/d", "xy"):
+            storage.put(name, b"x")
+    assert named(f"{bucket}/{folder}{parameters}", f"{bucket}/x/") == ["/a", "b", "c/d"]
+
+
 @pytest.mark.parametrize("pattern", ["*", "?\nb", "a[\n]b", "a[!b]b", "**", "a\nb"])
 def test_a_newline_is_a_character_of_names(pattern: str) -> None:
     assert Glob.of(pattern).matches("a\nb") and not Glob.of(pattern).matches("a\nb/.a\nc")

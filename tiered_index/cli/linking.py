@@ -212,12 +212,12 @@ class RowIngestion:
             out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
         for uri in counts.rewritten:
             out.note(f"{uri} has other rows from some row on, which are read again in place of the earlier ones")
-        if counts.retimed:
-            files = listed_names(counts.retimed, 3)
-            out.note(f"times are read in another way than before, so all rows of {files} are read again")
+        if counts.reread:
+            files = listed_names(counts.reread, 3)
+            out.note(f"rows are read in another way than before, so all rows of {files} are read again")
             if counts.otherwise:
                 others = listed_names(counts.otherwise, 3)
-                out.note(f"not of {others}: these rows keep their times, because this run does not list the files")
+                out.note(f"not of {others}: these rows stay as they are, because this run does not list the files")
         for uri in counts.copies:
             out.note(f"{uri} is a copy of another file of its folder, whose rows are indexed once")
         for uri in counts.changed_while_read:
@@ -237,13 +237,13 @@ class RowIngestion:
             if mapping.is_guessed:
                 decided = "by the first one" if before is None else "as in an earlier run"
                 out.note(f"times are numbers of {mapping.unit}, {decided}; --time-unit sets another unit")
-            elif before not in (None, mapping.unit) and not counts.retimed:
+            elif before not in (None, mapping.unit) and not counts.reread:
                 out.note(f"times are numbers of {mapping.unit} from now on. Earlier rows keep theirs, read in {before}")
         if mapping.has_zoneless and mapping.zone is not None:
             before, zone = linker.zone_before, mapping.zone.name
             if self.options.time_zone is None:
                 out.note(f"times without a zone are of {zone}, as in an earlier run; --time-zone sets another zone")
-            elif before not in (None, zone) and not counts.retimed:
+            elif before not in (None, zone) and not counts.reread:
                 out.note(f"times without a zone are of {zone} from now on. Earlier rows keep theirs, read in {before}")
             for text in mapping.unclear_times.texts(zone):
                 out.note(text)
@@ -260,7 +260,7 @@ class RowIngestion:
             expired=linker.patient.expired,
             ingest_s=taken_s,
             entries_per_s=round(counts.entries / taken_s) if taken_s else None,
-            nothing_indexed=[f"none of {counts.rows:,} rows has a key"] if counts.rows and not counts.entries else [],
+            nothing_indexed=[f"none of {counts.rows:,} rows has a key"] if counts.rows == counts.keyless > 0 else [],
         )
 
     def _show(self, counts: FileCounts, document: dict[str, Any]) -> int:

@@ -98,6 +98,7 @@ class AddedKeys:
         self._looked = set[tuple[int, int, str]]()
         self._known, self._copied, self._read_end = KnownFiles(log), CopiedTexts(index.segment_archive, log, ()), 0
         self.counts = KeyCounts()
+        self._read_uris = set[str]()
 
     def known(self) -> list[str]:
         """Return the keys by which new rows of the log are indexed, by the index."""
@@ -316,7 +317,8 @@ class AddedKeys:
             # the first reading of a damaged file has passed over the same rows
             if of_file.damage is not None and (segment.damage is None or of_file.end < last):
                 raise of_file.damage.error
-        self.counts.files += 1
+        self._read_uris.add(segment.uri)
+        self.counts.files = len(self._read_uris)
 
     def _read_copies(self, segment: LinkedSegment, sink: _KeyEntries, unread: _Unread) -> None:
         """Take the copied rows of a segment whose file can't be read. Others are named, also for all later answers."""

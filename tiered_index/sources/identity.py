@@ -26,12 +26,13 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from tiered_index.format.segment import LOST, LinkedSegment, TimeRule, Times
+from tiered_index.format.segment import LOST, LinkedSegment, Times
 from tiered_index.kernels import crc32
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile
 from tiered_index.sources.places import HeldFile, LocalFile, StoredFile
 from tiered_index.sources.rows.forms import PARQUET_MAGIC, rows_of_form
+from tiered_index.sources.rows.mapping import RowRule
 from tiered_index.sources.rows.table import TABLES
 from tiered_index.sources.rows.text import (
     BLOCK_BYTES,
@@ -110,14 +111,9 @@ class KnownFile:
         is_local = self.uri.startswith("file:") and not self.is_lost
         return self.last.etag.rpartition("-")[0] if is_local else None
 
-    def is_read_otherwise(self, wanted: TimeRule) -> bool:
-        """Return whether times of its rows were read in another way than the wanted one."""
-        return any(
-            after is not None and before is not None and after != before
-            for segment in self.segments
-            if segment.time_rule is not None
-            for before, after in zip(segment.time_rule, wanted, strict=True)
-        )
+    def is_read_otherwise(self, wanted: RowRule) -> bool:
+        """Return whether its rows were read in another way than the wanted one."""
+        return any(map(wanted.is_other, self.segments))
 
     @property
     def unfinished(self) -> list[LinkedSegment]:

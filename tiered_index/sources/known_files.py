@@ -28,7 +28,7 @@ from msgspec import structs
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import points_store, rows_store
-from tiered_index.format.segment import LOST, LinkedSegment, TimeRule
+from tiered_index.format.segment import LOST, LinkedSegment
 from tiered_index.kernels import crc32
 from tiered_index.replaced import ReplacedRanges
 from tiered_index.service.log.topic_keys import named_end
@@ -53,9 +53,9 @@ from tiered_index.sources.identity import (
 )
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
-from tiered_index.sources.rows.batch import RowFile
+from tiered_index.sources.rows.batch import RowFile, partition_of
 from tiered_index.sources.rows.forms import is_growing_text, open_rows
-from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.sources.rows.mapping import RowMapping, RowRule
 from tiered_index.sources.rows.table import TABLES
 from tiered_index.sources.rows.text import BLOCK_BYTES, TextFile, has_returns_alone
 
@@ -73,14 +73,14 @@ Opened = Callable[[str], SourceFile]
 class UnreadFile:
     """A file whose rows from `position` on are to be read. They replace those at the offsets `old`.
 
-    It `is_retimed` if that is because their times were read in another way. It `is_rest` if a killed run has begun to
+    It `is_reread` if that is because they were read in another way. It `is_rest` if a killed run has begun to
     replace the old rows: the record that says what was read must reserve the offsets of the rest, too.
     """
 
     listed: SourceFile
     position: int = 0
     old: tuple[OldOffsets, ...] = ()
-    is_retimed: bool = False
+    is_reread: bool = False
     is_rest: bool = False
 
 
@@ -288,13 +288,13 @@ class KnownFiles:
         self,
         files: Sequence[SourceFile],
         opened: Opened,
-        wanted: TimeRule,
+        wanted: RowRule,
         is_tried: Callable[[LinkedSegment], bool] = lambda _: True,
     ) -> Plan:
         """Decide what each listed file is, and what a run has to do.
 
-        It reads files whose hints are other ones than those of the known file. `wanted` says how times are to be read:
-        a listed file whose times were read otherwise is read anew. `is_tried` says whether a damaged file
+        It reads files whose hints are other ones than those of the known file. `wanted` says how rows are to be read:
+        a listed file whose rows were read otherwise is read anew. `is_tried` says whether a damaged file
         need not be read again as long as it has the hints of its segment. Raises the storage's errors.
         """
         new, gone = list[SourceFile](), list[tuple[str, int]]()
@@ -317,7 +317,7 @@ class KnownFiles:
 class _Decision:
     """One decision about all listed files. It changes the known files as the plan says."""
 
-    def __init__(self, known_files: KnownFiles, files: Sequence[SourceFile], opened: Opened, wanted: TimeRule) -> None:
+    def __init__(self, known_files: KnownFiles, files: Sequence[SourceFile], opened: Opened, wanted: RowRule) -> None:
         self._files, self._by_uri, self._lost = known_files.files, known_files._by_uri, known_files._lost
         self._waiting, self._compared = known_files._waiting, known_files._copies
         self._superseded = known_files._superseded
@@ -385,7 +385,12 @@ class _Decision:
 
     def _has_hints(self, listed: SourceFile, known: KnownFile | None) -> bool:
         """Claim a known file whose hints a listed one has."""
-        if known is None or known in self._claimed or not known.has_hints(listed):
+        if (
+            known is None
+            or known in self._claimed
+            or not known.has_hints(listed)
+            or self._has_other_fields(listed, known)
+        ):
             return False
         self._claim(listed, known)
         return True
@@ -415,13 +420,19 @@ class _Decision:
             return now if now.size_bytes else None
         return None
 
+    def _has_other_fields(self, listed: SourceFile, known: KnownFile) -> bool:
+        """Return whether the folders give the rows of a file other keys, times or topics than those of a known one."""
+        before, now = (self._wanted.fields_of_folders(partition_of(uri)) for uri in (known.uri, listed.uri))
+        return before != now
+
     def _verdict(self, listed: SourceFile, known: KnownFile) -> Verdict:
         compared = listed.uri, listed.size_bytes, listed.stamp, known
         if compared not in self._compared_now:
             # the reading of the file says why it can't be read
             self._compared_now[compared] = Other()
-            with contextlib.suppress(InvalidArgument, ObjectNotFound, CorruptFile):
-                self._compared_now[compared] = what_is(listed, known)
+            if not self._has_other_fields(listed, known):
+                with contextlib.suppress(InvalidArgument, ObjectNotFound, CorruptFile):
+                    self._compared_now[compared] = what_is(listed, known)
         return self._compared_now[compared]
 
     def _match(self, files: Sequence[SourceFile]) -> None:
@@ -656,7 +667,9 @@ class _Decision:
         old = tuple(known.offsets_from(0))
         if listed.uri in self._verdicts:
             self._renew(listed, known, is_whole=False)
-        self._plan.unread.append(UnreadFile(listed, 0, old, is_retimed=True))
+        elif known.uri != listed.uri:
+            self._state(known, [structs.replace(segment, uri=listed.uri) for segment in known.segments])
+        self._plan.unread.append(UnreadFile(listed, 0, old, is_reread=True))
 
     def _resume(self, listed: SourceFile, known: KnownFile) -> None:
         """Note the segments whose rows are not all put. Their text is known, or the file has not been written to."""

@@ -50,7 +50,7 @@ from tiered_index.sources.row_archive import (
     CopiedOffsets,
     CopiedTexts,
     RowArchiver,
-    check_retimed,
+    check_reread,
     copied_from,
 )
 from tiered_index.sources.rows.batch import UNREADABLE, Damage, RowBatch, RowFile, RowReading
@@ -89,8 +89,8 @@ class FileCounts(DamageCounts):
     - `changed`: URIs of files with other rows, so that their earlier ones can't be read any more.
     - `rewritten`: URIs of files whose rows from some place on are read anew, in place of the earlier ones.
     - `continued`: the number of files of which an earlier run has read rows, and this one the rest.
-    - `retimed`: URIs of files whose rows are read anew, because their times were read in another way. `otherwise`:
-      those of known files whose times were, and that are not read, because they are not listed.
+    - `reread`: URIs of files whose rows are read anew, because they were read in another way. `otherwise`:
+      those of known files that were, too, and are not read, because they are not listed.
     - `copies`: URIs of files that are not read, because they are copies of others.
     - `lacking`: the number of files that were read and have no row with a key, by the key's path.
     """
@@ -107,7 +107,7 @@ class FileCounts(DamageCounts):
     skipped_first: list[dict[str, str]] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
-    retimed: list[str] = field(default_factory=list)
+    reread: list[str] = field(default_factory=list)
     otherwise: list[str] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
     changed_while_read: list[str] = field(default_factory=list)
@@ -166,7 +166,7 @@ class FileLinker:
         # the rows with archived copies that a new reading leaves out, and the names of its file, by the same
         self._copied: dict[int, tuple[CopiedTexts, list[str]]] = {}
         self._is_begun = False
-        self._given_times = self.mapping.given_times
+        self._wanted = self.mapping.given
         self._given, self._keys = self.mapping, AddedKeys(self.index, self._store, self.patient, self._columns)
         self.counts.keys = self._keys.counts
         self.unit_before: str | None = None
@@ -223,10 +223,10 @@ class FileLinker:
         plan = self._known.plan(
             self._without_written(files),
             lambda uri: as_it_is(opened.file(uri, 0)),
-            self._given_times,
+            self._wanted,
             self._damaged.is_known,
         )
-        check_retimed(self._copied_offsets(), plan)
+        check_reread(self._copied_offsets(), plan)
         self._count(plan)
         self._replaced, rests, of_rests = {}, list[_Reading](), list[Replacement]()
         for _, (readings, replaced) in self._reserved_by_keys([unread for unread in plan.unread if unread.is_rest]):
@@ -457,11 +457,11 @@ class FileLinker:
             reserved, damages, is_read = None, list[Damage](), False
             try:
                 with self._damaged.passed_over(listed, damages.append):
-                    if unread.is_retimed and (problem := first_problem(listed, self.mapping)) is not None:
+                    if unread.is_reread and (problem := first_problem(listed, self.mapping)) is not None:
                         # what it had before is replaced by rows only
                         self._keep_times_of(listed, problem)
                         continue
-                    self.counts.retimed += [listed.uri] if unread.is_retimed else []
+                    self.counts.reread += [listed.uri] if unread.is_reread else []
                     reserved, is_read = self._known.reserved(unread, self.mapping), True
             except FileMoved:
                 self.counts.changed_while_read.append(listed.uri)

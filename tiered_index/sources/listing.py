@@ -306,7 +306,7 @@ def _named(infos: Sequence[ObjectInfo], name: str, glob: Glob | None) -> Sequenc
     if glob and (named := [info for info in infos if info.name == name]):
         return named
     # a folder, not all that begins with its name
-    below = [info for info in infos if name and info.name.startswith(f"{name}/")]
+    below = [info for info in infos if name and name[-1] != "/" and info.name.startswith(f"{name}/")]
     if glob and not below:
         return [info for info in infos if glob.matches(info.name)]
     # the source names the part that it ends in itself

@@ -185,15 +185,16 @@ class CopiedOffsets:
         return self._ranges[copy.name]
 
 
-def check_retimed(copied: CopiedOffsets, plan: Plan) -> None:
-    """Raise `InvalidArgument` if rows are to be read anew for other times, and have archived copies, which stay."""
-    retimed = (unread for unread in plan.unread if unread.is_retimed)
-    with_copies = [unread for unread in retimed if copied.without(unread.old) != unread.old]
+def check_reread(copied: CopiedOffsets, plan: Plan) -> None:
+    """Raise `InvalidArgument` if rows are to be read in another way, and have archived copies, which stay."""
+    reread = (unread for unread in plan.unread if unread.is_reread)
+    with_copies = [unread for unread in reread if copied.without(unread.old) != unread.old]
     if with_copies:
         raise InvalidArgument(
             f"{with_copies[0].listed.uri}{f' and {len(with_copies) - 1:,} more' if with_copies[1:] else ''} can't be "
-            "read by another --time, --time-unit or --time-zone: the archived copies of its rows have their times. "
-            "Give those of before, or index the files into another --topic"
+            "read in another way (--time, --time-unit, --time-zone, --topic field:, --delimiter, --quote): the "
+            "archived copies of its rows stay as they are. Give the options of before, or index the files into "
+            "another --topic"
         )
 
 

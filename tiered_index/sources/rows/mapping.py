@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.segment import TimeRule
+from tiered_index.format.segment import LinkedSegment, TimeRule
 from tiered_index.json_paths import FieldReader, compiled_path, key_texts, plain_path
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
@@ -74,6 +74,41 @@ class Dialect:
             return None
         named = bytes.fromhex(marks).decode("latin-1")
         return cls(named[0], named[1].strip("\0"))
+
+
+class RowRule(NamedTuple):
+    """How rows are to be read, as far as a run says so: their times, the field of the topic, and the dialect of CSV.
+
+    `paths` are those of all fields.
+    """
+
+    times: TimeRule
+    topic: str | None
+    dialect: Dialect | None
+    paths: Sequence[str]
+
+    def is_other(self, segment: LinkedSegment) -> bool:
+        """Return whether the rows of a segment were read in another way."""
+        pairs = zip(segment.time_rule or (), self.times, strict=False)
+        return (
+            any(after is not None and before is not None and after != before for before, after in pairs)
+            or segment.topic_field != self.topic
+            or (segment.format.startswith("csv") and self._has_other_dialect(segment))
+        )
+
+    def _has_other_dialect(self, segment: LinkedSegment) -> bool:
+        if self.dialect is None:
+            return False
+        before = Dialect.of(segment.format) or Dialect(",")
+        return before.quote != self.dialect.quote or self.dialect.delimiter not in (None, before.delimiter)
+
+    def fields_of_folders(self, folders: Mapping[str, str]) -> dict[str, str]:
+        """Return the fields that the folders of a file name, as `partition_of`, and that paths use."""
+        return {
+            name: value
+            for name, value in folders.items()
+            if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", path) for path in self.paths)
+        }
 
 
 @dataclass
@@ -138,9 +173,10 @@ class RowMapping:
         return self.time, unit, self._zone_name if self.has_zoneless or not is_whole else None
 
     @property
-    def given_times(self) -> TimeRule:
-        """How times are to be read, as far as that is given."""
-        return self.time, None if self.is_guessed else self.unit, None if self.zone is None else self.zone.name
+    def given(self) -> RowRule:
+        """How rows are to be read, as far as that is given."""
+        times = self.time, None if self.is_guessed else self.unit, None if self.zone is None else self.zone.name
+        return RowRule(times, self.topic, self.dialect, [path for _, path in self.names])
 
     def shown(self, fields: Iterable[tuple[str, str]]) -> str:
         """Return the options of fields that a file lacks, as `names`. A path that is no JMESPath is shown as one."""

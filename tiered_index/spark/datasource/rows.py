@@ -102,9 +102,9 @@ class RowWriter(EntryWriter):
                     f"{further[0]} is a key of this topic, too: name it in the option keys, or end it by "
                     f"`tiered-index ingest ... --drop-key {further[0]}`"
                 )
-            given_times = self._rows.mapping().given_times
+            wanted = self._rows.mapping().given
             self._rows = self._rows.with_times_of(log.state.positions)
-            plan = FilePlan.of(self._rows, Segments(log.state, storage), files, config, wanted=given_times)
+            plan = FilePlan.of(self._rows, Segments(log.state, storage), files, config, wanted=wanted)
             plan.state_known(log)
         if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:
             raise InvalidArgument(f"{others[0]} is no Parquet file: index it by `spark build --topic`")

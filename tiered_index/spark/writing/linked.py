@@ -27,7 +27,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
 from tiered_index.format.schema import Schema
-from tiered_index.format.segment import LinkedSegment, Segment, TimeRule
+from tiered_index.format.segment import LinkedSegment, Segment
 from tiered_index.kernels import crc32
 from tiered_index.service.jobs.catalogs import check_behind, send_catalog
 from tiered_index.service.jobs.linking import link
@@ -50,10 +50,10 @@ from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, list
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import send_points, taken_points
-from tiered_index.sources.row_archive import CopiedOffsets, check_retimed
+from tiered_index.sources.row_archive import CopiedOffsets, check_reread
 from tiered_index.sources.rows.batch import Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
-from tiered_index.sources.rows.mapping import Dialect, RowMapping
+from tiered_index.sources.rows.mapping import Dialect, RowMapping, RowRule
 from tiered_index.sources.rows.table import TABLES, ColumnsFile, ColumnsReading
 from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 from tiered_index.spark.addresses import AddressOf, StorageAddress
@@ -400,12 +400,12 @@ class FilePlan:
     @classmethod
     def of(
         cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile], config: IndexConfig,
-        damaged: DamagedFiles | None = None, wanted: TimeRule | None = None,
+        damaged: DamagedFiles | None = None, wanted: RowRule | None = None,
     ) -> FilePlan:  # fmt: skip
         """Plan the segments of files. `wanted`: how times are to be read, if not as those of `rows`.
 
         Raises `InvalidArgument` if an `ingest` has not finished its own, for a file with other rows than before whose
-        topic has archived copies, and as `check_retimed`.
+        topic has archived copies, and as `check_reread`.
         """
         known, position = KnownFiles(rows.store), segments.state.positions.get(rows.store, 0)
         known.learn(segments, position)
@@ -417,16 +417,16 @@ class FilePlan:
         begin, mapping = known.end, rows.mapping()
         with contextlib.closing(LinkedFiles(config)) as opened:
             tried: tuple[Any, ...] = () if damaged is None else (damaged.is_known,)
-            wanted = wanted or mapping.given_times
+            wanted = wanted or mapping.given
             of_known = known.plan(files, lambda uri: as_it_is(opened.file(uri, 0)), wanted, *tried)
             copied = CopiedOffsets(segments, rows.store)
-            check_retimed(copied, of_known)
+            check_reread(copied, of_known)
             of_known.retired = [*copied.without(of_known.retired)]
             plan = cls(known, of_known, begin=begin, damaged=damaged)
         damages = list[tuple[SourceFile, Damage]]()
         for unread in plan.known.unread:
             listed, reserved, of_file = unread.listed, None, list[Damage]()
-            if unread.is_retimed and (problem := first_problem(listed, mapping)) is not None:
+            if unread.is_reread and (problem := first_problem(listed, mapping)) is not None:
                 raise InvalidArgument(f"{listed.uri}, {problem}. Its rows have other times: build without it")
             with contextlib.nullcontext() if damaged is None else damaged.passed_over(listed, of_file.append):
                 reserved = known.reserved(unread, mapping)
@@ -600,13 +600,13 @@ def link_files(
         index = stack.enter_context(BuiltIndex.opening(spark, storage, settings, present, {}))
         log, of_source = index.log, settings.changed(storage=storage, root=None)
         check_own_columns(index.genesis.layout.schema)
-        given_times = rows.mapping().given_times
+        wanted = rows.mapping().given
         rows = rows.with_keys_of(log.state.positions).with_times_of(log.state.positions)
         mapping = rows.mapping()
         damage_counts = DamageCounts()
         damaged = DamagedFiles(damage_counts, mapping, is_strict=strict)
         files = _listed(sources, of_source, stack)
-        plan = FilePlan.of(rows, Segments(log.state, index.opened), files, of_source, damaged, given_times)
+        plan = FilePlan.of(rows, Segments(log.state, index.opened), files, of_source, damaged, wanted)
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
             with IndexReader.open(config=of_source, environment=False) as stored, stored.export(rows.topic) as batches:
                 check_queue(rows.topic, batches)
