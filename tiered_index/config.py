@@ -48,6 +48,8 @@ OffsetSpace = Literal["commitlog", "tiered_queue", "custom"]
 _YEAR_S = 365.25 * 86400
 # Bounds of settings without a bound of their own. A wait of more than some 10**9 seconds overflows in Python.
 _LONGEST_AGE_S, _LONGEST_WAIT_S = 1e12, 1e9
+# characters of a refused value that is shown: keys and tokens have more
+_MOST_SHOWN = 16
 MOST = 10**18
 """The bound of sizes and counts, which fits the compiled core's numbers."""
 Count = Annotated[int, Meta(gt=0, le=MOST)]
@@ -380,18 +382,18 @@ def _said(name: str, error: Exception, value: Any) -> str:
 
 
 def _told(name: str, problem: str, value: Any) -> str:
-    """Return a message that begins with a setting, and shows its refused value, but no credentials of a URL."""
+    """Return a message that begins with a setting, and shows its refused value if it is too short for a secret."""
     problem, texts = problem.removesuffix("."), {repr(value), str(value).lower()}
     if isinstance(value, float | int):
         texts.add(f"{value:g}")
     if isinstance(value, Mapping):
         texts.update(repr(inner) for member in value.values() for inner in (member, str(member)))
     is_shown = any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", problem) for text in texts if len(text) > 1)
-    if is_shown or "credentials" in problem:
+    if is_shown or "credentials" in problem or name == "storage" or len(repr(value)) > _MOST_SHOWN:
         return f"setting {name}{problem}"
     if problem.startswith(" must "):
-        return f"setting {name}{problem}, not {value!r:.80}"
-    return f"setting {name} = {value!r:.80}{problem}"
+        return f"setting {name}{problem}, not {value!r}"
+    return f"setting {name} = {value!r}{problem}"
 
 
 def _value(name: str, value: Any) -> Any:
@@ -527,9 +529,8 @@ def _of_environment(*, is_strict: bool = False) -> Iterator[tuple[str, list[str]
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
             if is_table and not isinstance(value, dict):
-                raise ConfigError(
-                    f"environment variable {name} must be a table of settings, as JSON, not {value!r:.80}"
-                )
+                what = f", not {value!r}" if len(repr(value)) <= _MOST_SHOWN else ""
+                raise ConfigError(f"environment variable {name} must be a table of settings, as JSON{what}")
         # a table replaces only the settings that it has
         yield from (
             ((name, [*path, inner], member) for inner, member in value.items()) if is_table else [(name, path, value)]

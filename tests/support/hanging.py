@@ -1,7 +1,9 @@
 """Calls that may hang, in a thread beside the test, and bounded waits for other threads."""
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,13 @@ def until(met: Callable[[], object], *, within_s: float = 120, every_s: float = 
     while not met():
         assert time.monotonic() < end_s
         time.sleep(every_s)
+
+
+def stacks() -> str:
+    """Return what each thread of the process does, to find out why a call hangs."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames().items()
+    return "\n".join(f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame)[-14:])}" for ident, frame in frames)
 
 
 class Beside:
@@ -29,7 +38,7 @@ class Beside:
 
     def __call__(self) -> Any:
         """Wait for the call to end, and return its value or raise its error."""
-        assert self.ended(120), "it hangs"
+        assert self.ended(120), f"it hangs: {stacks()}"
         return self.value if self.error is None else self.error
 
     def _run(self, act: Callable[[], Any]) -> None:

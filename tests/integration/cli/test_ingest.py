@@ -298,10 +298,9 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, places, tmp
     items = run_here(*command, "--json").document["items"]
     assert seen(items) == expected and {item["tag"] for item in items} == {b"vip\0".hex()}
     assert re.search(r" 7 +0\.0 +vip +日本語の +née *\n", run_here(*command).out)
-    for form, read in (("csv", pyarrow.csv.read_csv), ("parquet", pyarrow.parquet.read_table)):
-        out = tmp_path / f"out.{form}"
-        assert run_here("export", "--root", places.root, "--out", out).code == 0
-        assert seen(read(out).to_pylist()) == expected
+    out = tmp_path / "out.parquet"
+    assert run_here("export", "--root", places.root, "--out", out).code == 0
+    assert seen(pyarrow.parquet.read_table(out).to_pylist()) == expected
     again = ("--root", tmp_path / "again", "--storage", f"file://{tmp_path}/again-objects", *SMALL)
     assert run_here("ingest", out, *again, "--json").document["entries"] == 5
     assert seen(run_here(*command[:3], *again[:2], "--json").document["items"]) == expected

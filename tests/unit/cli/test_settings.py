@@ -70,7 +70,8 @@ def test_the_error_about_a_setting_shows_the_refused_value(setting):
             IndexConfig(environment=False, **{table: {name: value} if name else value})
         except ConfigError as error:
             assert f"setting {setting} " in str(error) or f"setting {setting}: " in str(error) or shown == "x-9"
-            assert shown.lower() in str(error).lower()
+            # a place may have credentials
+            assert setting == "storage" or shown.lower() in str(error).lower()
         else:
             accepted += 1
     assert accepted <= 3

@@ -12,7 +12,7 @@ import pytest
 
 import tiered_index
 from tests.support.batches import batch
-from tests.support.hanging import beside
+from tests.support.hanging import beside, stacks
 from tiered_index.errors import IndexClosed, NestedCall
 
 T = 1_700_000_000_000
@@ -100,7 +100,7 @@ def inner(open_index, storage, clock):
 def run_beside(act):
     """Run it in a thread, so that a call that hangs fails the test."""
     call = beside(act)
-    assert call.ended(120), "a call hangs"
+    assert call.ended(120), f"a call hangs: {stacks()}"
     if call.error is not None:
         raise call.error
 
