@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,12 +172,22 @@ TRIALS: dict[str, Callable[[Path], None]] = {
 }
 
 
+def _clone(clone: Path) -> None:
+    """Make a clone, or a copy of the files if this folder is no repository that the user may clone."""
+    done = subprocess.run(["git", "clone", "-q", str(TOP), str(clone)], check=False, capture_output=True)
+    if done.returncode:
+        made = shutil.ignore_patterns(
+            ".git", ".*_cache", ".cache", ".venv*", "__pycache__", "build", "dist", "*.so", "_*.c"
+        )
+        shutil.copytree(TOP, clone, ignore=made, dirs_exist_ok=True)
+
+
 def tried(name: str, folder: Path) -> str | None:
     """Run a trial in a clone of its own, and return why it failed; None: it did not."""
     begun_s, clone = time.monotonic(), folder / name / "clone"
     clone.parent.mkdir()
     try:
-        subprocess.run(["git", "clone", "-q", str(TOP), str(clone)], check=True)
+        _clone(clone)
         TRIALS[name](clone)
     except (Failed, subprocess.SubprocessError, OSError) as error:
         return f"{name}: {error}"
