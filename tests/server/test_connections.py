@@ -170,7 +170,8 @@ def entries_with_an_offer(position: int, is_chunked: bool = False) -> tuple[byte
     return head, b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
 
 
-def test_bodies_beside_offers_of_another_protocol_are_read_on_one_connection(tmp_path):
+@pytest.mark.parametrize("is_together", [False, True])
+def test_bodies_beside_offers_of_another_protocol_are_read_on_one_connection(tmp_path, is_together):
     with index_in(tmp_path) as index, on_a_port(index) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
             for position in (1, 2, 3):
@@ -178,9 +179,12 @@ def test_bodies_beside_offers_of_another_protocol_are_read_on_one_connection(tmp
                 # refused before its body has come
                 connection.sendall(head.replace(b"/v1/entries", b"/v1/files"))
                 assert b" 405 " in answer(connection)
-                connection.sendall(body)
-                connection.sendall(head)
-                connection.sendall(body)
+                if is_together:
+                    connection.sendall(body + head + body)
+                else:
+                    connection.sendall(body)
+                    connection.sendall(head)
+                    connection.sendall(body)
                 assert b'"entries":1,' in answer(connection)
             connection.sendall(head + body + ALIVE)
             assert b'"entries":0,' in answer(connection)

@@ -1,6 +1,6 @@
 """Calls of Kafka's client, librdkafka, which may never return: only a thread of the client waits for them.
 
-A client can lock itself for ever, for example if a broker restarts with another address (librdkafka's issue 5476).
+A client can lock itself permanently, for example if a broker restarts with another address (librdkafka's issue 5476).
 Therefore:
 
 - Every call that takes a lock of librdkafka releases Python's lock while it waits. The methods of `confluent_kafka`

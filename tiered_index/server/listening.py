@@ -18,6 +18,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -42,6 +43,7 @@ _TOO_MUCH = (
 )
 # Bytes that are parsed before the next look at these bounds
 _PARSED_BYTES = 8 << 10
+_REQUEST_LINE = re.compile(rb"[A-Z]{3,7} /\S* HTTP/1\.[01]\r\n")
 _OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
 # One line about requests that break the protocol, of a flood of them
@@ -197,6 +199,14 @@ class _HttpConnection(HttpToolsProtocol):
         self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_working)
 
     def data_received(self, data: bytes) -> None:
+        # a head may follow the rest of a body. What only looks like one is part of that body, and the parser knows
+        lines = () if self.scope is None else islice(_REQUEST_LINE.finditer(data), _MOST_WAITING)
+        for begin, end in pairwise([0, *(line.start() for line in lines if line.start()), len(data)]):
+            self._parse(data[begin:end])
+            if self.transport.is_closing():
+                return
+
+    def _parse(self, data: bytes) -> None:
         # Java's client offers HTTP/2 in each request, and the parser would skip the body
         if self.scope is None and (end := data.find(b"\r\n\r\n")) >= 0:
             data = _OFFER.sub(b"", data[:end]) + data[end:]
