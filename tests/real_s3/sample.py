@@ -11,7 +11,7 @@ from tests.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload, en
 from tiered_index import IndexService, QueryResult
 from tiered_index.service.read.lookups import Lookups
 
-MESSAGES, _PUT_AT_ONCE = 400_000, 50_000
+MESSAGES, _PUT_AT_ONCE = 400_000, 5_000
 
 
 @dataclass(frozen=True)
