@@ -216,7 +216,21 @@ class CorruptFile(TieredIndexError):
 
 
 class UnsupportedVersion(CorruptFile):
-    """A newer version wrote this file or record. It is intact, but this version can't read it."""
+    """Another version wrote this file or record. It is intact, but this version can't read it."""
+
+    @classmethod
+    def unless_read(cls, file: str, what: str, expected: object, found: object, *, offset: int | None = None) -> None:
+        """Raise this error if the version `found` of `what` is not the `expected` one, which this program reads."""
+        if found != expected:
+            is_later = isinstance(found, int) and isinstance(expected, int) and found > expected
+            raise cls(
+                file,
+                f"{what} of version {found!r:.40}, and this program reads version {expected}: written by a development "
+                "version: build the index again" + (", or by a later version: upgrade tiered_index" * is_later),
+                offset=offset,
+                expected=expected,
+                found=found,
+            )
 
 
 class StorageBehind(CorruptFile):

@@ -681,19 +681,16 @@ class TopicSummary(_Record):
     - `entries`: Entries of the topic. An entry that was put twice counts twice until its files are merged.
     - `bytes_of_entries`: Bytes of the messages of all entries. A message with two keys has two entries, and counts
       twice.
-    - `begin_ms`: Time of the first entry, epoch milliseconds. Null: no file states it.
-    - `end_ms`: Time of the last entry, inclusive. Null: no file states it.
-    - `uncounted_files`: Files of an older version, which do not count their entries by topic. The sums leave these
-      files out.
+    - `begin_ms`: Time of the first entry, epoch milliseconds.
+    - `end_ms`: Time of the last entry, inclusive.
     - `key_names`: What keys with a name begin with, such as `order=`. Only the service tells it.
     """
 
     topic: str
-    entries: int = 0
-    bytes_of_entries: int = 0
-    begin_ms: int | None = None
-    end_ms: int | None = None
-    uncounted_files: int = 0
+    entries: int
+    bytes_of_entries: int
+    begin_ms: int
+    end_ms: int
     key_names: tuple[str, ...] = ()
 
 

@@ -22,7 +22,7 @@ from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
-from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
+from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 
 FOLDER = Path(__file__).parent / "packed"
@@ -119,10 +119,10 @@ def test_the_stored_files_pass_verify_and_answer_and_a_second_reader_has_the_sam
     assert rows_of_keys == json.loads((FOLDER / "answers.json").read_text())[name]
     assert [len(rows) for key, rows in rows_of_keys.items() if key.startswith("orders")] == [9, 8, 0, 1, 1, 0]
     trailer = parse_trailer(data, name, len(data))
-    kind, form = name.split("_")
+    form = name.split("_")[1]
     assert trailer.metadata.more["packed"].get("topics", []) == (list(IDS[form]) if form == "numbered" else [])
     version = int.from_bytes(data[8 - TAIL_SIZE : 12 - TAIL_SIZE], "big")
-    assert version == (5 if form == "numbered" else 3 if kind == "table" else 4)
+    assert version == FORMAT_VERSION
     runs = trailer.directory.all_runs()
     assert len(runs) > 1
     pieces = [data[run.offset : run.offset + run.length] for run in runs]

@@ -27,7 +27,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.journal import Journal, encode_open, parse_journal
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.format.trailer import TAIL_SIZE, Directory, parse_trailer
+from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, Directory, parse_trailer
 from tiered_index.format.verify import verify_shard
 from tiered_index.service.log import checkpoint
 from tiered_index.service.log.records import LogRecord, encode_document
@@ -77,7 +77,9 @@ def resealed(data: bytes, change: Change) -> bytes:
     directory = Directory(groups, blocks).encode()
     metadata = json.dumps(meta, separators=(",", ":")).encode().ljust(tail.metadata_length)
     parts = held, directory, metadata
-    end = struct.pack(">8sIIQQQQIII", b"TIXTAIL\n", 1, 0, tail.position, *map(len, parts), *map(zlib.crc32, parts))
+    end = struct.pack(
+        ">8sIIQQQQIII", b"TIXTAIL\n", FORMAT_VERSION, 0, tail.position, *map(len, parts), *map(zlib.crc32, parts)
+    )
     changed = body + held + directory + metadata + end + struct.pack(">I", zlib.crc32(end))
     assert len(changed) == len(data) and len(end) + 4 == TAIL_SIZE
     return changed

@@ -80,7 +80,7 @@ def test_it_names_the_parameters_of_every_route(routes):
     [
         FileReport(file="a", place="storage", outcome="read", begin_ms=0, end_ms=0),
         LostFile(file="a", begin_ms=0, end_ms=0, entries=1),
-        TopicSummary(topic="orders"),
+        TopicSummary(topic="orders", entries=1, bytes_of_entries=1, begin_ms=0, end_ms=0),
         Freshness(source="memory://a", as_of_ms=None, positions={}),
         QueryResult(items=(), status="complete"),
         TopicsResult(topics=(), status="complete"),

@@ -87,7 +87,7 @@ def test_no_database_of_ours_is_refused_and_left_as_it_was(tmp_path: Path) -> No
     for path, kind, says in (
         (text, StorageMisconfigured, "not a database"),
         (foreign, StorageMisconfigured, "another program"),
-        (other, UnsupportedVersion, "another version"),
+        (other, UnsupportedVersion, "build the index again"),
     ):
         before = path.read_bytes()
         with SqliteStorage(path) as storage:

@@ -1,4 +1,4 @@
-"""A test-only writer: it compacts native files without packing, as versions before the packed layout did.
+"""A test-only writer: it compacts native files without packing.
 
 `python -m tests.support.plain_files COMMAND` runs a command of `tiered-index` that way. The environment variable
 `HOLD_UPLOADS_S` is a number of seconds. The end of each upload of an index file then waits for them, so that

@@ -65,9 +65,6 @@ def topics(
             )
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
         session.out.rows("", [topic.to_dict() for topic in answer.topics], most=len(answer), is_listed=False)
-        uncounted = sum(topic.uncounted_files for topic in answer.topics)
-        if uncounted:
-            session.out.line(f"{counted(uncounted, 'uncounted file')} of an older version; merging counts them")
         session.out.line(f"{counted(len(answer), 'topic')}, {pages.conclusion}{pages.as_of()}{pages.expired}")
         return pages.finish(session.out)
 

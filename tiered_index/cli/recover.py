@@ -181,7 +181,7 @@ def _check_copy(config: IndexConfig, file: str, stored: StoredObject) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether a local file may restore its object: it is undamaged, or of a newer version."""
+    """Return whether a local file may restore its object: it is undamaged, or of another version."""
     try:
         file = open_local(path)
         try:

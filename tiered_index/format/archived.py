@@ -17,13 +17,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 
 SEGMENT_MAGIC = b"TIXSEGM\n"
-SEGMENT_VERSION = 2
-# With queue offsets between the segment and the table.
-QUEUES_VERSION = 3
-# A columnar segment, whose footer comes after the tail.
-COLUMNS_VERSION = 4
-# Version 1 has the same layout, and pieces of 1 MiB.
-_VERSIONS = (1, SEGMENT_VERSION, QUEUES_VERSION, COLUMNS_VERSION)
+SEGMENT_VERSION = 5
 PIECE_BYTES = 16 << 10
 """Bytes with one checksum. A lookup reads whole pieces; the table of a segment of 1 GiB takes 256 KiB."""
 HEAD_BYTES = 1 << 20
@@ -66,10 +60,9 @@ class SegmentTable:
 
     def encode(self) -> bytes:
         """Return the bytes that follow the segment and its queue offsets, without its footer."""
-        version = COLUMNS_VERSION if self.footer else QUEUES_VERSION if self.queues_bytes else SEGMENT_VERSION
         table = self.pieces.astype(">u4").tobytes()
         sizes = (self.piece_bytes, self.start, self.size_bytes)
-        tail = _TAIL.pack(SEGMENT_MAGIC, version, *sizes, self.crc32, zlib.crc32(table), 0, 0)[:-4]
+        tail = _TAIL.pack(SEGMENT_MAGIC, SEGMENT_VERSION, *sizes, self.crc32, zlib.crc32(table), 0, 0)[:-4]
         return table + tail + zlib.crc32(tail).to_bytes(4, "big")
 
     @classmethod
@@ -85,12 +78,9 @@ class SegmentTable:
         magic, version, piece_bytes, start, size_bytes, crc32, table_crc32, zero, _ = _TAIL.unpack(data[-_TAIL.size :])
         if magic != SEGMENT_MAGIC:
             raise damage("wrong magic of an archived segment", expected=SEGMENT_MAGIC, found=magic)
-        if version not in _VERSIONS:
-            problem = f"archived segment of version {version}"
-            raise UnsupportedVersion(file, problem, expected=_VERSIONS[-1], found=version)
+        UnsupportedVersion.unless_read(file, "archived segment", SEGMENT_VERSION, version)
         queues_bytes = object_bytes - segment_object_bytes(size_bytes, piece_bytes) if piece_bytes else -1
-        kind = QUEUES_VERSION if queues_bytes else COLUMNS_VERSION if footer else min(version, SEGMENT_VERSION)
-        if zero or queues_bytes < 0 or version != kind:
+        if zero or queues_bytes < 0 or (footer and queues_bytes):
             problem = "the sizes in the tail of an archived segment don't add up to the object's"
             raise damage(problem, expected=object_bytes, found=(size_bytes, piece_bytes))
         table = data[-(object_bytes - size_bytes - queues_bytes) : -_TAIL.size]

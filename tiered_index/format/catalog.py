@@ -378,8 +378,7 @@ def _tail_of(data: bytes, file: str) -> tuple[int, int, int]:
     magic, version, length, count, expected, _ = _TAIL.unpack(tail)
     if magic != CATALOG_MAGIC:
         raise CorruptFile(file, "wrong magic of a catalog", expected=CATALOG_MAGIC, found=magic)
-    if not 1 <= version <= CATALOG_VERSION:
-        raise UnsupportedVersion(file, f"catalog of version {version}", expected=CATALOG_VERSION, found=version)
+    UnsupportedVersion.unless_read(file, "catalog", CATALOG_VERSION, version)
     return length, count, expected
 
 

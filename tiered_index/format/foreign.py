@@ -55,7 +55,7 @@ def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
     """Return the kind of a file of `file_size` bytes, from its first `HEAD_SIZE` and last `TAIL_SIZE` bytes.
 
     Raises `CorruptFile` for a file that is neither ours nor RocketMQ's, and for a damaged tail. Raises
-    `UnsupportedVersion` for a later version.
+    `UnsupportedVersion` for another version.
     """
     if not file_size:
         raise CorruptFile(file, _NO_BYTES)

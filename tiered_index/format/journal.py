@@ -23,7 +23,7 @@ from tiered_index.format.metadata import Positions, Predecessor, Topics
 from tiered_index.stored import Count, Crc32, FileId, Milliseconds, Seconds, decoded
 
 _MAGIC = b"TIXJRNL\n"
-JOURNAL_VERSION = 2
+JOURNAL_VERSION = 3
 _START = struct.Struct(">8sI")
 _FRAME = struct.Struct(">II")
 _MAX_RECORD = 1 << 26
@@ -103,7 +103,7 @@ def encode_open(journal: Journal) -> bytes:
         **({"predecessor": journal.predecessor} if journal.predecessor else {}),
         **({"log_number": journal.log_number} if journal.log_number else {}),
     }
-    return _START.pack(_MAGIC, journal.layout.version) + _record(document)
+    return _START.pack(_MAGIC, JOURNAL_VERSION) + _record(document)
 
 
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
@@ -152,9 +152,7 @@ def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal
     magic, version = _START.unpack_from(data)
     if magic != _MAGIC:
         raise CorruptFile(file, "not a journal", offset=0, expected=_MAGIC, found=magic)
-    if not 1 <= version <= JOURNAL_VERSION:
-        problem = f"journal version {version} is newer than this reader: upgrade tiered_index"
-        raise UnsupportedVersion(file, problem, offset=8, expected=JOURNAL_VERSION, found=version)
+    UnsupportedVersion.unless_read(file, "journal", JOURNAL_VERSION, version, offset=8)
     journal = _with_records(None, data[_START.size :], file, _START.size)
     if journal is not None and file_id not in (None, journal.file_id):
         raise CorruptFile(

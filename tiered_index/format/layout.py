@@ -102,11 +102,6 @@ class Layout(Struct, frozen=True, dict=True):
             )
 
     @property
-    def version(self) -> int:
-        """The version in tail and journal: 2 if a reader that knows only rule ``abs`` would miss keys, else 1."""
-        return 1 if self.hash == "abs" else 2
-
-    @property
     def capacity(self) -> int:
         """Most entries: one less than `items`, because index 0 ends every chain."""
         return self.items - 1

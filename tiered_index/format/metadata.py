@@ -85,11 +85,8 @@ class Metadata(Struct, frozen=True, dict=True):
         return {name: frozenset(of_name) for name, of_name in several.items()}
 
     def stats_by_topic(self) -> NamedStats:
-        """Return the name and the stats of each topic; stats are None if the file has none."""
-        names = dict(self.topics)
-        if "topic_stats" not in self.more:
-            return [(name, None) for name in names.values()]
-        return named_stats([TopicStats(*row) for row in self.more["topic_stats"]], names)
+        """Return the name and the stats of each topic."""
+        return named_stats([TopicStats(*row) for row in self.more["topic_stats"]], dict(self.topics))
 
     @cached_property
     def slot_map(self) -> SlotMap:
@@ -108,15 +105,6 @@ class Metadata(Struct, frozen=True, dict=True):
         if self.packing is None:
             return np.frombuffer(data, self.layout.schema.item)
         return self.packing.unpack([data], np.array([count]), file)[0]
-
-    @property
-    def version(self) -> int:
-        """The format version that a reader must know."""
-        if "packed" not in self.more:
-            return self.layout.version
-        if isinstance(packed := self.more["packed"], dict) and packed.get("topics"):
-            return 5
-        return 3 if self.is_shard else 4
 
     @property
     def is_shard(self) -> bool:
@@ -179,7 +167,7 @@ def _only(topic_id: int) -> frozenset[int]:
     return frozenset((topic_id,))
 
 
-NamedStats = list[tuple[str, TopicStats | None]]
+NamedStats = list[tuple[str, TopicStats]]
 
 
 def named_stats(stats: Iterable[TopicStats], names: Mapping[int, str]) -> NamedStats:
@@ -228,7 +216,7 @@ def add_topic_stats(stats: Iterable[TopicStats]) -> list[TopicStats]:
 _MEMBERS = Metadata.__struct_fields__[:-1]
 
 
-class _More(Struct):
+class _More(Struct, kw_only=True):
     """The fields of `more` that this version knows. Of others only the depth is checked."""
 
     sequence: Count = 0
@@ -239,7 +227,7 @@ class _More(Struct):
     window_s: Length = 0
     checksum: Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,16}\Z")] = ""
     slot_map: SlotMap | UnsetType = UNSET
-    topic_stats: tuple[tuple[Int32, Count, Annotated[int, Meta(ge=-(2**62), le=2**62)], Seconds, Seconds], ...] = ()
+    topic_stats: tuple[tuple[Int32, Count, Annotated[int, Meta(ge=-(2**62), le=2**62)], Seconds, Seconds], ...]
     packed: StoredOptions | UnsetType = UNSET
 
 

@@ -43,8 +43,7 @@ def decode_ranges(data: bytes, file: str) -> Rows:
     magic, version, count, expected, _ = _HEAD.unpack(data[: _HEAD.size])
     if magic != RANGES_MAGIC:
         raise CorruptFile(file, "wrong magic of a table of ranges", offset=0, expected=RANGES_MAGIC, found=magic)
-    if version != RANGES_VERSION:
-        raise UnsupportedVersion(file, f"table of ranges of version {version}", expected=RANGES_VERSION, found=version)
+    UnsupportedVersion.unless_read(file, "table of ranges", RANGES_VERSION, version)
     packed = data[_HEAD.size :]
     problem = "a table of ranges does not match its CRC32"
     CorruptFile.unless_equal(file, problem, expected, crc32(packed), offset=_HEAD.size)

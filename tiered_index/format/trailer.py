@@ -23,7 +23,7 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import row_form
 from tiered_index.kernels import compiled_views, crc32
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 TAIL_MAGIC = b"TIXTAIL\n"
 # 0 magic | 8 version | 12 reserved | 16 trailer position | 24 filter length | 32 directory length | 40 metadata length
 # 48 filter CRC32 | 52 directory CRC32 | 56 metadata CRC32 | 60 CRC32 of bytes 0..59
@@ -268,9 +268,9 @@ class Tail(NamedTuple):
         """The byte position of the directory. Directory, metadata and tail are contiguous, to the end of the file."""
         return self.position + self.filter_length
 
-    def encode(self, version: int) -> bytes:
-        """Return the tail's bytes for a file of `Metadata.version`."""
-        body = _TAIL.pack(TAIL_MAGIC, version, 0, *self, 0)[:-4]
+    def encode(self) -> bytes:
+        """Return the tail's bytes."""
+        body = _TAIL.pack(TAIL_MAGIC, FORMAT_VERSION, 0, *self, 0)[:-4]
         return body + crc32(body).to_bytes(4, "big")
 
     @classmethod
@@ -278,7 +278,7 @@ class Tail(NamedTuple):
         """Return the tail at the end of `data`, the last bytes of a file of `file_size` bytes.
 
         Raises `CorruptFile` for a missing magic, a wrong CRC, or lengths that contradict `file_size`. Raises
-        `UnsupportedVersion` for a later version.
+        `UnsupportedVersion` for another version.
         """
         if len(data) < TAIL_SIZE:
             raise CorruptFile(file, "too short for a trailer", expected=TAIL_SIZE, found=len(data))
@@ -290,9 +290,8 @@ class Tail(NamedTuple):
         actual = crc32(raw[:-4])
         if actual != crc:
             raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=actual)
-        if not 1 <= version <= FORMAT_VERSION or reserved:
-            problem = f"format version {version} is newer than this reader: upgrade tiered_index"
-            raise UnsupportedVersion(file, problem, offset=start + 8, expected=FORMAT_VERSION, found=version)
+        UnsupportedVersion.unless_read(file, "trailer", FORMAT_VERSION, version, offset=start + 8)
+        CorruptFile.unless_equal(file, "trailer's reserved bytes are not zero", 0, reserved, offset=start + 12)
         tail = cls(*values)
         if tail.file_size != file_size:
             raise CorruptFile(
@@ -354,7 +353,7 @@ def build_trailer(position: int, directory: Directory, metadata: Metadata, filte
     parts = (filter_bytes, directory.encode(), metadata.encode())
     lengths = [len(part) for part in parts]
     tail = Tail(position, *lengths, *[crc32(part) for part in parts])
-    return b"".join((*parts, tail.encode(metadata.version)))
+    return b"".join((*parts, tail.encode()))
 
 
 def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Trailer:

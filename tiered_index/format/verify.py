@@ -337,7 +337,7 @@ class _FileCheck:
 def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
     """Return all defects of a compacted file with a trailer. An empty list proves that there are none.
 
-    A damaged trailer or geometry ends the check. Raises `UnsupportedVersion` for a later format, `InvalidArgument` if
+    A damaged trailer or geometry ends the check. Raises `UnsupportedVersion` for another version, `InvalidArgument` if
     the metadata names only a part of the slots, and the errors of `read`.
     """
     check = _FileCheck(read, file_size, file)
@@ -364,7 +364,7 @@ def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
 def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
     """Return all defects of a shard. An empty list proves that there are none.
 
-    A damaged trailer or metadata ends the check. Raises `UnsupportedVersion` for a later format, and the errors of
+    A damaged trailer or metadata ends the check. Raises `UnsupportedVersion` for another version, and the errors of
     `read`.
     """
     check = _FileCheck(read, file_size, file)

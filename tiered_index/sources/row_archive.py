@@ -95,11 +95,10 @@ def archived_row(
 def decoded_rows(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
     """Return all rows of a segment. Raises `CorruptFile`, and as `SegmentArchive.verified`."""
     rows = decode_columns(archive.verified(segment, 0, segment.size_bytes))
-    version = (rows.schema.metadata or {}).get(_VERSION_NOTE.encode(), b"1").decode()
-    if version.isdecimal() and int(version) > _ROWS_VERSION:
-        problem = f"archived rows of version {version}: upgrade tiered_index"
-        raise UnsupportedVersion(segment.name, problem, expected=_ROWS_VERSION, found=int(version))
-    if rows.schema.names != SCHEMA.names:
+    version = (rows.schema.metadata or {}).get(_VERSION_NOTE.encode(), b"").decode()
+    if version.isdecimal():
+        UnsupportedVersion.unless_read(segment.name, "archived rows", _ROWS_VERSION, int(version))
+    if not version or rows.schema.names != SCHEMA.names:
         raise CorruptFile(segment.name, "no archived rows of files", expected=SCHEMA.names, found=rows.schema.names)
     return rows.cast(SCHEMA)
 

@@ -316,9 +316,8 @@ class _Connection:
         Raises `UnsupportedVersion` for another version of ours, `StorageMisconfigured` for anything else.
         """
         application, version, tables = database.execute(_MARKS).fetchone()
-        if application == APPLICATION_ID and version != VERSION:
-            problem = "another version of tiered_index wrote this database: copy the index to file:// with that version"
-            raise errors.UnsupportedVersion(str(self._path), problem, expected=VERSION, found=version)
+        if application == APPLICATION_ID:
+            errors.UnsupportedVersion.unless_read(str(self._path), "database", VERSION, version)
         if application != APPLICATION_ID and (application or version or tables):
             problem = "is a database of another program; correct the storage's URI"
             raise errors.StorageMisconfigured(f"{self._path} {problem}")

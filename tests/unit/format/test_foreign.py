@@ -114,7 +114,7 @@ def test_recognise_refuses(make):
     future = bytearray(data)
     struct.pack_into(">I", future, len(data) - TAIL_SIZE + 8, 9)
     struct.pack_into(">I", future, len(data) - 4, zlib.crc32(future[-TAIL_SIZE:-4]))
-    with pytest.raises(UnsupportedVersion, match="format version 9"):
+    with pytest.raises(UnsupportedVersion, match="trailer of version 9"):
         recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")
 
 

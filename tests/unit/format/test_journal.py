@@ -116,7 +116,7 @@ IMPOSSIBLE["layout"]["slots"] = 0
 @pytest.mark.parametrize(
     ("data", "error", "problem"),
     [
-        (OPEN[:8] + struct.pack(">I", 3) + OPEN[12:], UnsupportedVersion, "version 3"),
+        (OPEN[:8] + struct.pack(">I", 4) + OPEN[12:], UnsupportedVersion, "version 4"),
         (OPEN + record({"kind": "merge"}), UnsupportedVersion, "record 'merge'"),
         (b"something else entirely", CorruptFile, "not a journal"),
         *(

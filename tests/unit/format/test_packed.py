@@ -22,7 +22,7 @@ from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Sc
 from tiered_index.format.shard import answer_sorted
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.time_line import TimeLine
-from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
+from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, parse_trailer
 from tiered_index.stored import typed
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -196,7 +196,7 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     header = Header(*struct.unpack_from(">IqqiI", data))
     in_use = len({int(hash) % slots for hash in entries["key_hash"]})
     assert (header.magic, header.slots_in_use, header.items) == (NATIVE.end_magic, in_use, count)
-    assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", 4)
+    assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", FORMAT_VERSION)
 
 
 def test_a_sealed_file_says_how_it_is_compacted(make):

@@ -59,9 +59,9 @@ def test_flipped_bits_of_table_and_tail_and_another_version_are_seen(monkeypatch
         with pytest.raises(CorruptFile, match="x: "):
             SegmentTable.decode(bytes(damaged), 2 * PIECE + 56, "x")
     with monkeypatch.context() as patched:
-        patched.setattr(archived, "SEGMENT_VERSION", 5)
+        patched.setattr(archived, "SEGMENT_VERSION", 4)
         later = summed(b"abc", []).table(5).encode()
-    with pytest.raises(UnsupportedVersion, match="version 5"):
+    with pytest.raises(UnsupportedVersion, match="version 4"):
         SegmentTable.decode(later, segment_object_bytes(3), "x")
 
 
@@ -84,14 +84,14 @@ def test_every_store_has_a_prefix_of_its_own(store):
     assert len({store_prefix(name) for name in (store, store + "/", f"={store}", f"=={store}", store + store)}) == 5
 
 
-# of `segments_of(Random(0), 2)`, as version 2 wrote it
+# of `segments_of(Random(0), 2)`
 GOLDEN = (
     "eJyNUlFywiAQvQu/3SoQIcGrqNOJkUQqCZmA06md3r1LgtXUj5plluzj7QN2+SLWNWS9oUCBoXHgOyBN2SMmQaBFnCLWla1GkNDHj73+AeQiqsL/XF"
     "bWV67P1svlfikWzeUWFXwKn9mUPbsppUKNXLyVN5d4K1koBrmSHJQQCpgQK2CcKsjzTCKtP++t8Ud9QC5DARidQvuNkGV114Rjqmaex1EUkMeKVkOV"
     "8bGmUlEOU7kLhStHXUZVZI8ozgjWzgU9JKXUm3gM500wrksLKzQ6Nse781DFi3Rna2HDYhfH37lD5uA+PPJiZzO0+6VgWu2vGndCyQuQySN3b111mp"
     "OnjBVVcsrYzcVdb6q32mh7mGWR8Nlr8njO2g1tGeKDw5bi6A7v3nUvzcX0D1EcmKJD2dwStkRs08y35Mr6/gEEQsYJeJxNjsEKgzAQRP9lz1Pc1SS6"
     "/krIIYVoi4IS9ST998a2hzIwc3kzzEnzMm7Ue0/3vEwpExzEdM6gLqm2hTDz14Y4bwkMDvA0POe09Y+UU7VXTLAQq6XE0KI9HxdZX+QUhyneVoJAnB"
-    "RE2ejf7I/lEEBjXo7184fLEUZTG0jbqnadNAYuhNcbvOwunlRJWENBVEEKAAAAAgAAAIsAAAAAAAAABjPsGU/X3NWu"
+    "RE2ejf7I/lEEBjXo7184fLEUZTG0jbqnadNAYuhNcbvOwunlRJWENBVEEKAAAAAwAAAIsAAAAAAAAABjPsGU9Qeh7t"
 )
 
 
@@ -184,7 +184,7 @@ def test_segments_that_overlap_or_are_not_sorted_are_refused():
         CatalogWriter(lambda data: None).add(archived_segment("s", 0, 0))
 
 
-def test_stored_bytes_of_version_2_are_read():
+def test_stored_bytes_are_read():
     data = base64.b64decode(GOLDEN)
     assert read(data, decode_end(data, "c")) == segments_of(Random(0), 2)
 

@@ -9,15 +9,13 @@ from tests.support.changes import replace
 from tests.support.pending import merge_all
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
-from tiered_index import Fetched, IndexReader, Lookup, TopicSummary
+from tiered_index import Fetched, IndexReader, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageMisconfigured, WriterFenced
-from tiered_index.format.metadata import TopicStats
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.reads import read_name
 from tiered_index.service.log.records import LostObject, TableShard
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.query import _summary
 from tiered_index.types import Freshness, LostFile, Provenance
 
 # before the clock's time
@@ -300,12 +298,6 @@ def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published()
     shard = TableShard("t1", 0, day_s, SlotMap(64), 0, 3)
     table = LostObject("data/t1/1.index", "t1", 0, 7, 1, shard)
     assert LogState(lost={far.name: far, table.name: table}).newest_ms == 7000
-
-
-def test_a_file_without_statistics_is_counted_as_such():
-    summary = _summary(TopicSummary(topic="t"), [TopicStats(7, 3, 30, 5, 9)])
-    expected = TopicSummary(topic="t", entries=3, bytes_of_entries=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
-    assert _summary(summary, [None]) == expected
 
 
 def test_the_pages_of_one_lookup_of_messages_are_complete_up_to_the_time_of_the_first_one(index, storage, clock):

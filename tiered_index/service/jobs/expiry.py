@@ -189,11 +189,7 @@ def _is_whole(group: list[StoredObject], expired: Expired, stats: Stats) -> bool
 
 def _expired_entries(stats: NamedStats, expired: Expired) -> int:
     """Return the number of entries that have certainly expired: those of topics whose newest entry has."""
-    return sum(
-        of_topic.entries
-        for topic, of_topic in stats
-        if of_topic is not None and of_topic.second_max * 1000 < expired.before_ms(topic)
-    )
+    return sum(of_topic.entries for topic, of_topic in stats if of_topic.second_max * 1000 < expired.before_ms(topic))
 
 
 def _bytes_before_ms(groups: list[list[StoredObject]], max_bytes: int, now_ms: int) -> int:
@@ -370,7 +366,7 @@ def _looked_up(objects: Sequence[StoredObject], cold: ColdPath, beat: Callable[[
             metadata = cold.trailer(stored).metadata
             named, stats = dict(metadata.topics), metadata.stats_by_topic()
             # entries of an id without a name may be of any topic
-            return stats if all(of_topic is None or of_topic.topic_id in named for _, of_topic in stats) else []
+            return stats if all(of_topic.topic_id in named for _, of_topic in stats) else []
         return []
 
     by_name: dict[str, NamedStats] = {}

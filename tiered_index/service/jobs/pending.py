@@ -68,7 +68,7 @@ def send_sealed(session: StorageSession, sealed: SealedFile, entries: Array) -> 
             pieces.append(zlib.crc32(piece))
             stream.write(piece)
         document = {"kind": "pending", "sealed": sealed.to_json(), "piece_bytes": _PIECE_BYTES, "pieces": pieces}
-        stream.write(encode_document({"version": sealed.layout.version, **document}))
+        stream.write(encode_document({"version": FORMAT_VERSION, **document}))
 
     name = data_name(sealed.file_id, secrets.token_hex(8))
     publication = Publication.send(session.log, name, fill, session.epoch)

@@ -244,8 +244,8 @@ def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[di
 
 def _names_all(trailer: Trailer) -> bool:
     """Return whether the topics of a file name all ids of its items."""
-    stats, names = trailer.metadata.more.get("topic_stats"), dict(trailer.metadata.topics)
-    return stats is not None and all(row[0] in names for row in stats)
+    names = dict(trailer.metadata.topics)
+    return all(row[0] in names for row in trailer.metadata.more["topic_stats"])
 
 
 @dataclass

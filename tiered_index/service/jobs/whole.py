@@ -79,7 +79,7 @@ def defects(named: Named, read: Read, size: int, *equal: str) -> list[Finding]:
 
 
 def is_bad(storage: Storage, named: Named) -> bool:
-    """Read an object and return whether it is missing or damaged. An object of a newer version is not.
+    """Read an object and return whether it is missing or damaged. An object of another version is not.
 
     Raises `StorageError`.
     """

@@ -260,14 +260,8 @@ def _du_rows(table: pa.Table, by: list[str]) -> Iterator[dict[str, Any]]:
 
 def _pieces(handle: Handle, named: NamedStats) -> Iterator[Piece]:
     """Yield the number of entries of a file for each topic and day."""
-    if any(stats is None for _, stats in named) or not named:
-        # files of older versions have no stats, so the topics of their entries are unknown
-        topic = named[0][0] if len(named) == 1 else None
-        yield from _days(handle, topic, sizes_of(handle)[0] or 0, handle.second_min, handle.second_max)
-        return
     for topic, stats in named:
-        if stats is not None:
-            yield from _days(handle, topic, stats.entries, stats.second_min, stats.second_max)
+        yield from _days(handle, topic, stats.entries, stats.second_min, stats.second_max)
 
 
 def _days(handle: Handle, topic: str | None, entries: int, second_min: int, second_max: int) -> Iterator[Piece]:

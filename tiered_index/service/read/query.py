@@ -312,11 +312,8 @@ class QueryEngine:
         files = _files(passes)
         sums: dict[str, TopicSummary] = {}
         for _, stats in [stats for index_pass in passes for stats in index_pass.scan.stats]:
-            of_topics: dict[str, list[TopicStats | None]] = {}
-            for name, topic_stats in stats:
-                of_topics.setdefault(name, []).append(topic_stats)
-            for name, of_topic in of_topics.items():
-                sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), of_topic)
+            for name, of_topic in stats:
+                sums[name] = _summary(name, sums.get(name), of_topic)
         failed = tuple([report for index_pass in passes for report, _ in index_pass.errors])
         result = TopicsResult(
             topics=tuple(sums[name] for name in sorted(sums)),
@@ -438,11 +435,8 @@ class StatsScan(Scan):
         stats = [
             (name, topic_stats)
             for name, topic_stats in handle.topic_stats()
-            if topic_stats is None
-            or (
-                topic_stats.second_max >= max(self.second_min, self.expired.begin_of(name))
-                and topic_stats.second_min <= self.second_max
-            )
+            if topic_stats.second_max >= max(self.second_min, self.expired.begin_of(name))
+            and topic_stats.second_min <= self.second_max
         ]
         self.stats.append((handle, stats))
         return len({name for name, _ in stats})
@@ -581,20 +575,19 @@ def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | N
     return unknown
 
 
-def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicSummary:
-    """Add one more file to a topic's summary. `stats` are those of its ids or shards."""
-    said = [topic_stats for topic_stats in stats if topic_stats is not None]
-    begins = [topic_stats.second_min * 1000 for topic_stats in said] + [
-        ms for ms in (before.begin_ms,) if ms is not None
-    ]
-    ends = [topic_stats.second_max * 1000 for topic_stats in said] + [ms for ms in (before.end_ms,) if ms is not None]
+def _summary(topic: str, before: TopicSummary | None, stats: TopicStats) -> TopicSummary:
+    """Return the summary of a topic with the stats of one more file."""
+    begin_ms, end_ms = stats.second_min * 1000, stats.second_max * 1000
+    if before is None:
+        return TopicSummary(
+            topic=topic, entries=stats.entries, bytes_of_entries=stats.bytes, begin_ms=begin_ms, end_ms=end_ms
+        )
     return TopicSummary(
-        topic=before.topic,
-        entries=before.entries + sum(topic_stats.entries for topic_stats in said),
-        bytes_of_entries=before.bytes_of_entries + sum(topic_stats.bytes for topic_stats in said),
-        begin_ms=min(begins, default=None),
-        end_ms=max(ends, default=None),
-        uncounted_files=before.uncounted_files + (len(said) < len(stats)),
+        topic=topic,
+        entries=before.entries + stats.entries,
+        bytes_of_entries=before.bytes_of_entries + stats.bytes,
+        begin_ms=min(before.begin_ms, begin_ms),
+        end_ms=max(before.end_ms, end_ms),
     )
 
 

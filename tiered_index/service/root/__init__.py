@@ -44,6 +44,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
+    UnsupportedVersion,
 )
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, UNSEALED, file_id_of
@@ -112,15 +113,13 @@ class Marker(Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> Marker:
-        """Return the marker in `data`. Raises `NotAnIndex` if it isn't one."""
+        """Return the marker in `data`. Raises `NotAnIndex` if it isn't one, and `UnsupportedVersion`."""
         try:
             version = decoded(data, _MarkerVersion, file, "marker").tiered_index
-            if version != MARKER_VERSION:
-                raise NotAnIndex(
-                    f"{file}: the root has version {version}, and this program reads version {MARKER_VERSION}: install "
-                    "the version that wrote it"
-                )
+            UnsupportedVersion.unless_read(file, "root", MARKER_VERSION, version)
             return decoded(data, cls, file, "marker")
+        except UnsupportedVersion:
+            raise
         except CorruptFile as error:
             raise NotAnIndex(f"{error}; it is not the marker of a tiered index") from error
 

@@ -95,8 +95,7 @@ class FileList:
     def _decode(self, data: bytes) -> None:
         half = len(data) // 2
         self._last = self._damage = None
-        # earlier versions wrote one copy
-        for copy in (data, data[:half], data[half:]):
+        for copy in (data[:half], data[half:]):
             with contextlib.suppress(CorruptFile):
                 self._last = _parsed(copy, str(self.path))
                 break
@@ -106,7 +105,7 @@ class FileList:
                 "the list of the root's files is damaged, so a deleted file would go unnoticed. Restore the list, "
                 f"or do without it: `tiered-index recover --root {self._root.path}`",
             )
-        elif data not in (line := _encoded(self._last), line * 2):
+        elif data != _encoded(self._last) * 2:
             problem = "one of two copies of the list of the root's files is damaged: the writer's next start repairs it"
             self._damage = CorruptFile(str(self.path), problem)
 

@@ -162,10 +162,7 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
 
 
 def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) -> tuple[tuple[str, int], ...]:
-    """Return the number of entries of each topic in objects, by one request an object.
-
-    If an object has no counts by topic, its entries count under the joined names of its topics.
-    """
+    """Return the number of entries of each topic in objects, by one request an object."""
     assert state.genesis is not None
     entries: Counter[str] = Counter()
     settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0)
@@ -182,11 +179,8 @@ def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) ->
                 # this build replaces it
                 entries["(not readable)"] += stored.count
                 continue
-            stats = trailer.metadata.stats_by_topic()
-            known = {topic: topic_stats.entries for topic, topic_stats in stats if topic_stats is not None}
-            if sum(known.values()) != stored.count:
-                known = {", ".join(sorted(trailer.metadata.topic_names)) or "(not named)": stored.count}
-            entries.update(known)
+            for topic, topic_stats in trailer.metadata.stats_by_topic():
+                entries[topic] += topic_stats.entries
     return tuple(sorted(entries.items()))
 
 
