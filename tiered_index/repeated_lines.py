@@ -18,7 +18,7 @@ class OnceAMinute(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # of each text: when it was passed, and how often it was left out since
         self._passed: dict[str, tuple[float, int]] = {}
 

@@ -303,14 +303,24 @@ async def _next(listing: Any) -> Sequence[Any]:
     return objects
 
 
+def _run(loop: Any) -> None:
+    """Run a loop until it is stopped."""
+    with contextlib.closing(loop):
+        loop.run_forever()
+
+
 def _running_loop(asyncio: Any) -> Any:
     global _loop
-    with _loop_lock:
-        if _loop is None:
-            loop = asyncio.new_event_loop()
-            start_thread(threading.Thread(target=loop.run_forever, name="tiered-index-lists", daemon=True))
-            _loop = loop
-        return _loop
+    if _loop is None:
+        loop = asyncio.new_event_loop()
+        # without the lock: the new thread may run a finalizer that lists before it is started
+        start_thread(threading.Thread(target=_run, args=(loop,), name="tiered-index-lists", daemon=True))
+        with _loop_lock:
+            if _loop is None:
+                _loop = loop
+        if _loop is not loop:
+            loop.call_soon_threadsafe(loop.stop)
+    return _loop
 
 
 def epoch_ms(moment: Any) -> int:

@@ -160,6 +160,16 @@ class _PoolState:
             self._left += more
             return self._left
 
+    def refuse(self, error: BaseException) -> None:
+        """End all queued calls with an error."""
+
+        def fail() -> None:
+            raise error
+
+        with contextlib.suppress(queue.Empty):
+            while (item := self.queue.get_nowait()) is not None:
+                _complete(item[0], fail, partial(self.count, -1))
+
     def run(self) -> None:
         while (item := self.queue.get()) is not None:
             _complete(*item, partial(self.count, -1))
@@ -193,29 +203,41 @@ class DaemonPool:
         if self._pid != os.getpid():
             raise IndexClosed(IndexClosed.FORKED)
         future = PoolFuture[T]()
-        with self._lock:
-            if self._closed:
-                raise IndexClosed("the index was closed during the lookup")
-            if self._work.count(1) > len(self._threads) < self._most:
-                try:
-                    self._start()
-                except NoThread:
-                    if not self._threads:
-                        self._work.count(-1)
-                        raise
-            self._work.queue.put((future, partial(copy_context().run, call, *arguments)))
+        item = future, partial(copy_context().run, call, *arguments)
+        thread: threading.Thread | None = None
+        try:
+            with self._lock:
+                if self._closed:
+                    raise IndexClosed("the index was closed during the lookup")
+                if self._work.count(1) > len(self._threads) < self._most:
+                    thread = self._new_thread()
+                    self._threads.append(thread)
+                self._work.queue.put(item)
+            self._start(thread)
+        except BaseException as error:
+            if self._is_served_without(thread, error) and isinstance(error, NoThread):
+                return future
+            future.cancel()
+            raise
         return future
 
     def replace_thread(self, hanging: Future[Any]) -> None:
         """Allow one more thread until the call `hanging` ends. Repeated calls for it change nothing."""
-        with self._lock:
-            if hanging in self._replaced:
-                return
-            self._replaced.add(hanging)
-            self._most += 1
-            if not self._closed and self._work.count(0) > len(self._threads) < self._most:
-                with contextlib.suppress(NoThread):
-                    self._start()
+        thread: threading.Thread | None = None
+        try:
+            with self._lock:
+                if hanging in self._replaced:
+                    return
+                self._replaced.add(hanging)
+                self._most += 1
+                if not self._closed and self._work.count(0) > len(self._threads) < self._most:
+                    thread = self._new_thread()
+                    self._threads.append(thread)
+            self._start(thread)
+        except BaseException as error:
+            self._is_served_without(thread, error)
+            if not isinstance(error, NoThread):
+                raise
         hanging.add_done_callback(self._put_back)
 
     def _put_back(self, ended: Future[Any]) -> None:
@@ -223,14 +245,22 @@ class DaemonPool:
             self._replaced.discard(ended)
             self._most -= 1
 
-    def _start(self) -> None:
-        name = f"{self._name}_{len(self._threads)}"
-        self._threads.append(threading.Thread(target=self._work.run, name=name, daemon=True))
-        try:
-            start_thread(self._threads[-1])
-        except BaseException:
-            del self._threads[-1]
-            raise
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._work.run, name=f"{self._name}_{len(self._threads)}", daemon=True)
+
+    def _start(self, thread: threading.Thread | None) -> None:
+        """Start a thread, without the lock: before it is started, it may run a finalizer that uses the pool."""
+        if thread is not None:
+            start_thread(thread)
+
+    def _is_served_without(self, thread: threading.Thread | None, error: BaseException) -> bool:
+        """Forget a thread that could not be started. Return whether another one runs the queued calls, or end them."""
+        with self._lock:
+            if thread in self._threads and thread.ident is None:
+                self._threads.remove(thread)
+            if not self._threads:
+                self._work.refuse(error if isinstance(error, NoThread) else NoThread(f"no thread for {self._name}"))
+            return bool(self._threads)
 
     def close(self, until_s: float | None = None) -> None:
         """Refuse new calls and wait for running ones until `until_s` (`time.monotonic()`). Idempotent."""
@@ -239,7 +269,8 @@ class DaemonPool:
             self._work.queue.put(None)
         until_s = close_until_s() if until_s is None else until_s
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            # one that is about to be started ends at once
+            if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join(max(0.0, until_s - time.monotonic()))
 
 
