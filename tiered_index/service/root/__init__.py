@@ -326,9 +326,9 @@ class RootLock:
 
     def _check_maps(self, descriptor: int) -> None:
         """Raise `StorageMisconfigured` if files can't be mapped: before an index is created, not at its first file."""
-        # an empty file, of a full disk, can't be mapped anywhere
-        if os.fstat(descriptor).st_size:
-            with disk_errors(f"mapping {self._path}"):
+        with disk_errors(f"mapping {self._path}"):
+            # an empty file, of a full disk, can't be mapped anywhere
+            if os.fstat(descriptor).st_size:
                 map_file(descriptor, self._path.parent).close()
 
     @property
