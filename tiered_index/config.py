@@ -74,8 +74,6 @@ class IndexSettings(TypedDict, total=False):
     buffer_max_bytes: int | None
     disk_max_bytes: int | None
     seal_after_s: float | str | None
-    compaction: Literal["local", "spark"] | None
-    compact_timeout_s: float | str | None
     merge: str | None
     merge_max_entries: int | None
     local_keep_s: float | str | None
@@ -143,8 +141,6 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     - `buffer_max_bytes`: most memory of the write buffer, by an estimate of the size of its entries.
     - `disk_max_bytes`: most bytes of local files. None: the size of the disk.
     - `seal_after_s`: age at which the writer seals a file, then uploads it. It may be less than a second.
-    - `compaction`: process that compacts sealed files: the writer (`local`), or merges (`spark`).
-    - `compact_timeout_s`: with compaction `spark`: time that a file waits for a job before this host compacts it.
     - `merge`: windows into which the writer merges uploaded files once they are over, the shortest first, or `off`.
       None: `1d,30d`, or `off` with preset rocketmq.
     - `merge_max_entries`: most entries of a window that the writer merges. It leaves larger windows to `tiered-index
@@ -193,8 +189,6 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     buffer_max_bytes: Count = 512 << 20
     disk_max_bytes: Count | None = None
     seal_after_s: Age = 3 * 3600.0
-    compaction: Literal["local", "spark"] = "local"
-    compact_timeout_s: Wait = 3600.0
     merge: str | None = None
     merge_max_entries: Count = 50_000_000
     local_keep_s: Annotated[float, Meta(ge=0, le=_LONGEST_AGE_S)] = 86400.0

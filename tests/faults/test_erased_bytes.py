@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
 from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
-from tiered_index.service.log.records import PendingFile
 from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.disk import TEMPORARY_PREFIX
@@ -99,46 +98,6 @@ def test_a_database_that_is_being_read_is_waited_for(begin, tmp_path):
     done = wipe(life)
     assert (done.status, done.pending) == ("erased", ()) and not holding(folder, secret)
     reader.close()
-
-
-def uploaded(life: Merging) -> PendingFile:
-    """Upload all entries, and return the pending file."""
-    life.index.seal()
-    life.index.run_lifecycle()
-    life.later()
-    (waiting,) = life.log().state.pending.values()
-    return waiting
-
-
-def test_a_pending_object_is_read_and_written_again_without_erased_entries(begin):
-    life = begin(compaction="spark", compact_timeout_s=10**9)
-    life.put([(BASE_MS, "gone"), (BASE_MS, "stays")], "orders")
-    waiting = uploaded(life)
-    assert wipe(life, "nobody's").status == "erased"
-    whole = life.storage.get(waiting.name)
-    life.storage.put(waiting.name, bytes(waiting.size_bytes))  # damaged, it may have erased entries
-    done = wipe(life, "nobody's")
-    assert (done.status, done.remaining) == ("remains", (waiting.name,))
-    life.storage.put(waiting.name, whole)
-    left = "staging/a/b.entries"  # of an earlier version
-    life.storage.put(left, b"nobody knows what it has")
-    assert wipe(life, "nobody's").pending == (left,)
-    life.storage.delete_many([left])
-    done = wipe(life, "gone")
-    assert (done.status, done.removed, done.entries_removed) == ("erased", (waiting.name,), 1)
-    assert [stored.count for stored in life.state.objects.values()] == [1] and not life.state.pending
-
-
-def test_a_pending_object_with_entries_from_before_its_begin_is_searched(begin):
-    """A file begins at the time of the entry that was put first, and a late entry is older."""
-    life = begin(compaction="spark", compact_timeout_s=10**9)
-    for second in (2_000, 1_000):
-        life.put([(BASE_MS + second * 1000, "k")], "orders")
-        life.index.flush()
-    waiting = uploaded(life)
-    assert wipe(life, before_ms=BASE_MS + 1_000_000).entries_removed == 0
-    done = wipe(life, before_ms=BASE_MS + 1_500_000)
-    assert (done.status, done.removed, done.entries_removed) == ("erased", (waiting.name,), 1)
 
 
 @pytest.mark.parametrize("how", ["next round", "restart"])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here as run
 from tests.support.disk_faults import FaultDisk
-from tests.support.pending import merge_all
+from tests.support.filled import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock

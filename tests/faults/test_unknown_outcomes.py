@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.filled import merge_all
 from tests.support.log_records import GENESIS
-from tests.support.pending import merge_all
 from tests.support.storage_faults import LateRecords
 from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageUnavailable

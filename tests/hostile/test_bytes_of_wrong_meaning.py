@@ -19,9 +19,9 @@ from tests.reliability.hostile_tree import small_parts
 from tests.reliability.resealed import journal_record
 from tests.support.cold_index import ColdIndex, cold_index
 from tests.support.disk_faults import FaultDisk
+from tests.support.filled import merge_all
 from tests.support.hanging import beside
 from tests.support.log_records import checkpoint_document
-from tests.support.pending import merge_all
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError

@@ -2,7 +2,6 @@
 
 ```
 native/  rocketmq/  each: root (all states, cache, lock), storage (files, window tables, an unfinished upload)
-pending/            root and storage with pending files
 follow/             store (RocketMQ's golden one), root that follows it, storage with its archived segments
 bare/               RocketMQ's own index files, without journal or trailer        sqlite/  root, db
 ```
@@ -61,8 +60,7 @@ def open_index(tree: Path, name: str, storage: Storage | None = None, **settings
     chosen = {"slots": 5, "items": 40, "query_threads": 2, "background": False, "flush_interval_s": 10**6}
     chosen |= dict.fromkeys(("max_late_s", "max_early_s", "local_keep_s"), 10**9)
     chosen |= {"preset": "rocketmq" if name == "rocketmq" else "native", "offset_space": "commitlog"}
-    chosen |= {"compaction": "spark" if name == "pending" else "local", **settings}
-    return IndexService.open(clock=ManualClock(NOW_MS), **where, **chosen)
+    return IndexService.open(clock=ManualClock(NOW_MS), **where, **{**chosen, **settings})
 
 
 def open_reader(tree: Path, name: str, *, root: bool = False, **settings: Any) -> IndexReader:
@@ -83,7 +81,7 @@ def grow(tree: Path) -> dict[str, Put]:
     rng = Random(1)
     # otherwise names are random, and so is the file that a seed changes
     with small_parts(), mock.patch("secrets.token_hex", lambda size: rng.randbytes(size).hex()):
-        for name in ("native", "rocketmq", "pending", "sqlite"):
+        for name in ("native", "rocketmq", "sqlite"):
             # files of the layout before the present one
             with plain_files(name == "sqlite"):
                 put[name] = _grow_index(tree, name)
@@ -108,14 +106,13 @@ def _grow_index(tree: Path, name: str) -> Put:
             index.put(topic, place[0], key, *place[1:], timestamp_ms, source="s", source_position=number)
             put.setdefault((topic, key), set()).add(place)
 
-    with open_index(tree, name, local_keep_s=0 if name != "pending" else 10**9) as index:
+    with open_index(tree, name, local_keep_s=0) as index:
         for first in range(0, 90, 30):
             fill(index, first, 30)
             index.seal()
         index.run_lifecycle()
         index.run_lifecycle()
-    if name != "pending":
-        merge_all(tree, name)
+    merge_all(tree, name)
     with open_index(tree, name) as index:
         fill(index, 90, 30)
         index.seal()

@@ -5,8 +5,8 @@ from functools import partial
 
 from tests.reliability.world import NOW_MS, World
 from tests.support.batches import columns_of
+from tests.support.filled import merge_all
 from tests.support.log_records import open_log
-from tests.support.pending import Job, merge_all
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.expiry import record_expiry
@@ -86,17 +86,6 @@ def merging_itself(world: World, disk: Disk) -> Life:
     yield from world.steps(f"{script} 2 flush wait_90000 run_lifecycle run_merge 1 flush", **acts)
 
 
-def pending(world: World, disk: Disk) -> Life:
-    """Sealed files are uploaded as they are, and merged by jobs."""
-    world.settings |= {"compaction": "spark", "refresh_interval_s": 0, "compact_timeout_s": 600}
-    jobs = {"job": lambda: Job(world.storage, world.clock).run()}
-    jobs["merge"] = lambda: merge_all(world.storage, world.clock)
-    script = "7 seal run_lifecycle job 7 seal run_lifecycle job merge run_lifecycle run_lifecycle 3 seal run_lifecycle"
-    yield from world.steps(script, **jobs)
-    yield lambda: world.clock.advance(700)
-    yield world.run_lifecycle
-
-
 def archiving(world: World, disk: Disk) -> Life:
     """Segments of the source's log are archived during writes."""
 
@@ -171,7 +160,6 @@ _LIVES = (
     reopening,
     merging,
     merging_itself,
-    pending,
     archiving,
     sweeping,
     expiring,

@@ -23,15 +23,13 @@ from tiered_index.format.archived import SegmentTable
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, recognise
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.layout import ROCKETMQ, Layout
-from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 from tiered_index.rocketmq.classic import infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.store import decode_entries
 from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
-from tiered_index.service.jobs.pending import pending_bytes
-from tiered_index.service.log.records import LogRecord, PendingFile
+from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import LeaseWatch
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.cold_path import ColdPath
@@ -108,20 +106,6 @@ def _lease(data: bytes, path: str) -> None:
     LeaseWatch(storage, ManualClock(NOW_MS)).check("somebody", "")
 
 
-def _pending(data: bytes, path: str) -> None:
-    storage = MemoryStorage()
-    name = object_of(path)
-    storage.put(name, data)
-    entries = max(0, data.rfind(b'{"version"'))
-    lengths = {"size_bytes": len(data), "trailer_position": entries, "metadata_length": len(data) - entries}
-    zeros = dict.fromkeys(("sequence", "second_min", "second_max", "filter_length", "directory_length"), 0)
-    waiting = PendingFile(
-        name=name, file_id=name.split("/")[1], lane="main", count=30, published_ms=0, **lengths, **zeros
-    )
-    with pending_bytes(storage, waiting, KEYED_SCHEMA):
-        pass
-
-
 def _segment(data: bytes, path: str) -> None:
     table = SegmentTable.decode(data, len(data), path)
     assert len(table.pieces) * 4 <= len(data)
@@ -177,12 +161,12 @@ _WRITES = "write recover read_root verify"
 def codecs() -> list[Codec]:
     stored = "read verify merge inspect_object write orphans"
     local = "read_root inspect dump verify write recover"
-    log = "read verify merge orphans write job files"
+    log = "read verify merge orphans write files"
     plain, json, sealed = resealed.words(), resealed.plain_json, resealed.sealed_json
     store, segments = "follow/store", "follow/storage/segments%"
     starts = resealed.words(*range(0, 300, 4))
     return [
-        Codec("objects", "[!p]*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
+        Codec("objects", "*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
         Codec("local files", "*/root/[cu][op]*/*.index", resealed.compacted, _trailer, local, 2, items=True),
         Codec("journal", "*/root/unsealed/*.journal", resealed.journal, _journal, f"{_WRITES} inspect", 3),
         Codec("entries", "*/root/unsealed/*.index", plain, _nothing, f"{_WRITES} dump", 0.5, items=True),
@@ -192,9 +176,6 @@ def codecs() -> list[Codec]:
         Codec("checkpoints", "*/storage/checkpoint%/*", resealed.checkpoint, _checkpoint, log, 3),
         Codec("epochs", "*/storage/epoch%/*", plain, _nothing, "write verify", 0.2),
         Codec("lease", "*/storage/lease%/*/*", json, _lease, "write other_writer"),
-        Codec(
-            "pending files", "pending/storage/data%/*/*.index", resealed.pending, _pending, "job verify", 3, items=True
-        ),
         Codec("archived segments", f"{segments}/*/*/*.log", resealed.archived, _segment, "archive verify", items=True),
         Codec("cache entries", "*/root/cache/*/*", plain, _nothing, "read_root", 0.3),
         Codec("cursors", "cursors/*", resealed.cursor, _cursor, "page"),

@@ -6,7 +6,7 @@
 The engine makes a tree of real files (`hostile_tree`). The campaign changes one of them and corrects the checksums
 (`mutated_formats`, `resealed`), and sometimes only flips bytes. It decodes each changed file. It also puts each
 `--every`-th one into its place, and runs the programs that read that format: a reader, a writer, a merge, `verify`,
-`inspect`, `recover`, `orphans`, a merge of pending files or a follower.
+`inspect`, `recover`, `orphans` or a follower.
 
 The campaign checks these promises:
 
@@ -56,7 +56,6 @@ from tests.reliability.mutated_formats import Codec, codecs, object_of
 from tests.reliability.tally import Hang, Tally, bounded, fast_folder, main
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.log_records import open_log
-from tests.support.pending import Job
 from tiered_index import Lookup
 from tiered_index.cli.main import run as run_command
 from tiered_index.clock import ManualClock
@@ -120,7 +119,7 @@ class Campaign:
         if "/storage/data%/" in path or "/storage/checkpoint%/" in path:
             folder = f"{path.split('/')[0]}/storage/checkpoint%/"
             newest = max(known for known in self.whole if known.startswith(folder))
-            named = LogState.decode(self.whole[newest], newest).inputs if "data%" in path else {}
+            named = LogState.decode(self.whole[newest], newest).objects if "data%" in path else {}
             return path == newest or object_of(path) in named
         return not Path(path).name.startswith(".tmp")
 
@@ -139,10 +138,6 @@ class Campaign:
         (self.tree / path).write_bytes(data)
         if codec.name == "objects" and len(data) >= TAIL_SIZE:
             self._tell_log(path, data)
-        elif codec.name == "pending files":
-            entries = max(0, data.rfind(b'{"version"'))
-            said = {"trailer_position": entries, "metadata_length": len(data) - entries}
-            self._tell_sizes(object_of(path), said, data)
         elif codec.name == "entries":
             self._tell_journal(path, data)
         elif codec.name == "log records":
@@ -158,16 +153,13 @@ class Campaign:
         for known, raw in self.whole.items():
             if known.startswith(f"{self.name}/storage/log") and name.encode() in raw:
                 document = resealed.unsealed(raw)
-                for stored in (*document["add"], *document.get("pending", ())):
+                for stored in document["add"]:
                     if stored["name"] == name:
                         stored.update(said, size_bytes=len(data))
                 body = json.dumps(document, separators=(",", ":")).encode()
                 (self.tree / known).write_bytes(resealed.sealed(body))
             elif known.startswith(f"{self.name}/storage/checkpoint"):
                 document = resealed.unpacked(raw)
-                for stored in document.get("pending", ()):
-                    if stored["name"] == name:
-                        stored.update(said, size_bytes=len(data))
                 columns, file_id = document["objects"], name.split("/")[1]
                 for at in [at for at, stored_id in enumerate(columns["file_id"]) if stored_id == file_id]:
                     for column, value in {**said, "size_bytes": len(data)}.items():
@@ -248,12 +240,6 @@ class Campaign:
         storage = open_storage(storage_uri(self.tree, self.name))
         log = open_log(storage, ManualClock(NOW_MS))
         delete_orphans(storage, find_orphans(storage, log, older_than_s=0))
-
-    def job(self) -> None:
-        if self.name == "pending":
-            Job(open_storage(storage_uri(self.tree, self.name)), ManualClock(NOW_MS)).run()
-        else:
-            self.merge()
 
     def _command(self, *arguments: str) -> None:
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))

@@ -20,7 +20,6 @@ import numpy as np
 from tiered_index.format.archived import SEGMENT_MAGIC
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, TAIL_SIZE
-from tiered_index.service.log.records import encode_document
 
 Reseal = Callable[[Random, bytes], bytes]
 INTEGERS = (
@@ -210,20 +209,6 @@ def cursor(rng: Random, data: bytes) -> bytes:
     raw = base64.urlsafe_b64decode(data + b"=" * (-len(data) % 4))
     body = _json(rng, json.loads(raw[4:]))
     return base64.urlsafe_b64encode(struct.pack(">I", zlib.crc32(body)) + body).rstrip(b"=")
-
-
-def pending(rng: Random, data: bytes) -> bytes:
-    """Change the document after a pending file's entries, or the entries and their CRC32s in the document."""
-    at = data.rindex(b'{"version"')
-    entries, behind = bytearray(data[:at]), unsealed(data[at:])
-    if rng.random() < 0.3 and entries:
-        place = rng.randrange(len(entries))
-        entries[place : place + 4] = rng.randbytes(min(4, len(entries) - place))
-        behind["pieces"] = [zlib.crc32(entries[i : i + (1 << 20)]) for i in range(0, len(entries), 1 << 20)]
-        body = encode_document({name: member for name, member in behind.items() if name != "version"})
-    else:
-        body = sealed_json(rng, data[at:])
-    return bytes(entries) + body
 
 
 # arrays

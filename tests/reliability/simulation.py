@@ -37,7 +37,6 @@ from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth,
 from tests.reliability.tally import Tally, fast_folder, main
 from tests.support.disk_faults import ERRORS
 from tests.support.log_records import open_log
-from tests.support.pending import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import (
     BudgetExceeded,
@@ -73,7 +72,7 @@ ALL = 10_000
 pa.array(["pandas, where it is installed"])
 np.random.default_rng()
 "".encode("utf-16-le")
-_PARTS = ("jobs", "merges", "orphans", "archive", "second", "reader", "beside", "expiry", "erasures")
+_PARTS = ("merges", "orphans", "archive", "second", "reader", "beside", "expiry", "erasures")
 _FAULTS = ("kill", "power", "disk", "storage", "answers", "listings", "clocks")
 _ROUNDS = 12
 _JUMP_S = 3000
@@ -112,7 +111,6 @@ class World(Writers):
             "local_keep_s": chance.choice([0, 0, 50]),
             "checkpoint_every": chance.choice([None, 1, 3]),
             "query_threads": chance.choice([1, 2]),
-            "compaction": "spark" if "jobs" in self.has else "local",
             "refresh_interval_s": chance.choice([0, 10]),
             "buffer_max_entries": chance.choice([12, 10_000]),
             "block_cache_bytes": chance.choice([0, 4_000, 1 << 20]),
@@ -158,7 +156,6 @@ class World(Writers):
         scheduler = self.scheduler
         everybody = Process("world")
         others = {
-            "jobs": self.job,
             "merges": self.merge,
             "orphans": self.sweep,
             "reader": self.read,
@@ -334,12 +331,6 @@ class World(Writers):
             yield reader, chance
 
     # Jobs
-
-    def job(self, process: Process) -> None:
-        """Merge the pending files."""
-        client = self.client()
-        with self.working_on(client):
-            Job(client, self.host_clock()).run()
 
     def merge(self, process: Process) -> None:
         client = self.client()
@@ -571,7 +562,7 @@ class World(Writers):
             self.clock.ms += 1_000_000  # all leases and waits have ended
             host.client, host.closing = self.client(), False
             host.accepted, host.seen = set(), set()
-            config = self.config(root=host.root, compaction="local", retention=self.rules[0])
+            config = self.config(root=host.root, retention=self.rules[0])
             host.service = self.open_again(host, config)
             if self.backups:
                 host.clock.skew_ms = 0

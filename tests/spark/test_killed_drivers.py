@@ -69,19 +69,16 @@ class Address(StorageAddress):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "records"), [("build", 2), ("replace", 1), ("merge", 2), ("pending", 2)])
+@pytest.mark.parametrize(("kind", "records"), [("build", 2), ("replace", 1), ("merge", 2)])
 def test_the_old_state_or_the_new_one(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, records: int
 ) -> None:
-    """The first record of a build makes the index. A merge of a writer's files, also of pending ones, publishes a day
-    by each record.
-    """
+    """The first record of a build makes the index. A merge of a writer's files publishes a day by each record."""
     source, origin = write_parquet(BUILT, tmp_path / "m.parquet", group_rows=60), tmp_path / "origin"
     if kind == "replace":
         build_here(f"file://{origin}", OLDER)
     elif kind != "build":
-        by = {"merge": "local", "pending": "spark"}[kind]
-        put_files(f"file://{origin}", tmp_path / "root", *WRITTEN, items=1_000, max_late_s=10**10, compaction=by)
+        put_files(f"file://{origin}", tmp_path / "root", *WRITTEN, items=1_000, max_late_s=10**10)
     for number in itertools.count():
         folder, left, published = tmp_path / f"{number}", [number if number else 1_000], list[str]()
         if origin.exists():
@@ -116,7 +113,7 @@ def test_the_old_state_or_the_new_one(
 
 def run(spark: Any, kind: str, source: str, folder: Path) -> None:
     storage = f"file://{folder}"
-    if kind in ("merge", "pending"):
+    if kind == "merge":
         merge(spark, storage=storage, window="1d", options=MergeOptions(min_age_s=0, shard_bytes=1 << 20))
     else:
         mode = "replace" if kind == "replace" else "error"
@@ -130,9 +127,9 @@ def check_state(folder: Path, kind: str, done: int, records: int) -> None:
         with pytest.raises(NotAnIndex):
             states(uri)
         return
-    old: tuple[Any, ...] = {"build": (), "replace": (OLDER,), "merge": WRITTEN, "pending": ()}[kind]
-    new = WRITTEN if kind in ("merge", "pending") else (BUILT,)
-    tables = new[:done] if kind == "pending" else new if done == records else old
+    old: tuple[Any, ...] = {"build": (), "replace": (OLDER,), "merge": WRITTEN}[kind]
+    new = WRITTEN if kind == "merge" else (BUILT,)
+    tables = new if done == records else old
     state = states(uri)
     assert sum(stored.count for stored in state.objects.values()) == sum(map(len, tables))
     if kind == "merge":

@@ -1,16 +1,10 @@
-"""Merges by Spark: files of live writers and tables of builds become longer windows, and no answer changes.
-
-It also compacts pending files of a writer, which then lets go of its local copies.
-"""
-
-import pytest
+"""Merges by Spark: files of live writers and tables of builds become longer windows, and no answer changes."""
 
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
 from tests.spark.entries import check, messages, put_files, states, sweep, total, write_parquet
-from tiered_index import IndexService
 from tiered_index.service.jobs.merge_run import MergeOptions
-from tiered_index.spark import audit, build, merge
+from tiered_index.spark import build, merge
 
 HOUR_MS = 3_600_000
 
@@ -70,33 +64,3 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
     assert merged["requests"]["put"] == sum(tier["metrics"]["requests"]["put"] for tier in merged["tiers"])
     assert outcome_of(f"merge --window 1d {merging}").document["status"] == "nothing to do"
     check(storage, table)
-
-
-@pytest.fixture
-def writer(storage, tmp_path):
-    """A writer with three pending files, and their messages."""
-    table = messages(1_200, days=2)
-    settings = {"slots": 64, "items": 450, "background": False, "compaction": "spark", "refresh_interval_s": 0}
-    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
-        index.put_batch(table, source="log", source_position=7)
-        index.seal()
-        assert index.run_lifecycle().pending == 3
-        yield index, table
-
-
-def test_pending_files_are_merged_whatever_their_age_and_the_writer_adopts_them(spark, storage, writer):
-    index, table = writer
-    answers = [item.offset for item in index.query("orders", "key-0", max_count=10_000)]
-    assert total(storage) == 0 and len(states(storage).pending) == 3
-    audited = audit(spark, spark.createDataFrame(table), storage=storage)
-    assert "3 pending files with 1,200 entries count once a merge compacts them" in audited.report.notes
-    planned = outcome_of(f"merge --storage {storage} --min-age 3650d --dry-run").document
-    report = merge(spark, storage=storage, options=MergeOptions(min_age_s=3650 * 86_400))
-    assert (report.sources, report.entries, report.left) == (3, 1_200, ())
-    assert [job["entries"] for job in planned["tiers"][0]["jobs"]] == [1_200] and report.tables == 2
-    assert total(storage) == 1_200 and not states(storage).pending
-    check(storage, table)
-    assert index.run_lifecycle().adopted == 3
-    assert [item.offset for item in index.query("orders", "key-0", max_count=10_000)] == answers
-    assert {handle.place for handle in index.files()} == {"storage"}
-    assert states(storage).positions == {"log": 7}

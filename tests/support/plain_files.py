@@ -15,7 +15,7 @@ from unittest import mock
 from tests.support.changes import replace
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.service.life import lifecycle, pending
+from tiered_index.service.life import lifecycle
 from tiered_index.service.life.context import sealed_form
 from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.storage.base import Writer
@@ -28,10 +28,7 @@ def _plain_form(file: UnsealedFile) -> SealedFile:
 @contextlib.contextmanager
 def plain_files(is_on: object = True) -> Iterator[None]:
     """Leave native files of this process plain while the block runs, if `is_on`."""
-    with contextlib.ExitStack() as stack:
-        if is_on:
-            for module in (lifecycle, pending):
-                stack.enter_context(mock.patch.object(module, "sealed_form", _plain_form))
+    with mock.patch.object(lifecycle, "sealed_form", _plain_form) if is_on else contextlib.nullcontext():
         yield
 
 

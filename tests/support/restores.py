@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.damage import flip
-from tests.support.pending import merge_all
+from tests.support.filled import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock

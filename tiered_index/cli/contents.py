@@ -41,7 +41,6 @@ from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name
 from tiered_index.storage.disk import absolute_path, map_file
 
-_PENDING = "{} is pending: it can be read once `tiered-index merge` has merged it"
 # The id of a file or a window table, or the end of one
 _ID = re.compile(rf"(?:[0-9]{{15}}-)?[0-9a-f]{{{SHORT_ID},16}}")
 
@@ -79,22 +78,14 @@ def opened(session: Session, file: str) -> Iterator[OpenedFile]:
         return
     if uri is None:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --storage or --root)")
-    try:
-        with contextlib.closing(config.open_storage(uri)) as storage:
-            yield _object_bytes(storage, check_name(file), is_in_log=file != named)
-    except CorruptFile as error:
-        is_pending = False
-        with contextlib.suppress(TieredIndexError), open_stored_index(config) as index:
-            is_pending = file in index.log.state.pending
-        if is_pending:
-            raise InvalidArgument(_PENDING.format(file)) from error
-        raise
+    with contextlib.closing(config.open_storage(uri)) as storage:
+        yield _object_bytes(storage, check_name(file), is_in_log=file != named)
 
 
 def _place_of(config: IndexConfig, uri: str | None, file: str) -> str:
     """Return the path or the object's name of a file id, or of the end of one; `file` itself if there is none.
 
-    Raises `InvalidArgument` for several ids, a table of several objects or a pending file, and as `open_stored_index`.
+    Raises `InvalidArgument` for several ids or a table of several objects, and as `open_stored_index`.
     """
     places: dict[str, list[str]] = {}
     if config.root is not None:
@@ -108,9 +99,6 @@ def _place_of(config: IndexConfig, uri: str | None, file: str) -> str:
                 file_id = stored.shard.table if stored.shard is not None else stored.file_id
                 if file_id.endswith(file):
                     places.setdefault(file_id, []).append(stored.name)
-            pending = [waiting.file_id for waiting in index.log.state.pending.values()]
-        if not places and (waiting := [file_id for file_id in pending if file_id.endswith(file)]):
-            raise InvalidArgument(_PENDING.format(", ".join(sorted(waiting))))
     if len(places) > 1:
         raise InvalidArgument(f"{len(places)} files' ids end in {file}: give one of {', '.join(sorted(places))}")
     names = next(iter(places.values()), [file])

@@ -25,7 +25,7 @@ from tiered_index.format.segment import ArchivedSegment
 from tiered_index.service.jobs.ranges import droppable
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import DamagedFile
-from tiered_index.service.read.inventory import PENDING, du_document, du_groups, files_document
+from tiered_index.service.read.inventory import du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
 from tiered_index.units import human_duration
 
@@ -121,8 +121,6 @@ def _list_files(session: Session, client: IndexClient | None) -> int:
         f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
     )
-    if waiting := totals["by_state"].get(PENDING, 0):
-        session.out.line(f"{counted(waiting, 'pending file')}: lookups of the storage find the entries after `merge`")
     for store, text in sums.items():
         session.out.line(f"archived of {store}: {text}")
     if client is not None and document.get("archived_more"):

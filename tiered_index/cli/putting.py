@@ -37,13 +37,12 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
     index.seal()
     waiting = len(_steps_left(index))
     total, quiet_since = 2 * waiting, time.monotonic()
-    advice = "run `tiered-index merge`" if index.config.compaction == "spark" else "try again later"
     with (
         ThreadPoolExecutor(1, "tiered-index-settle") as pool,
         progress_of("compacting and uploading", total) as progress,
     ):
         while True:
-            trouble: TieredIndexError = StorageUnavailable(f"{waiting} files were not uploaded: {advice}")
+            trouble: TieredIndexError = StorageUnavailable(f"{waiting} files were not uploaded: try again later")
             work: Future[object] = pool.submit(index.run_lifecycle)
             while not wait([work], _LOOK_INTERVAL_S).done:
                 progress.update(total - sum(_steps_left(index)))

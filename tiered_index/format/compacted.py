@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
-from typing import Annotated, Any
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta, Struct
 
-from tiered_index._version import __version__
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.distinct import distinct_numbers
@@ -33,7 +31,6 @@ from tiered_index.format.metadata import (
     Topics,
     TopicStats,
     add_topic_stats,
-    check_ids,
     topic_stats,
 )
 from tiered_index.format.packed import Packing, PackingOptions
@@ -41,7 +38,6 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.slots import by_slot, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 from tiered_index.kernels import compiled, crc32
-from tiered_index.stored import Count, FileId, Milliseconds
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -268,61 +264,28 @@ def filter_of(entries: Array, schema: Schema) -> bytes:
     return held.build()
 
 
-class SealedFile(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class SealedFile:
     """The parts of a sealed file, other than its entries, that compaction needs.
 
     Times are epoch milliseconds. `created_ms` is the time when the file was created. `log_number` is the number of a
-    log record before all records that name the file; 0: unknown. `packed`: whether its compacted form is packed.
+    log record before all records that name the file. `packed`: whether its compacted form is packed.
     """
 
-    file_id: FileId
+    file_id: str
     layout: Layout
-    begin_ms: Milliseconds
-    end_ms: Milliseconds
-    count: Annotated[int, Meta(ge=1, le=2**31)]
+    begin_ms: int
+    end_ms: int
     lane: str
-    sequence: Count
+    sequence: int
     predecessor: Predecessor | None
-    created_ms: Milliseconds
+    created_ms: int
     offset_space: str
     topics: Topics
     positions: Positions
     writer: str
-    log_number: Count = 0
-    packed: bool = False
-
-    def __post_init__(self) -> None:
-        check_ids(self.topics)
-        if self.count > self.layout.capacity:
-            raise ValueError(f"`count` is {self.count}, more than {self.layout.capacity}")
-        if self.packed and self.layout.preset.newest_first:
-            raise ValueError(f"`packed` is true for preset {self.layout.preset.name}")
-
-    @classmethod
-    def of(cls, metadata: Metadata, *, count: int, sequence: int, created_ms: int) -> SealedFile:
-        """Return the sealed file from which a whole file of `metadata` was compacted, but with `count` entries.
-
-        Its writer is this version. `sequence` is that of the log record. `created_ms` is used if the metadata has none.
-        """
-        more = metadata.more
-        predecessor = more.get("predecessor")
-        return cls(
-            file_id=metadata.file_id,
-            layout=metadata.layout,
-            begin_ms=metadata.begin_ms,
-            end_ms=metadata.end_ms,
-            count=count,
-            lane=metadata.lane,
-            sequence=sequence,
-            predecessor=None if predecessor is None else (str(predecessor[0]), int(predecessor[1])),
-            created_ms=int(more.get("created_ms", created_ms)),
-            offset_space=metadata.offset_space,
-            topics=metadata.topics,
-            positions=dict(metadata.source_positions),
-            writer=f"tiered_index {__version__}",
-            log_number=int(more.get("log_number", 0)),
-            packed=metadata.packing is not None,
-        )
+    log_number: int
+    packed: bool
 
     def compacted(self, entries: npt.NDArray[Any], filter_: bytes = b"") -> Iterator[bytes | memoryview]:
         """Yield the compacted file in pieces, the trailer last. `entries` and `filter_` are those of `Compaction`."""
@@ -334,14 +297,8 @@ class SealedFile(Struct, frozen=True, kw_only=True):
             lane=self.lane,
             offset_space=self.offset_space,
             writer=self.writer,
-            more={name: value for name, value in self.to_json().items() if name in _MORE},
+            more={name: getattr(self, name) for name in _MORE},
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored; without `log_number` if that is unknown."""
-        stored = {name: getattr(self, name) for name in self.__struct_fields__}
-        stored["layout"] = self.layout.to_json()
-        return {name: value for name, value in stored.items() if value or name not in ("log_number", "packed")}
 
 
 # Fields of the metadata that only whole files have

@@ -33,8 +33,7 @@ class File(Document, kw_only=True):
     """A file or window table of the index.
 
     - `file_id`: Id of the file or window table.
-    - `state`: State in the life cycle, such as `unsealed`, `compacted`, `uploaded` or `storage`. A `pending` file waits
-      for a merge: lookups do not find its entries before.
+    - `state`: State in the life cycle, such as `unsealed`, `compacted`, `uploaded` or `storage`.
     - `lane`: `main`, or `quarantine` for entries with an implausible time.
     - `sequence`: Number of the file in its lane.
     - `begin_ms`: Time of the first entry, epoch milliseconds.

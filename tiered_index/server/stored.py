@@ -21,13 +21,7 @@ from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import Served
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Report
-from tiered_index.service.read.inventory import (
-    describe_handle,
-    describe_pending,
-    du_document,
-    du_groups,
-    files_document,
-)
+from tiered_index.service.read.inventory import describe_handle, du_document, du_groups, files_document
 from tiered_index.storage.pools import DaemonPool
 
 _MOST = 16
@@ -76,15 +70,10 @@ class StoredHandlers(Handlers):
         def act() -> bytes:
             lookups = self.served.lookups
             handles = [handle for handle in lookups.files() if handle.file_id == file_id]
-            states = [archive.state() for archive in lookups.segment_archives.values()]
-            pending = [file for state in states for file in state.pending.values() if file.file_id == file_id]
-            if handles:
-                topics = handles[0].known_topics
-                document = describe_handle(handles[0]) | {"topics": None if topics is None else sorted(topics)}
-            elif pending:
-                document = describe_pending(pending[0]) | {"topics": None}
-            else:
+            if not handles:
                 raise Refused(404, f"no file has the id {file_id!r:.80}")
+            topics = handles[0].known_topics
+            document = describe_handle(handles[0]) | {"topics": None if topics is None else sorted(topics)}
             return wire.encode(self.served.redaction.document(document))
 
         return await self.answer(request, self.allowance(), act, wire.JSON)

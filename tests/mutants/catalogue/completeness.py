@@ -35,8 +35,8 @@ read-by-some-partitions: a topic counts as read whole although one partition is 
   tests/kafka/test_read_whole.py::test_a_topic_is_read_up_to_a_look_once_every_partition_has_reached_its_end_of_then
 as-of-the-future: a producer with a fast clock makes answers complete up to its time
   in LogState.as_of_ms
-  - return min(newest_ms, min(bounds_ms) // 1000 * 1000)
-  + return max(newest_ms, min(bounds_ms) // 1000 * 1000)
+  - return min(newest_ms, self.put_before_ms // 1000 * 1000)
+  + return max(newest_ms, self.put_before_ms // 1000 * 1000)
   tests/unit/service/test_freshness.py::test_a_fast_clock_makes_no_answer_complete_up_to_the_future
 order-by-second: answers are in rising order of time
   in with_repeats

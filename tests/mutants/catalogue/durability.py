@@ -151,16 +151,6 @@ reader-forgets-damage: a reader beside the writer leaves out an unreadable unsea
   + except (TieredIndexError, ValueError) as error:
   +     return True
   tests/faults/test_damage.py::test_a_damaged_journal_fails_a_readers_lookups_too
-pending-though-it-may-go-on: a file whose seal is not durable is uploaded for merges
-  in UnsealedFile.ended
-  - return self.sealed and not self.failed
-  + return self.sealed
-  tests/unit/service/pending/test_pending_files.py::test_a_file_that_is_not_sealed_durably_is_compacted_here
-adopted-before-the-position: the last local copy that states a position is deleted
-  in PendingFiles.finish
-  - uploaded.file_id not in needed
-  + uploaded
-  tests/unit/service/pending/test_pending_files.py::test_positions_never_run_ahead_of_an_older_file
 lives-gap-while-flushed: entries leave the buffer before a file shows them
   in Flusher._run_round
   - try:
@@ -286,8 +276,8 @@ job-ends-as-if-done: a job that others overtook ends as if it had done its work
   tests/unit/service/test_job.py::test_it_gives_up_after_ten_plans_that_others_overtook
 merge-keeps-its-sources: the record adds the tables and leaves the files
   in service/jobs/job.py:Rewrite.record
-  - add, names, pending=
-  + add, names[1:], pending=
+  - add, names, left_out=
+  + add, names[1:], left_out=
   tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]
 catalog-reclaim-under-a-reader: a file is deleted while an older lookup may need it
   in Catalog._oldest

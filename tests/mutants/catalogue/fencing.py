@@ -67,26 +67,16 @@ another-index-accepted: a root publishes into the storage of another index
   - if wanted.index_id and stored.index_id != wanted.index_id:
   + if stored.index_id is None:
   tests/faults/test_writers.py::test_a_storage_with_another_index_is_refused_also_when_it_comes_back_late
-pending-merged-twice: a merge publishes a pending file that its writer has compacted
-  in LogState.input_of
-  - self.pending.get(name)
-  + next((one for one in self.files.values() if one.file_id in name), None)
-  tests/unit/service/pending/test_pending_files.py::test_the_log_accepts_the_writer_or_the_merge[False-merge]
 host-beside-a-merge: a host publishes a file that a merge has taken
   in LifecycleContext.moved_files
   - return self.session.log.removed_files(state, after) -
   + return set() -
-  tests/unit/service/pending/test_pending_files.py::test_the_log_accepts_the_writer_or_the_merge[False-writer]
+  tests/faults/test_unknown_outcomes.py::test_a_file_whose_record_arrived_and_that_was_merged_is_not_published_again
 unknown-outcome-forgotten: a file whose record arrived late is published again after a merge has taken it
   in Lifecycle._upload
   - context.outcome_unknown.add(file_id)
   + pass
   tests/faults/test_unknown_outcomes.py::test_a_file_whose_record_arrived_and_that_was_merged_is_not_published_again
-pending-counts-as-published: answers count as complete beyond the begin of a pending file
-  in LogState.as_of_ms
-  - if waiting.lane != "quarantine"]
-  + if not waiting.lane]
-  tests/unit/service/pending/test_pending_files.py::test_answers_are_complete_only_up_to_the_begin_of_a_pending_file
 fenced-writer-accepts: a fenced writer still accepts puts
   in IndexService._check_writable
   - self._check_open()
@@ -96,8 +86,8 @@ fenced-writer-accepts: a fenced writer still accepts puts
   tests/fencing/test_fencing.py::TestFencing::test_a_writer_that_was_taken_over_publishes_nothing[file]
 merge-publishes-what-is-gone: two merges of the same files are both published
   in service/jobs/job.py:Rewrite.record
-  - if gone := [name for name in names if segments.state.input_of(name) is None]:
-  + if (gone := [name for name in names if segments.state.input_of(name) is None]) and not names:
+  - if gone := [name for name in names if name not in segments.state.objects]:
+  + if (gone := [name for name in names if name not in segments.state.objects]) and not names:
   tests/unit/service/merge/test_readers_and_writers.py::test_of_two_merges_of_the_same_files_one_is_overtaken
 earlier-file-shadows-its-object: a reader of a root shows an earlier state of a file instead of its object
   in service/read/index_view.py:_backed

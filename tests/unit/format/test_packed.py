@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.compacted_files import SMALL, verify
+from tests.support.compacted_files import verify
 from tests.unit.format.test_compacted import LAYOUTS, naive_slots
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format import compacted as module
-from tiered_index.format.compacted import GROUP_BYTES, SealedFile
+from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
 from tiered_index.format.packed import Packing, PackingOptions, read_options
@@ -23,7 +23,6 @@ from tiered_index.format.shard import answer_sorted
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, parse_trailer
-from tiered_index.stored import typed
 
 pytestmark = pytest.mark.usefixtures("way")
 ODD = Schema(
@@ -199,18 +198,6 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", FORMAT_VERSION)
 
 
-def test_a_sealed_file_says_how_it_is_compacted(make):
+def test_files_of_the_preset_rocketmq_are_never_packed(make):
     with pytest.raises(InvalidArgument, match="cannot pack"):
         make.file(Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20), 12, packed=True)
-    stored = {
-        "file_id": "f", "layout": SMALL.to_json(), "begin_ms": 0, "end_ms": 0, "count": 1, "lane": "main",
-        "sequence": 1, "predecessor": None, "created_ms": 0, "offset_space": "custom", "topics": [], "positions": {},
-        "writer": "w",
-    }  # fmt: skip
-    assert not typed(stored, SealedFile).packed
-    sealed = typed({**stored, "packed": True}, SealedFile)
-    assert sealed.packed and sealed.to_json()["packed"]
-    assert "packed" not in typed(stored, SealedFile).to_json()
-    of_rocketmq = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20).to_json()
-    with pytest.raises(ValueError, match="packed"):
-        typed({**stored, "packed": True, "layout": of_rocketmq}, SealedFile)

@@ -41,7 +41,7 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(toml, monkeyp
 
 WRONG = [
     *each(slots=[0], items=[1], root=[""], storage=["", True], cache_dir=[""], buffer_max_entries=[0]),
-    *each(lease_ttl_s=[0], offset_space=["x"], compaction=["elsewhere"], compact_timeout_s=[0]),
+    *each(lease_ttl_s=[0], offset_space=["x"]),
 ]
 
 

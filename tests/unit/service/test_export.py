@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.damage import flip
-from tests.support.pending import merge_all
+from tests.support.filled import merge_all
 from tests.support.rounds import upload
 from tiered_index import IndexReader, hash_key
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable

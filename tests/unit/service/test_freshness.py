@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.changes import replace
-from tests.support.pending import merge_all
+from tests.support.filled import merge_all
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, Lookup

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.disk_faults import FaultDisk
-from tests.support.pending import merge_all
+from tests.support.filled import merge_all
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.filled import merge_all
 from tests.support.hanging import until
 from tests.support.later import Later
 from tests.support.log_records import open_log
 from tests.support.measuring import measured
-from tests.support.pending import merge_all
 from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage

@@ -6,9 +6,9 @@ Wrong clocks of hosts and late records do not change that.
 import pytest
 
 from tests.storage.scripted_server import Answer, scripted_server
+from tests.support.filled import fill, holds, names_below, places
 from tests.support.later import Later
 from tests.support.log_records import open_log
-from tests.support.pending import fill, holds, names_below, places
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable

@@ -31,10 +31,9 @@ def merge(
       tiered-index merge --storage s3://bucket/index --window 30d --master spark://host:7077
 
     A writer merges by itself (setting `merge`), so you need this command only for larger windows, or without a writer.
-    Tables of shorter windows are merged too. So are pending files, whatever their age: those that writers with the
-    setting compaction = spark uploaded as they are. A window of 30d has 30 days, not a calendar month. Writers and
-    readers may run. A log record removes the merged files from the index; the writer or `tiered-index orphans` deletes
-    their objects later. Exit code 4: an object to merge is missing; --skip-lost merges the rest.
+    Tables of shorter windows are merged too. A window of 30d has 30 days, not a calendar month. Writers and readers may
+    run. A log record removes the merged files from the index; the writer or `tiered-index orphans` deletes their
+    objects later. Exit code 4: an object to merge is missing; --skip-lost merges the rest.
 
     With --master, --conf or --ship, and under spark-submit, Spark runs the tasks. --dry-run does not start it.
     """

@@ -34,7 +34,7 @@ from tiered_index.service.jobs.orphans import Orphans, sweep
 from tiered_index.service.jobs.whole import Named, defects_of, not_there, object_bytes
 from tiered_index.service.log.log import StorageLog, read_again
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
 from tiered_index.service.root.seen import Seen
@@ -53,8 +53,7 @@ COPY_OF = "copy:"
 _TRIES = 10
 # fields of a state that a copy's record does not take over unchanged
 _OWN = frozenset(
-    {"number", "epoch", "genesis", "roots", "digest"}
-    | {"objects", "archive", "pending", "catalogs", "hidden", "range_objects"}
+    {"number", "epoch", "genesis", "roots", "digest"} | {"objects", "archive", "catalogs", "hidden", "range_objects"}
 )
 
 # records of a copy that are looked at for the last removal, before their times are asked for
@@ -386,7 +385,7 @@ def _key(state: LogState) -> str:
 
 
 def _parts(state: LogState) -> dict[str, Named]:
-    return {**state.inputs, **state.archive, **state.catalogs, **state.range_objects}
+    return {**state.objects, **state.archive, **state.catalogs, **state.range_objects}
 
 
 def _listed_beyond(ours: Segments, theirs: Segments) -> Iterator[ArchivedSegment]:
@@ -431,8 +430,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
         "",
         0,
         genesis=None if before.number else after.genesis,
-        add=tuple(named for named in added if isinstance(named, StoredObject) and not isinstance(named, PendingFile)),
-        pending=tuple(named for named in added if isinstance(named, PendingFile)),
+        add=tuple(named for named in added if isinstance(named, StoredObject)),
         archive=tuple(named for named in added if isinstance(named, ArchivedSegment)),
         catalogs=tuple(named for named in added if isinstance(named, StoredCatalog)),
         hide=tuple(hidden for name, hidden in after.hidden.items() if before.hidden.get(name) != hidden),

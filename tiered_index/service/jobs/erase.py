@@ -318,7 +318,7 @@ class _Erasing:
 
     def hidden_objects(self, state: LogState) -> set[str]:
         """Scan the objects of a state that were not scanned yet. Return the names of those with hidden entries."""
-        fresh = [stored for stored in state.inputs.values() if stored.name not in self.scanned]
+        fresh = [stored for stored in state.objects.values() if stored.name not in self.scanned]
         self.scanned.update(self._found_in(fresh, "objects read"))
         return {name for name, scan in self.scanned.items() if scan.hidden}
 
@@ -326,7 +326,7 @@ class _Erasing:
         """Scan all objects, and note what the request matches."""
         begun, request = self._begun, self.request
         names = self.hidden_objects(begun)
-        hit = tuple([stored for name, stored in begun.inputs.items() if name in names])
+        hit = tuple([stored for name, stored in begun.objects.items() if name in names])
         self.fields |= {
             "objects": hit,
             "entries": sum(self.scanned[stored.name].hidden for stored in hit),
@@ -364,8 +364,8 @@ class _Erasing:
         unused = {info.name for info in unnamed(self.log, (own_objects(storage, prefix) for prefix in _LISTED))}
         # of after the listing, so that objects that were published meanwhile are scanned
         state = self.log.state
-        left = self._found_in(state.inputs.values(), "objects read again")
-        names = {name for name, scan in scanned.items() if scan.hidden and state.input_of(name) is None}
+        left = self._found_in(state.objects.values(), "objects read again")
+        names = {name for name, scan in scanned.items() if scan.hidden and name not in state.objects}
         records = {number: self.log.record(number) for number in range(begun.number + 1, state.number + 1)}
         # entries that a job has moved meanwhile were counted in their old object
         moved = {stored.name for record in records.values() if record.remove for stored in record.add}

@@ -1,7 +1,7 @@
 """Finds erased entries in stored objects, by reading their bytes. Threads: any.
 
 First the topic table of an object is read. If the object may have erased entries, the slots of erased keys are read, or
-all slots if a topic or a queue was erased. Each run is checked against its CRC32. A pending file is read as a whole.
+all slots if a topic or a queue was erased. Each run is checked against its CRC32.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.jobs.pending import input_trailer, open_input
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.compacted import StorageBytes
 from tiered_index.service.read.file_search import scan_runs
 from tiered_index.storage.base import Storage
 from tiered_index.tombstones import Tombstones
@@ -86,29 +86,28 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
     mine = [stone for stone in stones if stored.second_min * 1000 < stone.before_ms]
     if not mine:
         return ScannedObject()
-    with contextlib.ExitStack() as closing:
-        try:
-            source = open_input(cold, stored, schema, closing)
-            trailer = input_trailer(source, schema)
-            names = dict(trailer.metadata.topics)
-            known = trailer.metadata.topic_names
-            tombstones = Tombstones(tuple([stone for stone in mine if not names or stone.topic in known]))
-            hidden = looked_at = read_bytes = 0
-            keys: set[tuple[int, int | None]] = set()
-            places: set[tuple[int, int]] = set()
-            begin_s = trailer.metadata.begin_ms // 1000
-            for window, items in scan_runs(source, _runs(trailer, tombstones, bool(names)), _WINDOW_BYTES):
-                seconds = items["time_diff_s"].astype(np.int64) + begin_s
-                gone = items[tombstones.hides(items, seconds, names)]
-                hidden += len(gone)
-                if len(tombstones.hashes):
-                    prints = gone["fingerprint"].tolist() if schema.keyed else itertools.repeat(None)
-                    keys.update(zip(normal_hashes(gone["key_hash"]).tolist(), prints, strict=False))
-                    places.update(zip(gone["queue_id"].tolist(), gone["offset"].tolist(), strict=True))
-                looked_at += len(items)
-                read_bytes += sum(run.length for run in window)
-        except (CorruptFile, ObjectNotFound) as error:
-            return ScannedObject(problem=str(error))
+    try:
+        source = StorageBytes(cold, stored)
+        trailer = source.trailer_of(schema)
+        names = dict(trailer.metadata.topics)
+        known = trailer.metadata.topic_names
+        tombstones = Tombstones(tuple([stone for stone in mine if not names or stone.topic in known]))
+        hidden = looked_at = read_bytes = 0
+        keys: set[tuple[int, int | None]] = set()
+        places: set[tuple[int, int]] = set()
+        begin_s = trailer.metadata.begin_ms // 1000
+        for window, items in scan_runs(source, _runs(trailer, tombstones, bool(names)), _WINDOW_BYTES):
+            seconds = items["time_diff_s"].astype(np.int64) + begin_s
+            gone = items[tombstones.hides(items, seconds, names)]
+            hidden += len(gone)
+            if len(tombstones.hashes):
+                prints = gone["fingerprint"].tolist() if schema.keyed else itertools.repeat(None)
+                keys.update(zip(normal_hashes(gone["key_hash"]).tolist(), prints, strict=False))
+                places.update(zip(gone["queue_id"].tolist(), gone["offset"].tolist(), strict=True))
+            looked_at += len(items)
+            read_bytes += sum(run.length for run in window)
+    except (CorruptFile, ObjectNotFound) as error:
+        return ScannedObject(problem=str(error))
     problem = None
     if tombstones and not names and any(not stone.hashes for stone in tombstones):
         problem = f"{stored.name} has no topic table: the number of its entries of one topic is unknown"

@@ -120,8 +120,7 @@ def plan_expiry(
     for group in groups(state):
         if _is_whole(group, expired, stats or {}):
             objects += group
-        elif group[0].name not in state.pending:
-            # the merge of a pending file leaves out its expired entries
+        else:
             mixed += [stored for stored in group if may_be_mixed(stored, expired, stats or {})]
     segments = Segments(state, storage)
     # one by one: there may be a million
@@ -166,8 +165,8 @@ def may_be_mixed(stored: StoredObject, expired: Expired, stats: Stats) -> bool:
 
 
 def groups(state: LogState) -> Iterator[list[StoredObject]]:
-    """Yield the objects that are removed together: each file, also pending ones, and the shards of each table."""
-    for stored in (*state.files.values(), *state.pending.values()):
+    """Yield the objects that are removed together: each file, and the shards of each table."""
+    for stored in state.files.values():
         yield [stored]
     yield from state.tables.values()
 

@@ -28,7 +28,7 @@ from tiered_index.heap import give_back
 from tiered_index.service.jobs.whole import Named, not_there
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
 from tiered_index.storage.base import Storage
@@ -143,13 +143,11 @@ class Rewrite:
     def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
         """Return the record for the state of `segments`. Raises `JobOvertaken` if an input of it went."""
         names = tuple(named.name for named in self.inputs)
-        if gone := [name for name in names if segments.state.input_of(name) is None]:
+        if gone := [name for name in names if name not in segments.state.objects]:
             raise JobOvertaken(f"{len(gone)} of {len(names)} inputs were removed from the log, {gone[0]} first")
-        stored = [made.stored for result in results for made in result.objects]
-        add = tuple(new for new in stored if not isinstance(new, PendingFile))
-        pending = tuple(new for new in stored if isinstance(new, PendingFile))
+        add = tuple(made.stored for result in results for made in result.objects)
         left_out = sum(result.expired for result in results)
-        return LogRecord(0, self.kind, 0, "", 0, add, names, pending=pending, left_out=left_out)
+        return LogRecord(0, self.kind, 0, "", 0, add, names, left_out=left_out)
 
 
 R = TypeVar("R", bound=Rewrite)

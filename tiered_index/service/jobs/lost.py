@@ -23,7 +23,7 @@ from tiered_index.storage.base import Storage
 
 def named(state: LogState, file: str) -> list[StoredObject]:
     """Return the objects with a name, with a file's id, or of a window table's id."""
-    return [stored for stored in state.inputs.values() if file in _names(stored)]
+    return [stored for stored in state.objects.values() if file in _names(stored)]
 
 
 def give_up(
@@ -64,7 +64,7 @@ def give_up(
     catalogs = {stored.name: stored for stored in bad if isinstance(stored, StoredCatalog)}
 
     def make(state: LogState) -> LogRecord | None:
-        gone = tuple({stored.name: stored for stored in objects if state.input_of(stored.name)}.values())
+        gone = tuple({stored.name: stored for stored in objects if stored.name in state.objects}.values())
         local = [lost for lost in unpublished.values() if lost.name not in state.lost]
         unlisted = [catalogs[name] for name in catalogs if name in state.catalogs]
         present = Segments(_without(state, unlisted), storage)

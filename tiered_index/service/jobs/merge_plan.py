@@ -1,7 +1,7 @@
 """Plans merges and rewrites from the log's state alone: inputs, windows, tasks. Pure.
 
 Inputs are whole objects: the log record that removes an input adds all its entries in tables of their windows. Files
-that share a window belong to one rewrite, also pending ones. A window that has a table gets a second, small table; a
+that share a window belong to one rewrite. A window that has a table gets a second, small table; a
 later merge joins both. A rewrite never mixes entries of builds, of writers and of unknown origin, so that a build
 replaces only entries of builds. A task is a run of base slots and a group of neighbouring windows. Its memory: two
 parts of an upload for each window that it writes, and 8 bytes per entry. `Bounds` has the bounds of a writer's merges,
@@ -54,7 +54,6 @@ class Bounds:
       estimates.
     - `held_bytes`: memory for the streams of a task.
     - `leaves_builds`: only entries of live writers are merged.
-    - `leaves`: the names of pending files that are not merged.
     - `piece_items`, `readers`: see `RewriteTask`.
     """
 
@@ -64,7 +63,6 @@ class Bounds:
     windows: int = 48
     held_bytes: int | None = None
     leaves_builds: bool = False
-    leaves: frozenset[str] = frozenset()
     piece_items: int | None = None
     readers: int = READERS
 
@@ -131,8 +129,7 @@ _STEP_ENTRIES = 1 << 17
 # as `SlotMap.for_count` chooses
 _ENTRIES_PER_SLOT = 4
 NOT_OVER, OF_A_BUILD = "its window is not over yet", "a build may replace it"
-WAITS_FOR_A_JOB = "a job compacts it, or its writer after compact_timeout_s"
-USUAL = (NOT_OVER, OF_A_BUILD, WAITS_FOR_A_JOB)
+USUAL = (NOT_OVER, OF_A_BUILD)
 """The usual reasons why objects are left."""
 
 
@@ -212,8 +209,7 @@ def _chosen(
             f"shard_bytes at least {1 << 20}, min_age_s at least 0"
         )
     left: list[tuple[str, str]] = []
-    # a pending file is merged whatever the age of its windows, because lookups do not read it
-    groups = [([stored], stored.file_id) for stored in (*state.files.values(), *state.pending.values())]
+    groups = [([stored], stored.file_id) for stored in state.files.values()]
     groups += [(shards, table) for table, shards in state.tables.items() if shards[0].part.window_s < window_s]
     chosen: list[list[StoredObject]] = []
     for objects, name in groups:
@@ -227,9 +223,7 @@ def _chosen(
             left.append((name, "the storage lacks one of its objects"))
         elif last - first >= _MAX_WINDOWS:
             left.append((name, f"its entries span {last - first + 1:,} windows"))
-        elif objects[0].name in bounds.leaves:
-            left.append((name, WAITS_FOR_A_JOB))
-        elif (last + 1) * window_s > now_s - min_age_s and objects[0].name not in state.pending:
+        elif (last + 1) * window_s > now_s - min_age_s:
             left.append((name, NOT_OVER))
         else:
             chosen.append(objects)
@@ -330,7 +324,7 @@ def plan_rewrite(
     object in `lost` are left out.
     """
     lengths: dict[int, list[list[StoredObject]]] = {}
-    for stored in (*state.files.values(), *state.pending.values()):
+    for stored in state.files.values():
         if stored.name in names and stored.name not in lost:
             days = (stored.second_max - stored.second_min) // _DAY_S + 2
             window_s = QUARANTINE_S if stored.lane == "quarantine" else _DAY_S * -(-days // _MAX_WINDOWS)

@@ -39,7 +39,7 @@ def droppable(state: LogState, more: Iterable[File] = ()) -> dict[str, tuple[Ran
     stores = {store: ranges.retired for store, ranges in state.expired.replaced.stores.items() if len(ranges.retired)}
     if not stores:
         return chosen
-    files = np.array([*map(file_of, state.inputs.values()), *more], np.int64).reshape(-1, 3)
+    files = np.array([*map(file_of, state.objects.values()), *more], np.int64).reshape(-1, 3)
     for store, table in stores.items():
         is_gone = ~table.are_held(files) & (table.rows[:, 1] <= state.positions.get(store, 0))
         if is_gone.any():

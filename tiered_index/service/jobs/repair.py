@@ -38,7 +38,7 @@ from tiered_index.service.jobs.verify_report import Progress, Report
 from tiered_index.service.jobs.whole import defects, is_bad, trailer_of
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file
-from tiered_index.service.log.records import ArchivedSegment, PendingFile, StoredCatalog, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.root_view import RootView, has_whole_unsealed
@@ -205,7 +205,7 @@ class Repairs:
         """Yield the reported objects: catalogs before the segments that they name."""
         yield from [stored for name, stored in self.log.refresh().catalogs.items() if name in reported]
         yield from Segments(self.log.refresh(), self.storage).named(reported)
-        yield from [stored for name, stored in self.log.state.inputs.items() if name in reported]
+        yield from [stored for name, stored in self.log.state.objects.items() if name in reported]
 
     def _replacements(
         self, named: StoredObject | ArchivedSegment | StoredCatalog, report: Report
@@ -323,7 +323,5 @@ def _problem_of(stored: StoredObject, copy: Copy) -> str | None:
 
 def _described(old: StoredObject, name: str, read: Read, size: int, now_ms: int) -> StoredObject:
     """Return the log's description of an object that replaces `old`."""
-    if isinstance(old, PendingFile):
-        return structs.replace(old, name=name, published_ms=now_ms)
     described = stored_file(name, trailer_of(read, name, size), size, now_ms, old.origin)
     return structs.replace(described, generation=old.generation)

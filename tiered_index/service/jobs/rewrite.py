@@ -31,10 +31,10 @@ from tiered_index.format.slots import SlotMap, divided
 from tiered_index.format.trailer import Trailer, parse_trailer
 from tiered_index.retention import Expired
 from tiered_index.service.jobs.job import TaskResult
-from tiered_index.service.jobs.pending import input_trailer, open_input
 from tiered_index.service.log.publication import FinishedObject, SentObject, abandon, stored_file
 from tiered_index.service.log.records import IndexDescriptor, Origin, StoredObject
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.compacted import StorageBytes
 from tiered_index.service.read.file_search import read_items
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.types import no_progress
@@ -84,10 +84,7 @@ class Piece:
 
 @dataclass(eq=False)
 class InputReader:
-    """Reads base slots [`low`, `high`) of every input, within `seconds` (inclusive). Raises `SchemaMismatch`.
-
-    `closing` closes the compacted forms of pending inputs.
-    """
+    """Reads base slots [`low`, `high`) of every input, within `seconds` (inclusive). Raises `SchemaMismatch`."""
 
     cold: ColdPath
     inputs: Sequence[StoredObject]
@@ -96,13 +93,12 @@ class InputReader:
     low: int
     high: int
     step: int
-    closing: contextlib.ExitStack
     seconds: tuple[int, int] = _ALWAYS
     readers: int = READERS
 
     def __post_init__(self) -> None:
-        self._inputs = [open_input(self.cold, stored, self.schema, self.closing) for stored in self.inputs]
-        self._trailers: list[Trailer] = self._each(lambda source: input_trailer(source, self.schema), self._inputs)
+        self._inputs = [StorageBytes(self.cold, stored) for stored in self.inputs]
+        self._trailers: list[Trailer] = self._each(lambda source: source.trailer_of(self.schema), self._inputs)
         for stored, trailer in zip(self.inputs, self._trailers, strict=True):
             if trailer.metadata.slot_map.base != self.base:
                 raise SchemaMismatch(
@@ -389,13 +385,10 @@ class RewriteTask:
             return TaskResult(self.number, {}, 0, ())
         layout = self.descriptor.layout
         settings = ColdSettings(query_threads=self.readers, block_cache_bytes=0, coalesce_gap_bytes=0)
-        with (
-            contextlib.closing(ColdPath(storage, keyed=layout.schema.keyed, settings=settings)) as cold,
-            contextlib.ExitStack() as closing,
-        ):
+        with contextlib.closing(ColdPath(storage, keyed=layout.schema.keyed, settings=settings)) as cold:
             step, slots = max(window.slots.join for window in self.windows), (self.base_low, self.base_high)
             of_index = self.inputs, layout.schema, layout.slots
-            reader = InputReader(cold, *of_index, *slots, step, closing, self.seconds, self.readers)
+            reader = InputReader(cold, *of_index, *slots, step, self.seconds, self.readers)
             most = sum(stored.count for stored in self.inputs)
             # an entry is only known as replaced by the name of its topic
             generation = self.expired.replaced.generation if reader.topic_ids else 0

@@ -65,7 +65,6 @@ from tiered_index.service.log.records import (
     ArchivedSegment,
     LogRecord,
     LostObject,
-    PendingFile,
     StoredCatalog,
     StoredObject,
     StoredRanges,
@@ -105,7 +104,7 @@ class _RecordCheck:
             if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:
                 add("repair", f"it replaces {said} by {put}, but says that {lost_entries:,} entries are lost")
             return
-        inputs = map(before.input_of, record.remove)
+        inputs = map(before.objects.get, record.remove)
         removed, fresh = [stored for stored in inputs if stored is not None], [*record.add]
         if record.kind == "copy":
             # repairs of the source replaced these
@@ -289,7 +288,7 @@ def check_storage(
         check_objects(state)
     else:
         with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
-            for number, _ in enumerate(pool.map(check, state.inputs.values()), 1):
+            for number, _ in enumerate(pool.map(check, state.objects.values()), 1):
                 progress(number, "objects")
         for number, segment in enumerate(segments_in_order(storage, state, report), 1):
             check(segment)
@@ -354,7 +353,7 @@ def check_object(storage: Storage, named: Named, local: CompactedFile | None, re
         elif isinstance(named, ArchivedSegment):
             nothing = LogState()
             SegmentArchive(storage, lambda: nothing, lambda: nothing).table(named)
-        elif not isinstance(named, PendingFile):
+        else:
             _check_trailer(storage, named, report)
         report.count(f"{kind}s")
     except ObjectNotFound:

@@ -1,4 +1,4 @@
-"""Checks every byte of an object that the log names: a file, shard, pending file, segment, catalog or table of ranges.
+"""Checks every byte of an object that the log names: a file, shard, segment, catalog or table of ranges.
 
 `verify`, copies, repairs and giving up all decide by this one check. It reads 8 MiB at a time. One thread.
 """
@@ -18,10 +18,9 @@ from tiered_index.format.foreign import Read
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
-from tiered_index.service.jobs.pending import check_pending
 from tiered_index.service.log.publication import stored_file, unlike
 from tiered_index.service.log.range_objects import checked_ranges
-from tiered_index.service.log.records import ArchivedSegment, PendingFile, StoredCatalog, StoredObject, StoredRanges
+from tiered_index.service.log.records import ArchivedSegment, StoredCatalog, StoredObject, StoredRanges
 from tiered_index.storage.base import Storage
 
 Named = StoredObject | ArchivedSegment | StoredCatalog | StoredRanges
@@ -62,15 +61,15 @@ def defects_of(
 
 def defects(named: Named, read: Read, size: int, *equal: str) -> list[Finding]:
     """Return the defects of an object of `size` bytes. As `defects_of`; it also raises the errors of `read`."""
-    if isinstance(named, StoredObject) and not isinstance(named, PendingFile):
+    if isinstance(named, StoredObject):
         return _of_file(named, read, size, equal)
     try:
         if isinstance(named, ArchivedSegment):
             return _of_segment(named, read, size)
         if isinstance(named, StoredRanges):
             checked_ranges(named, bytes(read(0, size)))
-            return []
-        _check_catalog(named, read, size) if isinstance(named, StoredCatalog) else check_pending(named, read)
+        else:
+            _check_catalog(named, read, size)
     except UnsupportedVersion:
         raise
     except CorruptFile as error:

@@ -130,10 +130,9 @@ class LocalFiles:
         The result is empty if a damaged, quarantine or older file waits, or if `file` is in quarantine and others wait.
         """
         others = [h for h in self._waiting.values() if h.file_id != file.file_id]
-        waiting = [h for h in others if not (isinstance(h, UnsealedFile) and h.published)]
-        if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
+        if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in others):
             return {}
-        if waiting:
+        if others:
             return own_positions(file) if file.lane != QUARANTINE else {}
         local: list[CompactedFile | UnsealedFile | Journal] = [file, *self.unsealed, *self.compacted]
         if self._greatest is None:
@@ -143,10 +142,9 @@ class LocalFiles:
     def put_before_ms(self, file: CompactedFile | UnsealedFile, now_ms: int) -> int:
         """Return a time, epoch ms: each entry that was put before it is published with `file`, or was before.
 
-        It is published, too, if the log names its file as pending: `LogState.as_of_ms` waits for those.
         Entries of the quarantine do not count, because no answer is complete up to their times.
         """
-        others = [other for other in self.unsealed if not (other.published or other.pending)] + self.compacted
+        others: list[CompactedFile | UnsealedFile] = [*self.unsealed, *self.compacted]
         waiting = [other for other in others if other.file_id != file.file_id and other.lane != QUARANTINE]
         return min([now_ms, *filter(None, map(_created_ms, waiting))])
 
@@ -162,20 +160,18 @@ class Progress:
     compacted: int = 0
     uploaded: int = 0
     retired: int = 0
-    pending: int = 0
-    adopted: int = 0
 
     def any(self) -> bool:
         """Return whether the round did anything."""
-        return bool(self.compacted or self.uploaded or self.retired or self.pending or self.adopted)
+        return bool(self.compacted or self.uploaded or self.retired)
 
 
 @dataclass(eq=False)
 class LifecycleContext:
     """One root's files, storage and settings.
 
-    `outcome_unknown` has the ids of files that may have been published: by an earlier process, by a job, or by a try
-    whose response was lost. They are looked up in the log before they are published.
+    `outcome_unknown` has the ids of files that may have been published: by an earlier process, or by a try whose
+    response was lost. They are looked up in the log before they are published.
     """
 
     root: Root
@@ -241,7 +237,7 @@ class LifecycleContext:
         """
         return self.session.log.removed_files(state, after) - {lost.file_id for lost in state.lost.values()}
 
-    def check_moved(self, file: CompactedFile | UnsealedFile) -> None:
+    def check_moved(self, file: CompactedFile) -> None:
         """Raise `RootBehind` if a file that `moved_files` names was published without an entry of the local one."""
         published = self.session.log.published_file(file.file_id)
         if published is not None and exceeds(file, published):
@@ -282,7 +278,6 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
         layout=file.layout,
         begin_ms=file.table.begin_ms,
         end_ms=file.table.end_ms,
-        count=file.count,
         lane=file.lane,
         sequence=file.sequence,
         predecessor=file.journal.predecessor,
@@ -370,9 +365,6 @@ class DamagedCopies:
         for file_id in list(self.waiting):
             state = context.session.log.state
             stored = state.object_of(file_id)
-            if state.pending_of(file_id) is not None:
-                self._learn(file_id)
-                continue
             if stored is None:
                 if file_id not in given_up and file_id not in context.session.log.removed_files(
                     state, self._before(state)

@@ -42,7 +42,6 @@ from tiered_index.service.life.context import (
     has_newer_positions,
     sealed_form,
 )
-from tiered_index.service.life.pending import PendingFiles
 from tiered_index.service.life.same_file import check_same
 from tiered_index.service.life.trusted_time import TrustedTime
 from tiered_index.service.log.log import fenced, publishing
@@ -83,7 +82,6 @@ class Lifecycle:
         self._context = context
         self.lock = threading.RLock()
         self._refreshed_s = context.clock.monotonic_s()
-        self._pending = PendingFiles(context)
         self._damaged = DamagedCopies(context, damaged, journals)
         self._unpublished = Unpublished[str, str]()  # names of objects, by file id
         self.refresh, self.show = context.refresh, context.show
@@ -120,12 +118,11 @@ class Lifecycle:
             self._roll_without_room()
             has_root = self._step("root", self._context.root.check)
             sealed = self._sealed()
-            self._pending.begin_clocks(sealed)
             for file in sealed:
                 # filters before the first compaction, which takes longer and also reports damage
                 self._step(f"the filter of {file.file_id}", partial(_make_filter, file))
                 self._renew_meanwhile()
-            for file in [file for file in sealed if not self._pending.waits(file)] if has_root else ():
+            for file in sealed if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
                 self._renew_meanwhile()
             if progress.compacted:
@@ -133,7 +130,6 @@ class Lifecycle:
                 give_back()
             if self._step("storage", self._claim) and has_root:
                 self._step("damaged", self._damaged.tend)
-                self._tend(progress)
                 for ready in self._ready():
                     if self._step(ready.file_id, partial(self._upload, ready), "upload"):
                         progress.uploaded += 1
@@ -144,7 +140,6 @@ class Lifecycle:
                         # of later files then state no positions.
                         break
                     self._renew()
-                self._step("pending files", self._pending.finish)
                 self._step("positions", self._publish_reads)
                 self._step("expiry", self._expire, "expire")
                 self._step("replaced ranges", self._tend_ranges)
@@ -361,15 +356,6 @@ class Lifecycle:
             # it lists the whole log, which takes longer than the lease lives in an index of years
             sweep(session.storage, session.log, self._context.config.retention.grace_s, beat=self._renew)
             self._sweep_s = now_s + _SWEEP_EVERY_S
-
-    def _tend(self, progress: Progress) -> None:
-        """Upload sealed files for jobs, and adopt files that jobs compacted. Stop at an error of the storage."""
-        for file in self._sealed():
-            if not self._step(file.file_id, partial(self._pending.tend, file, progress)) and isinstance(
-                self._failed[file.file_id], StorageError
-            ):
-                break
-            self._renew()
 
     def _sealed(self) -> list[UnsealedFile]:
         return [file for file in self._context.files.unsealed if file.sealed]

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypedDict
 
 from tiered_index.clock import StepTimes
@@ -34,7 +34,6 @@ from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.job import Job, JobOvertaken, TaskResult
 from tiered_index.service.jobs.merge_plan import USUAL, Bounds, MergeOptions, MergePlan, MergeRewrite, plan_merge
 from tiered_index.service.life.context import LifecycleContext
-from tiered_index.service.log.state import LogState
 from tiered_index.units import human_duration
 
 MIN_AGE_S = 3600
@@ -218,8 +217,7 @@ class MergeWorker:
             waits = {begin_s for length_s, begin_s in self._until_s if length_s == window_s}
             state, clock_s = context.session.log.state, context.clock.now_ms() // 1000
             # one each time, because a merge may write a small table that the next one merges
-            bounds = replace(self.bounds, leaves=self._left_to_others(state, window_s))
-            planned = plan_merge(state, options, now_s=clock_s, bounds=bounds, waits=waits, most=1)
+            planned = plan_merge(state, options, now_s=clock_s, bounds=self.bounds, waits=waits, most=1)
             self._planned[window_s] = planned
             due = {_name((window_s, begin_s)) for begin_s in planned.begins}
             self.errors = {n: e for n, e in self.errors.items() if n in due or not n.startswith(_prefix(window_s))}
@@ -227,19 +225,6 @@ class MergeWorker:
                 return failures
             (rewrite,) = planned.rewrites
             failures += self._merge(rewrite, (window_s, rewrite.windows[0].begin_s))
-
-    def _left_to_others(self, state: LogState, window_s: int) -> frozenset[str]:
-        """Return the pending files that this writer does not merge into windows of one length.
-
-        It merges only those that no root can compact any more, into the shortest windows, and only if it compacts files
-        itself.
-        """
-        context = self._context
-        if context.config.compaction == "spark" or window_s != self.tiers[0]:
-            return frozenset(state.pending)
-        return frozenset(
-            name for name, waiting in state.pending.items() if context.catalog.get(waiting.file_id) is not None
-        )
 
     def _merge(self, rewrite: MergeRewrite, window: Window) -> list[TieredIndexError]:
         """Carry out one rewrite. Return its error if the window now waits.

@@ -177,7 +177,7 @@ class _Recovery:
             recovered.next_sequence = max(recovered.next_sequence, file.sequence + 1)
         if state is not None:
             recovered.positions = max_positions(recovered.positions, state.positions)
-            recovered.next_sequence = max([recovered.next_sequence, *(o.sequence + 1 for o in state.inputs.values())])
+            recovered.next_sequence = max([recovered.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
 
     def _set_strangers_aside(self, wanted: Layout) -> None:
         kinds: tuple[list[Any], ...] = (self.recovered.compacted, self.recovered.uploaded, self.recovered.unsealed)

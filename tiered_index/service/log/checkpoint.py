@@ -31,7 +31,7 @@ from tiered_index.service.log.records import (
 from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded, unpacked
 
 VERSION, _CATALOGS_VERSION, _NEWEST_VERSION = 7, 8, 9
-"""The version of checkpoints, that of those with pending files or catalogs, also lost ones, and that of those with
+"""The version of checkpoints, that of those with catalogs, also lost ones, and that of those with
 replaced ranges or lost ranges of one key. Earlier versions wrote 1 to 6.
 """
 _STORED_OTHERWISE = ("tables", "since", "hide", "ranges", "range_tables")
@@ -111,7 +111,7 @@ def encode(state: dict[str, Any]) -> bytes:
         # half a surrogate pair in a name, which earlier versions took
         text = json_text(state).encode()
     packed = b64encode(compressed(text)).decode()
-    has_catalogs = state.get("pending") or state.get("catalogs") or _has_lost_catalog(state)
+    has_catalogs = state.get("catalogs") or _has_lost_catalog(state)
     version = _CATALOGS_VERSION if has_catalogs else VERSION
     has_key = any("key" in lost.get("range", ()) for lost in state.get("lost", ()))
     if has_key or state.get("ranges") or "replaced" in state.get("expired", {}):
@@ -175,9 +175,6 @@ def _fields(
         check_slots(stored_object, stored.genesis, "checkpoint")
     fields = {name: value for name, value in stored.members().items() if name not in _STORED_OTHERWISE}
     lost = {gone.name: gone for gone in stored.lost}
-    pending = {waiting.name: waiting for waiting in stored.pending}
-    if len({waiting.file_id for waiting in pending.values()}) != len(stored.pending) or pending.keys() & objects.keys():
-        raise ValueError("A pending file occurs twice")
     catalogs, hidden = (
         {catalog.name: catalog for catalog in stored.catalogs},
         {segment.name: segment for segment in stored.hide},
@@ -191,5 +188,5 @@ def _fields(
         raise ValueError("A table of ranges occurs twice")
     if any(table.store not in fields["expired"].replaced.stores for table in stored.ranges):
         raise ValueError("A table of ranges is of a store that has none")
-    named = {"range_objects": ranges, "objects": objects, "archive": archive, "lost": lost, "pending": pending}
+    named = {"range_objects": ranges, "objects": objects, "archive": archive, "lost": lost}
     return {**fields, "chain": stored.chain or last, **named, "catalogs": catalogs, "hidden": hidden}

@@ -624,7 +624,7 @@ class StorageLog:
             if number not in self._read_files:
                 record = self.record(number)
                 removed = {name.split("/")[1] for name in record.remove if name.startswith(DATA_PREFIX)}
-                added = {made.file_id: made for made in (*record.add, *record.pending) if made.shard is None}
+                added = {made.file_id: made for made in record.add if made.shard is None}
                 self._read_files[number] = removed, added
         return set().union(*(self._read_files[number][0] for number in range(after + 1, state.number + 1)))
 
@@ -796,9 +796,7 @@ def publishing(
         fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
         if not fresh:
             return None
-        # their uploads as pending files have the same entries
-        waiting = tuple(pending.name for o in fresh if (pending := state.pending_of(o.file_id)) is not None)
-        return LogRecord(0, "publish", epoch, "", 0, fresh, waiting, positions=positions, put_before_ms=put_before_ms)
+        return LogRecord(0, "publish", epoch, "", 0, fresh, positions=positions, put_before_ms=put_before_ms)
 
     return make
 

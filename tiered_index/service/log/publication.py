@@ -1,6 +1,6 @@
 """Publications: whole objects are sent under new names, then one log record names them.
 
-Uploads, archived segments, pending files, merges and Spark builds use this.
+Uploads, archived segments, merges and Spark builds use this.
 
 ```
                 ┌─ the record is there ─────────> recorded
@@ -170,7 +170,7 @@ class Publication:
             record = make(state)
             if record is None:
                 return None
-            adds = record.add or record.archive or record.pending or record.catalogs or record.ranges
+            adds = record.add or record.archive or record.catalogs or record.ranges
             if adds and self.is_overdue:
                 raise self._overdue(what)
             return record

@@ -45,7 +45,7 @@ from tiered_index.types import LostFile, inclusive
 LOG_VERSION = REPLACED_VERSION
 """The newest version, of documents with replaced ranges.
 
-Others: 7 with pending files or catalogs of segments, 6 with columnar segments, 4 with digests or roots, 3 with
+Others: 7 with catalogs of segments, 6 with columnar segments, 4 with digests or roots, 3 with
 tombstones, 2 with horizons, else 1.
 """
 _CATALOGS = 7
@@ -70,7 +70,7 @@ def document_version(
 ) -> int:
     """Return the version of a document with `expired`, `archive`, and with `digests` or marks of roots.
 
-    `newest` are its pending files, catalogs and hidden segments, and ranges of catalogs that were given up.
+    `newest` are its catalogs and hidden segments, and ranges of catalogs that were given up.
     """
     if expired.replaced != NOT_REPLACED:
         return LOG_VERSION
@@ -172,23 +172,6 @@ class StoredObject(Stored, frozen=True):
     def items_bytes(self, schema: Schema) -> int:
         """Return an estimate of the bytes of the entries, never less than the true number."""
         return min(self.count * schema.item.itemsize, self.trailer_position)
-
-
-class PendingFile(StoredObject, frozen=True):
-    """A sealed file that was uploaded as it is: a merge, or its writer, has yet to compact it. No lookup reads it.
-
-    The object has the entries up to `trailer_position`, and a document of `metadata_length` bytes that describes them.
-    Each entry was put since `created_ms`, epoch milliseconds by the writer's clock.
-    """
-
-    created_ms: Milliseconds = 0
-
-    def __post_init__(self) -> None:
-        StoredObject.__post_init__(self)
-        if self.shard is not None or self.filter_length or self.directory_length:
-            raise ValueError("a pending file has a shard, a filter or a directory")
-        if self.trailer_position + self.metadata_length != self.size_bytes:
-            raise ValueError(f"`size_bytes` is {self.size_bytes}, not that of the entries and their document")
 
 
 _Packed = Annotated[bytes, Meta(min_length=1, max_length=1 << 26)]
@@ -471,11 +454,7 @@ class LogRecord:
     copied: str = ""
     """Only of a copy's record: the digest of the source's record up to which the copy has everything."""
     put_before_ms: int = 0
-    """No entry that was put before this time, by the writer's or job's clock, waits for a later record; 0: not said.
-
-    Entries of pending files do not count."""
-    pending: tuple[PendingFile, ...] = ()
-    """Added files that are not compacted yet. `remove` has their names once other objects have their entries."""
+    """No entry that was put before this time, by the writer's or job's clock, waits for a later record; 0: not said."""
     catalogs: tuple[StoredCatalog, ...] = ()
     hide: tuple[HiddenSegment, ...] = ()
     """Segments that catalogs list, and that are replaced or given up."""
@@ -495,7 +474,7 @@ class LogRecord:
     def encode(self) -> bytes:
         """Return the record's bytes."""
         chain = {"previous": self.previous, "root": self.root, "copied": self.copied}
-        newest = (*self.pending, *self.catalogs, *self.hide, *(lost for lost in self.lost if lost.is_of_catalog))
+        newest = (*self.catalogs, *self.hide, *(lost for lost in self.lost if lost.is_of_catalog))
         version = document_version(self.expired, self.archive, newest, *chain.values())
         if any(lost.has_rule for lost in self.lost):
             version = LOG_VERSION
@@ -511,9 +490,7 @@ class LogRecord:
                 "remove": list(self.remove),
                 "positions": self.positions,
                 "genesis": self.genesis.to_json() if self.genesis else None,
-                **optional_members(
-                    self.archive, self.batches, self.lost, self.pending, self.catalogs, self.hide, self.ranges
-                ),
+                **optional_members(self.archive, self.batches, self.lost, self.catalogs, self.hide, self.ranges),
                 **expired_member(self.expired, self.range_tables),
                 **({"replaced": [replaced.to_json() for replaced in self.replaced]} if self.replaced else {}),
                 **({"dropped": self.dropped} if self.dropped else {}),
@@ -535,7 +512,6 @@ def optional_members(
     archive: Iterable[ArchivedSegment],
     batches: dict[str, StreamBatch],
     lost: Iterable[LostObject],
-    pending: Iterable[PendingFile],
     catalogs: Iterable[StoredCatalog],
     hidden: Iterable[HiddenSegment],
     ranges: Iterable[StoredRanges],
@@ -545,7 +521,7 @@ def optional_members(
     streams = {stream: batch.to_json() for stream, batch in batches.items()}
     losses = [lost_object.to_json() for lost_object in lost]
     members: dict[str, Any] = {"archive": archived, "batches": streams, "lost": losses}
-    groups: dict[str, Iterable[Stored]] = {"pending": pending, "catalogs": catalogs, "hide": hidden, "ranges": ranges}
+    groups: dict[str, Iterable[Stored]] = {"catalogs": catalogs, "hide": hidden, "ranges": ranges}
     members |= {name: [part.to_json() for part in group] for name, group in groups.items()}
     return {name: member for name, member in members.items() if member}
 
@@ -633,7 +609,6 @@ class Common(Struct, kw_only=True):
     batches: dict[str, _StoredBatch] = msgspec.field(default_factory=dict)
     lost: tuple[LostObject, ...] = ()
     expired: StoredExpired | UnsetType = UNSET
-    pending: tuple[PendingFile, ...] = ()
     ranges: tuple[StoredRanges, ...] = ()
 
     def members(self) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from tiered_index.service.log.records import (
     LogRecord,
     LostObject,
     LostRange,
-    PendingFile,
     StoredCatalog,
     StoredObject,
     StoredRanges,
@@ -94,8 +93,6 @@ class LogState:
     """The greatest `put_before_ms` of the records; 0: none says it."""
     expiry_ms: int = 0
     """The latest present time of the expiries, epoch milliseconds; 0: there was none."""
-    pending: dict[str, PendingFile] = field(default_factory=dict)
-    """The files that are not compacted yet, by the object's name. Lookups, positions and freshness leave them out."""
     catalogs: dict[str, StoredCatalog] = field(default_factory=dict)
     hidden: dict[str, HiddenSegment] = field(default_factory=dict)
     """The segments in catalogs that are replaced or given up, by name."""
@@ -144,21 +141,8 @@ class LogState:
 
         Catalogs name others: ask `read/segments.py`.
         """
-        named = self.objects, self.pending, self.archive, self.catalogs, self.range_objects
+        named = self.objects, self.archive, self.catalogs, self.range_objects
         return any(name in objects for objects in named)
-
-    @property
-    def inputs(self) -> dict[str, StoredObject]:
-        """The objects that jobs read, by name: files, shards and pending files."""
-        return {**self.objects, **self.pending}
-
-    def input_of(self, name: str) -> StoredObject | None:
-        """Return the object `name` of `inputs`; None: there is none."""
-        return self.objects.get(name) or self.pending.get(name)
-
-    def pending_of(self, file_id: str) -> PendingFile | None:
-        """Return the pending object of file `file_id`; None: there is none."""
-        return next((waiting for waiting in self.pending.values() if waiting.file_id == file_id), None)
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object of file `file_id`; None: there is none."""
@@ -194,16 +178,13 @@ class LogState:
     def as_of_ms(self) -> int | None:
         """The time up to which answers are complete: `newest_ms`, but no later than `put_before_ms`.
 
-        It is no later than the begin of a pending file, either. Producers choose the times of entries. One fast clock
-        does not make answers complete up to the future. The time is in whole seconds.
+        Producers choose the times of entries. One fast clock does not make answers complete up to the future. The time
+        is in whole seconds.
         """
         newest_ms = self.newest_ms
-        bounds_ms = [self.put_before_ms] if self.put_before_ms else []
-        # the quarantine does not count, because no answer is complete up to its times
-        bounds_ms += [waiting.created_ms for waiting in self.pending.values() if waiting.lane != "quarantine"]
-        if newest_ms is None or not bounds_ms:
+        if newest_ms is None or not self.put_before_ms:
             return newest_ms
-        return min(newest_ms, min(bounds_ms) // 1000 * 1000)
+        return min(newest_ms, self.put_before_ms // 1000 * 1000)
 
     @cached_property
     def reads(self) -> dict[str, int]:
@@ -296,7 +277,6 @@ class LogState:
                     self.archive.values(),
                     self.batches,
                     self.lost.values(),
-                    self.pending.values(),
                     self.catalogs.values(),
                     self.hidden.values(),
                     self.range_objects.values(),
@@ -424,27 +404,21 @@ class LogReplay:
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
         if now is self._begun:
-            now = replace(now, objects=dict(now.objects), archive=dict(now.archive), pending=dict(now.pending))
+            now = replace(now, objects=dict(now.objects), archive=dict(now.archive))
         objects, archive, genesis = now.objects, now.archive, now.genesis or record.genesis
         for name in record.remove:
             if (gone := objects.pop(name, None)) is not None:
                 self._removed.append(gone)
-            elif now.pending.pop(name, None) is None:
-                segment = archive.pop(name, None)
-                if segment is not None:
-                    self._thinned.add(segment.store)
-                elif name not in now.catalogs and name not in now.range_objects:
-                    raise CorruptFile(file, f"removes {name!r}, which does not exist")
+            elif (segment := archive.pop(name, None)) is not None:
+                self._thinned.add(segment.store)
+            elif name not in now.catalogs and name not in now.range_objects:
+                raise CorruptFile(file, f"removes {name!r}, which does not exist")
         for added in record.add:
             if added.name in objects:
                 raise CorruptFile(file, f"adds {added.name!r}, which exists already")
             check_slots(added, genesis, file)
             objects[added.name] = added
             self._added.append(added)
-        for waiting in record.pending:
-            if now.names(waiting.name) or now.pending_of(waiting.file_id) is not None:
-                raise CorruptFile(file, f"adds pending file {waiting.name!r}, which exists already")
-            now.pending[waiting.name] = waiting
         catalogs, hidden = _with_catalogs(now, record, file)
         for segment in record.archive:
             there = self._placed.get(segment.place) or self._begun.segment_at(*segment.place)

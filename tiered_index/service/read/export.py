@@ -199,7 +199,7 @@ class Export(Iterator[pa.RecordBatch]):
                 # files is exported then, so each local copy is
                 elif self.not_asked is not None or not handle.is_left_over(files):
                     yield self._file(handle, handle.count, partial(self._of, handle.local))
-            elif isinstance(handle, UnsealedEntries) and handle.file_id not in files and not handle.published:
+            elif isinstance(handle, UnsealedEntries) and handle.file_id not in files:
                 items, begin_s, names = handle.snapshot()
                 yield self._file(handle, len(items), partial(iter, [(items, begin_s, names)]))
         for stored in self._state.objects.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, St
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment, PendingFile
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MOST_SEGMENTS = 10_000
 """Most archived segments that a list of files has."""
-PENDING = "pending"
-"""The state of a file that waits for a merge, see `PendingFile`."""
 _DAY_S = 86400
 _EPOCH = dt.date(1970, 1, 1)
 _QUARANTINE = "quarantine"
@@ -122,58 +120,30 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
     }
 
 
-def pending_files(state: LogState, handles: Iterable[Handle]) -> list[PendingFile]:
-    """Return the pending files of a log that no lookup in `handles` reads: all but those with a local copy."""
-    if not state.pending:
-        return []
-    read = {handle.file_id for handle in handles}
-    return [pending for pending in state.pending.values() if pending.file_id not in read]
-
-
-def describe_pending(pending: PendingFile) -> dict[str, Any]:
-    """Return the description of a pending file, as `describe_handle`."""
-    return {
-        "file_id": pending.file_id,
-        "state": PENDING,
-        "lane": pending.lane,
-        "sequence": pending.sequence,
-        "begin_ms": pending.second_min * 1000,
-        "end_ms": pending.second_max * 1000,
-        "entries": pending.count,
-        "bytes": pending.size_bytes,
-        "path": None,
-        "object": pending.name,
-        "table": None,
-        "error": None,
-    }
-
-
 def files_document(
     index_id: str, state: LogState, handles: Sequence[Handle], archived: Iterable[ArchivedSegment]
 ) -> dict[str, Any]:
     """Return a JSON-ready document of an index's files, their totals, and the first 10,000 archived segments.
 
-    Its status is ``partial`` if a file can't be read. Pending files come last. `archived_more` is only there if there
-    are more segments. `files` is an iterator, which makes each description when it is read.
+    Its status is ``partial`` if a file can't be read. `archived_more` is only there if there are more segments. `files`
+    is an iterator, which makes each description when it is read.
     """
     segments = list(islice(archived, MOST_SEGMENTS + 1))
-    pending = pending_files(state, handles)
     totals, by_state = Counter(entries=0, bytes=0), Counter(handle.place for handle in handles)
-    for entries, size_bytes in (*map(sizes_of, handles), *((file.count, file.size_bytes) for file in pending)):
+    for entries, size_bytes in map(sizes_of, handles):
         totals.update(entries=entries or 0, bytes=size_bytes or 0)
-    by_state.update([PENDING] * len(pending))
     return {
         "index_id": index_id,
         "log_number": state.number,
         "status": "partial" if any(isinstance(handle, DamagedFile) for handle in handles) else "complete",
-        "files": chain(map(describe_handle, handles), map(describe_pending, pending)),
-        "totals": {"files": len(handles) + len(pending), **totals, "by_state": dict(by_state)},
+        "files": map(describe_handle, handles),
+        "totals": {"files": len(handles), **totals, "by_state": dict(by_state)},
         "archived": [segment.to_json() for segment in segments[:MOST_SEGMENTS]],
         **({"archived_more": True} if len(segments) > MOST_SEGMENTS else {}),
     }
 
 
-def files_table(state: LogState, handles: Sequence[Handle]) -> pa.Table:
+def files_table(handles: Sequence[Handle]) -> pa.Table:
     """Return a table with one row per file, as `files_document`. Only window tables have the struct `table`."""
     # imported here, because commands that list files need no Arrow
     import pyarrow as pa
@@ -182,8 +152,7 @@ def files_table(state: LogState, handles: Sequence[Handle]) -> pa.Table:
     table = pa.struct({"begin_ms": number, "window_s": number, "slots": number, "shards": pa.list_(text)})
     kinds = {"file_id": text, "state": text, "lane": text, "sequence": number, "begin_ms": number, "end_ms": number}
     kinds |= {"entries": number, "bytes": number, "path": text, "object": text, "table": table, "error": text}
-    rows = [*map(describe_handle, handles), *map(describe_pending, pending_files(state, handles))]
-    return pa.Table.from_pylist(rows, pa.schema(kinds))
+    return pa.Table.from_pylist(list(map(describe_handle, handles)), pa.schema(kinds))
 
 
 def du_table(stats: Sequence[tuple[Handle, NamedStats]], segments: Segments, prices: PriceTable) -> pa.Table:
@@ -193,7 +162,7 @@ def du_table(stats: Sequence[tuple[Handle, NamedStats]], segments: Segments, pri
     rows = []
 
     def add(topic: str | None, day: int | None, place: str, entries: int, size: int, estimated: bool) -> None:
-        usd = prices.month_usd(size) if place in (UPLOADED, "storage", PENDING, "archived") else 0.0
+        usd = prices.month_usd(size) if place in (UPLOADED, "storage", "archived") else 0.0
         date = None if day is None else _EPOCH + dt.timedelta(days=day)
         values = topic, date, place, entries, size, usd, estimated
         rows.append(dict(zip((*_GROUPS, *_SUMS, "estimated"), values, strict=True)))
@@ -205,8 +174,6 @@ def du_table(stats: Sequence[tuple[Handle, NamedStats]], segments: Segments, pri
         sizes = _shared(sizes_of(handle)[1] or 0, [piece[2] for piece in pieces])
         for (topic, day, entries, estimated), size in zip(pieces, sizes, strict=True):
             add(topic, day, handle.place, entries, size, estimated)
-    for pending in pending_files(segments.state, [handle for handle, _ in stats]):
-        add(None, None, PENDING, pending.count, pending.size_bytes, False)
     if segments:
         add(None, None, "archived", 0, segments.object_bytes, False)
     kinds = {"topic": pa.string(), "day": pa.date32(), "state": pa.string(), "entries": pa.int64(), "bytes": pa.int64()}

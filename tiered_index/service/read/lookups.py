@@ -289,15 +289,12 @@ class Lookups(ABC, Generic[ItemT]):
     def files_table(self) -> pa.Table:
         """Return an Arrow table with a row for each file and window table, without reading entries. One index only.
 
-        Files of the state ``pending`` are in the storage, and no lookup finds their entries until a merge.
-
         - file_id, state, lane, path, object and error are text.
         - sequence, begin_ms, end_ms (inclusive epoch milliseconds), entries and bytes are int64.
         - table is a struct for window tables: begin_ms, window_s, slots, and the names of the shards. Else it is null.
         """
         self._check_one_index()
-        handles = self.files()
-        return files_table(self.log_state, handles)
+        return files_table(self.files())
 
     def du(self) -> pa.Table:
         """Return stored entries, bytes and monthly cost by topic, day (UTC) and state, as an Arrow table.
@@ -305,10 +302,10 @@ class Lookups(ABC, Generic[ItemT]):
         One index only.
 
         Columns: topic (text), day (date32), state (text), entries (int64), bytes (int64), usd_a_month (float64) and
-        estimated (bool). The topic is null for archived segments, for pending files and for files without topic names;
-        the day is null if it is not known. The state is the `place` of a file, ``pending`` or ``archived``. The cost is
-        that of objects in the storage, by the setting `prices`. A topic has a share of a file's bytes by its entries.
-        The entries of a file of several days are assumed to be spread evenly over them: `estimated`.
+        estimated (bool). The topic is null for archived segments and for files without topic names; the day is null if
+        it is not known. The state is the `place` of a file, or ``archived``. The cost is that of objects in the
+        storage, by the setting `prices`. A topic has a share of a file's bytes by its entries. The entries of a file of
+        several days are assumed to be spread evenly over them: `estimated`.
 
         The call reads the directory of each stored file: one request unless it is cached. Errors: see `topics`.
         """

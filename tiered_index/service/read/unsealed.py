@@ -101,8 +101,6 @@ class UnsealedEntries(LocalHandle):
     """
 
     place = UNSEALED
-    published = False
-    pending = False
     """Whether a job compacted it: the storage has it, or a table into which it was merged."""
 
     def __init__(self, path: Path, journal: Journal, table: UnsealedTable, mapped: mmap.mmap) -> None:

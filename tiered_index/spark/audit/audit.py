@@ -126,9 +126,6 @@ def audit(
 
         state = check_storage(opened, {}, report, lambda *_: None, deep=True, threads=1, check_objects=check_objects)
         differences = None
-        if waiting := seen.pending.values():
-            count = sum(stored.count for stored in waiting)
-            report.note(f"{len(waiting):,} pending files with {count:,} entries count once a merge compacts them")
         if source is not None and state is not None:
             compared = described(spark, "compare: compare the index's entries with its source's")
             with typed_errors("comparing with the source"), compared:
@@ -154,7 +151,7 @@ def audit(
 def _check_on(spark: SparkSession, state: LogState, storage: Storage, address: StorageAddress, report: Report) -> None:
     """Check objects and archived segments in tasks, and add their findings. Memory: some thousand segments."""
     segments = segments_in_order(storage, state, report)
-    work: list[Any] = [*state.inputs.values(), *islice(segments, _SEGMENTS_AT_ONCE)]
+    work: list[Any] = [*state.objects.values(), *islice(segments, _SEGMENTS_AT_ONCE)]
     while work:
         groups = groups_of(work, spark.sparkContext.defaultParallelism)
         for part_report in run_in_tasks(spark, address, _CHECK, _checked, groups):

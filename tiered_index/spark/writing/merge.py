@@ -1,7 +1,6 @@
 """Merges on Spark: the driver plans and publishes, executors run the tasks of `service/jobs`, without a shuffle.
 
-A merge also compacts pending files: those that writers with ``compaction = "spark"`` uploaded as they are. Spark takes
-one result of each task; `orphans` deletes the uploads of other attempts.
+Spark takes one result of each task; `orphans` deletes the uploads of other attempts.
 """
 
 from __future__ import annotations

@@ -30,14 +30,7 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.range_objects import whole_record
-from tiered_index.service.log.records import (
-    ArchivedSegment,
-    LogRecord,
-    LostObject,
-    PendingFile,
-    StoredRanges,
-    StreamBatch,
-)
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, StoredRanges, StreamBatch
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import hidden_in
 from tiered_index.storage.base import WrapperStorage
@@ -93,7 +86,6 @@ def test_every_member_of_the_state_is_copied():
     table = LostObject("data/a/1.index", "a", 5, 6, 7)
     listed, _ = send_catalog(StorageLog(MemoryStorage(), ManualClock(5)), [SEGMENT_OF_LOG])
     gone = hidden_in(listed, SEGMENT_OF_LOG)
-    waiting = PendingFile("data/b/1.index", "b", "main", 1, 5, 6, 7, 300, 252, 0, 0, 48, 9, created_ms=8)
     store, shelf = linked_store("t", 0), MemoryStorage()
     in_object, retired = RangeTable.of([(0, 4, 1, 5, 6)]), RangeTable.of([(0, 4, 1, 5, 6), (7, 9, 2, 5, 6)])
     shelf.put("ranges/a.ranges", data := encode_ranges(in_object.rows))
@@ -109,7 +101,6 @@ def test_every_member_of_the_state_is_copied():
         epoch=4,
         genesis=GENESIS,
         positions={"s": 5},
-        pending={waiting.name: waiting},
         batches={"q": StreamBatch(3, 10, 99)},
         put_before_ms=1_700_000_000_000,
         expiry_ms=1_700_000_000_001,
@@ -125,7 +116,7 @@ def test_every_member_of_the_state_is_copied():
     assert same(reached, full)
     assert reached.positions == {"s": 5, "copy:x": 9}
     filled = {f.name for f in fields(LogState) if getattr(full, f.name) != getattr(LogState(), f.name)}
-    left_out = {"objects", "pending", "archive", "roots", "digest", "chain", "steps"}
+    left_out = {"objects", "archive", "roots", "digest", "chain", "steps"}
     assert {f.name for f in fields(LogState)} - filled <= left_out, "give the new member a value in `full`"
     with pytest.raises(CorruptFile, match="no record leads"):
         difference(replace(reached, positions={"s": 6}), full, "copy:x")
