@@ -2369,7 +2369,7 @@ cdef class Answers:
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked, key_hash
         cdef int64_t low, high, most
-        if not is_text(topic, self.most_topic) or not is_text(key, self.most_key) or not has_one_spelling(key):
+        if not is_text(topic, self.most_topic) or not is_text(key, self.most_key):
             return None
         # exclude topics of only blanks, and leave unusual first letters to the caller
         if not 32 < <Py_UCS4>(<str>topic)[0] < 127:
@@ -2411,17 +2411,6 @@ cdef class Answers:
             self.complete += 1
         rows.elapsed_ms = (seconds_now() - rows.started) * 1000
         return result
-
-
-cdef inline bint has_one_spelling(str key):
-    """Return whether a key surely has no other spelling, as `is_plain` does."""
-    cdef Py_UCS4 letter
-    if len(key) > 1 and key[0] == u"0" and key[1] == u"x":
-        return False
-    for letter in key:
-        if letter < 32 or letter == 127:
-            return False
-    return True
 
 
 cdef inline int64_t number_of(value, int64_t otherwise) except? -2:

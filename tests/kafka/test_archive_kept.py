@@ -1,6 +1,7 @@
 """The archive is verified, repaired, copied, expired and erased, and other systems open it as a table."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tiered_index.kafka.archive import archived_files, encode_records
 from tiered_index.kafka.client import kafka
 from tiered_index.kafka.columns import RecordLists
 from tiered_index.kafka.messages import KafkaMessages
+from tiered_index.spelling import key_text
 
 COUNT, TIME_MS = 600, 1_700_000_000_000
 
@@ -168,6 +170,37 @@ def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topi
         # its range of offsets stays archived
         assert {segment.start for segment in reader.archived()} == {int(name.split("/")[2]) for name in before}
         assert sum(segment.rows for segment in reader.archived()) == COUNT - count
+
+
+def test_a_key_brings_and_erases_only_records_of_its_form(servers, producing, tmp_path):
+    """Only bytes that are no plain text share a key, with the text of their digits."""
+    draw = random.Random(94)
+    data = [b"order", b"0x6f72646572", b"0X6F72646572", b"a\tb", b"0x610962", b"0x610962".upper()]
+    data += [draw.randbytes(length) for length in (1, 2, 8, 16) for _ in range(4)]
+    data += [f"0x{each.hex()}".encode() for each in data[-16:]]
+    offsets = dict[str, list[int]]()
+    for offset, each in enumerate(data):
+        offsets.setdefault(key_text(each), []).append(offset)
+    producing.send("forms", [{"key": each, "value": "{}", "partition": 0} for each in data])
+    uri = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=500) as index:
+        archive(index, servers, "forms")
+        index.seal()
+        index.run_lifecycle()
+
+    def brought():
+        with IndexReader.open(uri) as reader:
+            source = KafkaMessages(reader.segment_archives)
+            of_keys = {key: reader.messages("forms", key, source=source).messages for key in offsets}
+        assert all(data[each.item.offset] == each.message.key for fetched in of_keys.values() for each in fetched)
+        return {key: sorted(each.item.offset for each in fetched) for key, fetched in of_keys.items()}
+
+    assert brought() == offsets
+    for key in ("0x6f72646572", "0x610962", key_text(data[-1])):
+        certificate = erase(uri, "forms", keys=key, yes=True, now=True, grace_s=0)
+        assert (certificate.messages_erased, certificate.entries_removed) == (len(offsets[key]),) * 2
+        offsets[key] = []
+        assert brought() == offsets
 
 
 def test_a_partition_or_a_time_is_erased(uri, tmp_path, topic):

@@ -231,6 +231,18 @@ def test_a_time_within_a_second_is_one_rule_for_entries_archive_and_certificate(
     assert {m.store_ms - BEGIN_MS for m in read_all(storage).values() if m.is_erased} == set(range(0, 2_000, 200))
 
 
+def test_only_messages_with_the_key_itself_are_overwritten(tmp_path):
+    keys = ["order", "0x6f72646572", "0X6F72646572", "\x03b", "0x0362"]
+    with StoreWriter(tmp_path / "store", segment_bytes=SEGMENT) as writer:
+        for number, key in enumerate(keys * 20):
+            writer.put("orders", 0, b"secret" * 9_000, keys=[key], store_ms=BEGIN_MS + number)
+    storage = indexed(tmp_path)
+    for key in ("0x6f72646572", "0x0362"):
+        keys.remove(key)
+        erase_by_key(storage, key)
+        assert {key for message in read_all(storage).values() for key in message.index_keys} == {*keys}
+
+
 def test_without_now_archived_messages_are_hidden_and_not_erased(storage):
     done = erase(storage.uri, "orders", keys="nobody's", yes=True)
     assert (done.status, done.remaining, done.pending) == ("hidden", (), ())

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tiered_index import FileRows, IndexReader
+from tiered_index import FileRows, IndexReader, erase
 from tiered_index.sources.values import rows_as_json
 
 MOMENT = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
@@ -132,6 +132,29 @@ def test_a_value_that_is_copied_from_a_row_finds_the_row(tmp_path, form, is_arch
         assert {key: texts(key) for key in printed} == {key: [shown] for key in printed}
 
 
+def test_rows_are_found_and_erased_by_the_form_of_their_key(tmp_path):
+    texts, data = ["order", "0x6f72646572", "a\tb", "0x610962", "0xff"], [b"x1", b"x2", b"\xff", b"a\tb", b"x5"]
+    table = pa.table({"text": texts, "data": pa.array(data, pa.binary()), "time": pa.array([MOMENT] * 5)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    uri, keys = f"file://{tmp_path}/objects", ("--key", "text", "--key", "data", "--time", "time")
+    where = ("--root", tmp_path / "root", "--storage", uri, "--wait", "--archive")
+    assert run_here("ingest", tmp_path / "a.parquet", "--topic", "t", *keys, *where).code == 0
+    # a text is itself, and bytes that are no plain text are their digits
+    expected = {"order": [0], "0x6f72646572": [1], "a\tb": [2], "0x610962": [3], "0xff": [2, 4], "0xFF": [], "\xff": []}
+    for erased in (None, "0x610962", "order"):
+        if erased is not None:
+            assert erase(uri, "t", keys=erased, yes=True, now=True, grace_s=0).messages_erased == 1
+            expected[erased] = []
+        for files in (True, False):
+            with IndexReader.open(uri) as reader, FileRows(reader) as rows:
+                for key, numbers in expected.items():
+                    messages = reader.messages("t", key, source=rows).messages
+                    assert sorted(each.message.row for each in messages) == numbers, (key, files)
+            if files:
+                (tmp_path / "a.parquet").rename(tmp_path / "away")
+        (tmp_path / "away").rename(tmp_path / "a.parquet")
+
+
 SHOWN = {
     "us": (1_700_000_000_000_001, pa.timestamp("us", "UTC"), "2023-11-14 22:13:20.000001+00:00"),
     "ns": (1_700_000_000_000_000_001, pa.timestamp("ns"), "2023-11-14 22:13:20.000000001"),
@@ -145,6 +168,10 @@ SHOWN = {
     "large cost": (decimal.Decimal("-1200"), pa.decimal128(5, -2), "-1200"),
     "named": (uuid.UUID(int=7).bytes, pa.binary(16), str(uuid.UUID(int=7))),
     "text": (b"order-0000000047", pa.binary(16), "order-0000000047"),
+    "umlaut": ("Käse".encode(), pa.binary(), "Käse"),
+    "no text": (b"\xff\0", pa.binary(), "0xff00"),
+    "control": (b"a\tb", pa.large_binary(), "0x610962"),
+    "typed": ("a\tb", pa.string(), "a\tb"),
     "inner": ([{"at": 2}], pa.list_(pa.struct({"at": pa.timestamp("ns")})), [{"at": "1970-01-01 00:00:00.000000002"}]),
 }
 

@@ -48,7 +48,7 @@ class RecordsToErase:
         rules = {*self.keys, *keys_of_file(file)}
         if request.keys and FUNCTION in rules:
             return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
-        before_s, sought, keys = self.before_ms // 1000, set(request.spellings), RecordKeys.by_rules(rules)
+        before_s, sought, keys = self.before_ms // 1000, set(request.keys), RecordKeys.by_rules(rules)
         table = decode_columns(file)
         records = records_of(table)
         stays, others = list[bool](), list[str]()

@@ -53,7 +53,7 @@ def _is_usable(key: str) -> bool:
 
 
 def _number_text(kind: str, data: bytes) -> str:
-    """Return the decimal text of a serialized number; of other bytes their spelling."""
+    """Return the decimal text of a serialized number; of other bytes as `key_text`."""
     if len(data) != np.dtype(_NUMBERS[kind]).itemsize:
         return key_text(data)
     if kind == "float32":
@@ -62,7 +62,7 @@ def _number_text(kind: str, data: bytes) -> str:
 
 
 def _uuid_text(data: bytes) -> str:
-    """Return the text of a UUID of 16 bytes, or the canonical one of its text; of other bytes their spelling."""
+    """Return the text of a UUID of 16 bytes, or the canonical one of its text; of other bytes as `key_text`."""
     with contextlib.suppress(ValueError):
         return str(uuid.UUID(bytes=data) if len(data) == 16 else uuid.UUID(data.decode("ascii")))
     return key_text(data)
@@ -145,7 +145,7 @@ class RecordKeys:
 
     @property
     def only_key(self) -> bool:
-        """Whether the record's key, of one spelling, is its only key in the index."""
+        """Whether the record's key, in one form, is its only key in the index."""
         return len(self._key_spells) == 1 and not self._headers and not self._paths
 
     def plain_keys(self, record_keys: pa.BinaryArray) -> pa.Array | None:

@@ -31,7 +31,6 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Fetched, MessageState, Search
 from tiered_index.service.read.segments import Segments
-from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
 from tiered_index.systems import KAFKA
@@ -228,12 +227,11 @@ class KafkaMessages:
         return (records_of(rows.slice(at, 1))[0] if at >= 0 else None), keys
 
     def _carries(self, rules: set[str], record: KafkaRecord, key: str) -> bool:
-        spellings = {key, *other_spellings(key)}
-        if not spellings.isdisjoint(RecordKeys.by_rules(rules).of(record)):
+        if key in RecordKeys.by_rules(rules).of(record):
             return True
         if FUNCTION in rules and self.function is None:
             raise InvalidArgument("the keys of this index are those of a function: pass it to KafkaMessages(function=)")
-        return self.function is not None and not spellings.isdisjoint(self.function(record))
+        return self.function is not None and key in self.function(record)
 
 
 def _logs_of(segments: Segments, topic: str, partition: int) -> list[str]:

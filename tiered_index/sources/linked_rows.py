@@ -40,7 +40,6 @@ from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.sources.rows.table import TABLES, ColumnsFile
 from tiered_index.sources.rows.text import BLOCK_BYTES, SUM_BYTES, NdjsonFile, TextFile, decompressed, read_text
 from tiered_index.sources.values import rows_as_json
-from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.locks import call_lock
 from tiered_index.storage.pools import each
@@ -232,7 +231,7 @@ class FileRows:
                 _hide(search, item.topic)
                 return True
             search.file_place = FilePlace(row["file"], row["row"], "byte" if item.size else "row")
-            carries = not {key, *other_spellings(key)}.isdisjoint(row["keys"])
+            carries = key in row["keys"]
             message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
             search.settle(search.fetched("archived", message=message, carries_key=carries))
             return True
@@ -286,7 +285,7 @@ class FileRows:
             # the time is behind the keys, and the topic behind the time
             if mapping.topic is not None and not _is_topic(mapping, members[count + 1], topic):
                 raise _NoRow
-            if mapping.has_key(members[:count], {key, *other_spellings(key)}):
+            if mapping.has_key(members[:count], key):
                 return True
         return False
 

@@ -498,7 +498,7 @@ class RowsToErase:
             pc.equal(table["topic"], request.topic),
             pc.less(table["timestamp"].cast(pa.int64()), self.before_ms // 1000 * 1000),
         )
-        stays, others, sought = np.ones(len(table), bool), list[str](), set(request.spellings)
+        stays, others, sought = np.ones(len(table), bool), list[str](), set(request.keys)
         due = np.flatnonzero(is_due.to_numpy())
         for at, keys in zip(due.tolist(), table["keys"].take(pa.array(due)).to_pylist(), strict=True):
             others += {*keys} - sought if sought else ()

@@ -6,7 +6,6 @@ number of its unit, and NaN and infinite numbers are the texts `NaN`, `Infinity`
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import decimal
 import json
@@ -18,21 +17,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.sources.columns import has_items
+from tiered_index.spelling import key_text
 
 
 def value_text(value: object) -> str:
     """Return the text of a value that JSON has no form for. Raises `TypeError` for one of no column.
 
-    Bytes are a UUID if they are 16 and no ASCII text, otherwise their text, or hexadecimal digits if they are no UTF-8.
+    Bytes are a UUID if they are 16 and no ASCII text, and otherwise the text that `key_text` makes of them.
     """
     if isinstance(value, bytes):
         # no UUID of RFC 9562 is ASCII: the first bit of its ninth byte is 1
         is_ascii_text = value.isascii() and value.decode().isprintable()
         if len(value) == 16 and not is_ascii_text:
             return str(uuid.UUID(bytes=value))
-        with contextlib.suppress(UnicodeDecodeError):
-            return value.decode()
-        return value.hex()
+        return key_text(value)
     if isinstance(value, decimal.Decimal):
         # all digits: `str` writes -1E-10 for small numbers
         return f"{value:f}"

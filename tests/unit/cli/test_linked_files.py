@@ -832,6 +832,10 @@ ID = "6f1d2c3b-4a59-4687-9788-112233445566"
         (f"{{{ID.replace('-', '')}}}", [ID]),
         ("00ff", ["0x00ff"]),
         ("0xabcd", ["0xABCD"]),
+        ("0x6b617a65", ["kaze"]),
+        ("nurse", ["0x6e75727365"]),
+        ("0x610962", ["a\tb"]),
+        ("c\td", ["0x630964"]),
         (" 'Order-7' ", ["order=Order-7"]),
         ("nobody", []),
     ],
@@ -841,6 +845,7 @@ def test_a_key_that_nothing_has_is_hinted_at_by_its_other_forms(tmp_path, where,
         {"order": 136, "user": 136, "id": ID},
         {"order": 137, "user": 1, "id": "0x00ff"},
         {"order": "Order-7", "id": "0xABCD"},
+        *({"id": text} for text in ("kaze", "0x6e75727365", "a\tb", "0x630964")),
     ]
     (tmp_path / "a.ndjson").write_bytes(as_lines({**row, "at": "2024-02-03"} for row in rows))
     keys = ("--key", "order=order", "--key", "user=user", "--key", "id")

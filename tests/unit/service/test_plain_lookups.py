@@ -17,7 +17,7 @@ from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
 
 T_MS = 1_700_000_000_000
 LONG = 1_000
-KEYS = ["k", "ключ", "鍵", "é", "\U0001f511 key", "\x00", " "]
+KEYS = ["k", "ключ", "鍵", "é", "\U0001f511 key", "\x00", " ", "a\tb", "0x610962", "0x6b", "0xDEADBEEF"]
 KEYS += ["x" * MAX_KEY_UNITS, "\U0001f511" * LONG]
 TOPICS = ["t", "тема", " t", "\x85t", "\U0001f511", "t" * MAX_TOPIC_UNITS]
 
@@ -136,8 +136,13 @@ def test_lookups_beside_a_buffer_find_all_that_was_put(index, put):
         assert len(index.query(topic, key)) == expected
     assert len(index.query(" t", "no file has it")) == 1
     assert not index.query("t", "no file has it")
-    # the core leaves other topics and keys, and keys of several spellings, to the caller
+    # the core leaves other topics and keys to the caller
     assert sum(index.query_nowait(*pair) is not None for pair in everywhere) >= 3
+
+
+def test_the_core_answers_keys_of_any_characters(index):
+    index.query("t", "k")
+    assert [len(index.query_nowait("t", key)) for key in KEYS[:-2]] == [6] * len(KEYS[:-2])
 
 
 def test_fields_that_are_made_later_are_those_of_any_answer(index):

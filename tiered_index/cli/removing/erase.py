@@ -15,7 +15,6 @@ from tiered_index.service.jobs.erase import EraseRequest, Erasure
 from tiered_index.service.jobs.erase import erase as erase_index
 from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.root import CACHE
-from tiered_index.spelling import other_spellings
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
 # fields of the certificate that people read as remarks
@@ -72,9 +71,6 @@ def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any], *, allow
     out.line(
         f"{'would hide' if is_planned else 'hidden permanently'}: entries with a time before {format_time(until_ms)}"
     )
-    for key in done.request.keys:
-        if others := other_spellings(key):
-            out.remark(f"key {key!r} is also erased by its other spelling: {listed(list(map(repr, others)))}")
     for topic in done.unknown_topics:
         out.remark(unknown_topic(topic, done.known_topics))
     for remark in [] if done.matches_all else unmatched(done, format_time(until_ms)):

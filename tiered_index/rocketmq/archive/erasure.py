@@ -70,7 +70,7 @@ class MessagesToErase:
         collisions = 0
         if self.request.keys:
             keys = key_columns(batch.data, columns.properties_at[places], columns.ends[places], tags=True)
-            sought = pc.is_in(keys.keys, value_set=pa.array(self.request.spellings, pa.large_string()))
+            sought = pc.is_in(keys.keys, value_set=pa.array(self.request.keys, pa.large_string()))
             is_sought = sought.to_numpy(zero_copy_only=False)
             collisions = self.request.collisions(keys.keys, is_sought, keyed=self.keyed)
             places = places[np.unique(keys.message[is_sought])]

@@ -35,7 +35,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.rows import check_integer, check_key, check_topic
 from tiered_index.service.read.segments import Segments
-from tiered_index.spelling import other_spellings
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
@@ -79,8 +78,7 @@ class EraseRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "topic", check_topic(self.topic))
-        for key in self.keys:
-            check_key(key)
+        object.__setattr__(self, "keys", tuple(dict.fromkeys(map(check_key, self.keys))))
         if self.keys and self.queue_id is not None:
             raise InvalidArgument("erase keys or a queue of a topic, not both at once")
         # a record is permanent: one with a number that its check refuses would make the index unreadable
@@ -103,15 +101,10 @@ class EraseRequest:
             raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
         return cls(topic, key_list, queue_id, before_ms)
 
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """The keys, each with its other spellings: an index may have its entries by any of them."""
-        return tuple(dict.fromkeys(spelling for key in self.keys for spelling in (key, *other_spellings(key))))
-
     def tombstones(self, now_ms: int, *, keyed: bool) -> tuple[Tombstone, ...]:
         """Return the tombstones of the request."""
         before_ms = now_ms // 1000 * 1000 + 1000 if self.before_ms is None else self.before_ms
-        keys: Sequence[str | None] = self.spellings or (None,)
+        keys: Sequence[str | None] = self.keys or (None,)
         return tuple(
             [Tombstone.of(self.topic, before_ms, key=key, queue_id=self.queue_id, keyed=keyed) for key in keys]
         )
@@ -344,10 +337,10 @@ class _Erasing:
         self.fields["in_force"] = all(are_in_force)
         having = {
             text
-            for text, stone, is_in_force in zip(request.spellings, self._hiding, are_in_force, strict=False)
+            for text, stone, is_in_force in zip(request.keys, self._hiding, are_in_force, strict=False)
             if is_in_force or any((number, stone.fingerprint) in scan.keys for scan in held for number in stone.hashes)
         }
-        lacking = tuple([key for key in request.keys if having.isdisjoint((key, *other_spellings(key)))])
+        lacking = tuple([key for key in request.keys if key not in having])
         if lacking or not (all(are_in_force) or _hidden(self.scanned)):
             self.fields["unmatched_keys"] = lacking
 

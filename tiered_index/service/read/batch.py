@@ -8,7 +8,6 @@ batch belongs to one call; results may be shared.
 from __future__ import annotations
 
 import copy
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.bloom import filter_hash, filter_hashes
-from tiered_index.format.hashing import CodeUnits, HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
+from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled, compiled_views
@@ -47,7 +46,6 @@ from tiered_index.service.read.rows import (
     stable_order,
     with_repeats,
 )
-from tiered_index.spelling import other_spellings
 from tiered_index.types import MAX_KEY_UNITS, Lookup
 
 if TYPE_CHECKING:
@@ -154,26 +152,6 @@ class _Matched(NamedTuple):
             start = stop
 
 
-def ranked_spellings(
-    key_of: Callable[[int], str], units: CodeUnits
-) -> Iterator[tuple[npt.NDArray[np.int64], CodeUnits]]:
-    """Yield the numbers of keys (i64, m) that have a first other spelling, with these (m), then a second one.
-
-    `units` are those of all keys (n), `key_of` returns a key by its number.
-    """
-    characters, begins = units.units, units.offsets[:-1]
-    # a row has a control character at unit u if offsets[row] <= u < offsets[row + 1]; memory: 3 bytes a unit
-    control = np.flatnonzero((characters < 0x20) | (characters == 0x7F))
-    unlike = np.searchsorted(units.offsets, control, "right") - 1
-    digits = np.flatnonzero(units.lengths > 3)
-    digits = digits[(characters[begins[digits]] == ord("0")) & (characters[begins[digits] + 1] == ord("x"))]
-    numbers = np.unique(np.concatenate([unlike, digits])).tolist()
-    spellings = [(number, other_spellings(key_of(number))) for number in numbers]
-    for rank in range(max([len(others) for _, others in spellings], default=0)):
-        ranked = [(number, others[rank]) for number, others in spellings if len(others) > rank]
-        yield np.array([number for number, _ in ranked], np.int64), code_units([text for _, text in ranked])
-
-
 class LookupBatch:
     """n validated lookups. Raises `InvalidArgument` naming the first bad one.
 
@@ -183,7 +161,6 @@ class LookupBatch:
     - `replaced_rows` gets the matching rows that were left out because a newer reading replaced them.
     - `after`: the end of the page before, by the number of each lookup that continues an answer.
     - `range_ends` (i64, n): the last second of each range; `second_max` is at most that of the end of the page before.
-    - `others`: batches of the same lookups by other spellings of their keys; lookups without one have an empty range.
     - `allow_partial`: a slot group that can't be read is damage of the lookups that need it. Others are answered.
     """
 
@@ -191,7 +168,6 @@ class LookupBatch:
     replaced: Mapping[tuple[int | None, int], ReplacedRanges] = MappingProxyType({})
     replaced_rows: ReplacedRows | None = None
     after: Mapping[int, OrderKey] = MappingProxyType({})
-    others: tuple[Any, ...] = ()
     allow_partial = False
     is_one = False
     """Whether `of_one` made it: then Python's numbers are many times as fast as arrays."""
@@ -230,7 +206,6 @@ class LookupBatch:
         self.key_hash = key_hashes(self.java_hash, "abs")
         if columns.cursors.count(None) < len(lookups):
             self._continue(columns, order_columns)
-        self.others = self._other_spellings(columns.keys, units)
 
     def _continue(self, columns: LookupColumns, order_columns: int) -> None:
         """Set where the lookups with a cursor begin. Raises `InvalidCursor`."""
@@ -266,8 +241,6 @@ class LookupBatch:
         made.is_one, made.passed = True, set()
         if lookup.after is not None:
             made.after = {0: lookup.after}
-        if lookup.others:
-            made.others = tuple(map(cls.of_one, lookup.others))
         return made
 
     @property
@@ -284,32 +257,14 @@ class LookupBatch:
         ends[list(self.after)] = list(self.after.values())
         return ends
 
-    def _other_spellings(self, keys: Sequence[str], units: CodeUnits) -> tuple[Self, ...]:
-        """Return batches that have only the lookups whose key has one or two other spellings, by these."""
-        made: list[Self] = []
-        for chosen, texts in ranked_spellings(keys.__getitem__, units):
-            other = self.only(chosen)
-            other.java_hash, other.fingerprint = self.java_hash.copy(), self.fingerprint.copy()
-            other.java_hash[chosen], other.fingerprint[chosen] = java_hash_batch(
-                self.topics, self.topic_index[chosen], texts
-            )
-            other.key_hash = key_hashes(other.java_hash.copy(), "abs")
-            made.append(other)
-        return tuple(made)
-
     def __len__(self) -> int:
         return len(self.lookups)
 
     def under(self, rule: HashRule) -> tuple[Self, ...]:
         """Return one or two batches of the same lookups, which together find all keys in a file of a hash rule.
 
-        A second batch has only the keys whose hash differs. Its other lookups have an empty range. Further ones are of
-        `others`.
+        A second batch has only the keys whose hash differs. Its other lookups have an empty range.
         """
-        if self.others:
-            return self._as_spelled.under(rule) + tuple(
-                itertools.chain.from_iterable(batch.under(rule) for batch in self.others)
-            )
         if rule == "abs" or not len(self._two_hashes):
             return (self,)
         return (self._masked,) if rule == "mask" else (self, self._masked.only(self._two_hashes))
@@ -348,14 +303,6 @@ class LookupBatch:
             return self
         made = self._copy()
         made.after = {at: order_within_index(after, number) for at, after in self.after.items()}
-        made.others = tuple([other.within_index(number) for other in self.others])
-        return made
-
-    @cached_property
-    def _as_spelled(self) -> Self:
-        """The batch without other spellings."""
-        made = self._copy()
-        made.others = ()
         return made
 
     @cached_property

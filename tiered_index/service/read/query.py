@@ -57,7 +57,6 @@ from tiered_index.service.read.scan import (
     SearchAll,
     reports_of_pass,
 )
-from tiered_index.spelling import is_plain, other_spellings
 from tiered_index.storage.locks import call_lock
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
@@ -147,11 +146,7 @@ class QueryEngine:
         if cursor is not None:
             digest = query_digest(topic, key, second_min, second_max)
             after = decode_cursor(cursor, digest, self._order_columns)
-        first, *others = [
-            PreparedLookup(topic, spelling, *lookup_numbers(topic, spelling), second_min, second_max, max_count, after)
-            for spelling in ((key,) if is_plain(key) else (key, *other_spellings(key)))
-        ]
-        return first._replace(others=tuple(others)) if others else first
+        return PreparedLookup(topic, key, *lookup_numbers(topic, key), second_min, second_max, max_count, after)
 
     @property
     def _order_columns(self) -> int:
@@ -198,7 +193,7 @@ class QueryEngine:
         max_count: int,
         cursor: str | None,
     ) -> QueryResult[Any] | ViewRows | None:
-        """Answer a lookup of a plain key by one call of the core, or return its rows if some files were not searched.
+        """Answer a lookup by one call of the core, or return its rows if some files were not searched.
 
         None: the caller has to check the arguments, or to search all files. Raises as `prepare` if there is a cursor.
         """
@@ -272,7 +267,7 @@ class QueryEngine:
         within = batch.first[2:] if batch.is_one else (int(batch.second_min.min()), int(batch.second_max.max()))
         # the core has no deadline, which the search of many lookups may miss
         beside, view = ((), None) if run.budget.is_timed and not batch.is_one else files.viewed(*within)
-        if view is not None and not (files.logs.expired or batch.others):
+        if view is not None and not files.logs.expired:
             if not batch.is_one:
                 viewed = view.find_many(batch, run.searches.in_parts, stored=run.budget.is_free)
                 _set_viewed(run, scan, viewed.noted)

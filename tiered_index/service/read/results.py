@@ -358,11 +358,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         freshness = self.freshness if len(batch.topics) == 1 else freshness_of(self.freshness, (topic,))
         if self.provenance is None:
             return Provenance(freshness, unknown)
-        hashes = [
-            int(under.key_hash[number])
-            for spelled in (batch, *batch.others)
-            for under in (spelled, spelled.under("mask")[0])
-        ]
+        hashes = [int(under.key_hash[number]) for under in (batch, batch.under("mask")[0])]
         known = {
             "key": batch.lookups[number].key,
             "replaced": 0 if self.replaced is None else int(self.replaced[number]),

@@ -45,7 +45,6 @@ class PreparedLookup(NamedTuple):
     """A validated lookup: hashes, inclusive epoch seconds, and the order key after which the page starts.
 
     - `key_hash`, `masked_hash`: the hashes by the rules ``abs`` and ``mask``.
-    - `others`: the lookups of the key's other spellings, whose entries are answers, too.
     """
 
     topic: str
@@ -57,7 +56,6 @@ class PreparedLookup(NamedTuple):
     second_max: int
     max_count: int
     after: OrderKey | None = None
-    others: tuple[PreparedLookup, ...] = ()
 
 
 def core_supports(after: OrderKey) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -347,11 +347,11 @@ class RowMapping:
             return None
         return topics
 
-    def has_key(self, members: Iterable[Any], keys: Collection[str]) -> bool:
-        """Return whether a row has one of `keys`, by the members at its key paths. Other ones may be no valid keys."""
+    def has_key(self, members: Iterable[Any], key: str) -> bool:
+        """Return whether a row has a key, by the members at its key paths. Other ones may be no valid keys."""
         for name, member in zip(self.key_names, members, strict=True):
             with contextlib.suppress(InvalidArgument):
-                if any(named_key(name, text) in keys for text in filter(None, key_texts(key_value(member)))):
+                if any(named_key(name, text) == key for text in filter(None, key_texts(key_value(member)))):
                     return True
         return False
 
