@@ -169,6 +169,8 @@ class IndexService(Lookups[ItemT]):
             # in a copy: an interrupted opening can't leave its context, which has its threads, to later calls
             with collecting(self._locks):
                 parts = self._parts = copy_context().run(opening)
+                # reads the log for lookups, which have deadlines and may be interrupted
+                self._log_reader = DaemonPool(1, "tiered-index-log")
             self._marker = parts.marker
             self._schema: Schema = parts.layout.schema
             self._rule = parts.layout.hash
@@ -190,8 +192,6 @@ class IndexService(Lookups[ItemT]):
             self._lifecycle = parts.lifecycle
             self._engine = parts.engine
             self._segments = SegmentUploads(parts.session)
-            # reads the log for lookups, which have deadlines and may be interrupted
-            self._log_reader = DaemonPool(1, "tiered-index-log")
             # the threads hold no reference to the service, so one that was never closed can be garbage-collected
             flush, run_round = partial(_flush_round, parts, hooks, this), partial(_life_round, parts, hooks)
             self._flushes = Rounds("flusher", flush, flush_s)
@@ -460,7 +460,7 @@ class IndexService(Lookups[ItemT]):
         """
         segment = SourceSegment(store, start, size_bytes, read, modified_ms, rewritten_ms, queues, messages=messages)
         # `read`, `queues` and `messages` are the caller's, and may raise any error
-        return self._write(partial(self._segments.archive, segment), Exception)
+        return self._write_segments(partial(self._segments.archive, segment), Exception)
 
     def record_ranges(self, lost: Sequence[LostObject]) -> None:
         """Record ranges of a source that were skipped or rewritten, so that answers name them. Idempotent.
@@ -509,7 +509,7 @@ class IndexService(Lookups[ItemT]):
             return file[position : position + length]
 
         segment = SourceSegment(store, start, len(file), read, columns=columns, messages=lambda: (rows, times))
-        return self._write(partial(self._segments.send, segment, copied))
+        return self._write_segments(partial(self._segments.send, segment, copied))
 
     def name_columns(self, places: Sequence[tuple[str, int]]) -> int:
         """Add the records of all objects that `send_columns` uploaded to the archive, by one log record.
@@ -517,7 +517,7 @@ class IndexService(Lookups[ItemT]):
         `places` has the `store` and the `start` of each. Returns how many were added. Until then nothing reads them; a
         later writer deletes those of a process that ended. Raises as `archive_columns`.
         """
-        return self._write(partial(self._segments.name_sent, places))
+        return self._write_segments(partial(self._segments.name_sent, places))
 
     def replace_columns(self, known: ArchivedSegment, file: bytes, rows: int, times: Times | None) -> bool:
         """Put other columns of the same records in the place of those of an archived segment, by one log record.
@@ -533,7 +533,7 @@ class IndexService(Lookups[ItemT]):
 
         about: dict[str, Any] = {"columns": columns, "messages": lambda: (rows, times)}
         source = SourceSegment(known.store, known.start, len(file), read, **about)
-        return self._write(partial(self._segments.replace, source, known))
+        return self._write_segments(partial(self._segments.replace, source, known))
 
     def link(
         self,
@@ -555,7 +555,7 @@ class IndexService(Lookups[ItemT]):
         The index never changes the files. Raises `StorageUnavailable` (repeat the call), `WriterFenced`,
         `InvalidArgument` for a place that has no segment.
         """
-        self._write(partial(self._segments.link, added, finished, gone, replaced))
+        self._write_segments(partial(self._segments.link, added, finished, gone, replaced))
         self._queues_of_sources()
 
     def _note_source(self, source: str | None) -> None:
@@ -886,6 +886,11 @@ class IndexService(Lookups[ItemT]):
             if not isinstance(error, expected) or isinstance(error, MemoryError | NestedCall):
                 self._interrupted(error)
             raise
+
+    def _write_segments(self, act: Callable[[], T], expected: type[Exception] = TieredIndexError) -> T:
+        """Return the result of a call that archives or links, as `_write`."""
+        check_not_nested([self._segments.lock])
+        return self._write(act, expected)
 
     def _interrupted(self, error: BaseException) -> None:
         """Refuse further calls after an error that is not one of ours, since a change may be half made.

@@ -23,13 +23,13 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, IndexClosed, NestedCall, StorageUnavailable
 from tiered_index.storage.context import active_context, remaining_s
-from tiered_index.storage.locks import call_lock
+from tiered_index.storage.locks import Lock, call_lock
 
 T = TypeVar("T")
 _CLOSE_S = 1.0
-_Item = tuple[Future[Any], Callable[[], Any]]
+_Item = tuple["PoolFuture[Any]", Callable[[], Any]]
 
 
 def close_until_s() -> float:
@@ -42,10 +42,14 @@ class NoThread(StorageUnavailable):
 
 
 class Condition(threading.Condition):
-    """A condition whose lock an interrupt can't leave held: `with` takes and frees it without Python code."""
+    """A condition whose lock an interrupt can't leave held: `with` takes and frees it without Python code.
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
+    Give it the `call_lock` of calls that wait for it, so that no call inside them takes it: such a call could miss the
+    end that the outer one waits for.
+    """
+
+    def __init__(self, lock: Lock | None = None) -> None:
+        self.lock = threading.RLock() if lock is None else lock
         super().__init__(self.lock)
 
     __enter__ = property(attrgetter("lock.__enter__"))
@@ -53,21 +57,31 @@ class Condition(threading.Condition):
 
 
 class PoolFuture(Future[T]):
-    """A future whose caller may be interrupted. Wait for it by its own methods or by `have_ended`."""
+    """A future whose caller may be interrupted. Wait for it by `have_ended`. `lock` as in `Condition`."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: Lock | None = None) -> None:
         super().__init__()
         # `Future` has no other way to give it a condition. It is `with self._condition` in each of its methods
-        self._condition = Condition()
+        self._condition = Condition(lock)
+        self.thread_id: int | None = None
+        """The thread that runs the call; None: no thread has begun it."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the call runs in this thread, so that a wait for it would not end."""
+        return self.thread_id == threading.get_ident() and not self.done()
 
 
 def have_ended(futures: Iterable[Future[Any]], wait_s: float | None) -> bool:
     """Wait at most `wait_s` seconds for all futures (None: no bound), and return whether they have ended.
 
-    `concurrent.futures.wait` would hold the locks of the futures after an interrupt.
+    `concurrent.futures.wait` would hold the locks of the futures after an interrupt. Raises `NestedCall` if this thread
+    runs one of them: then a finalizer waits, which the call has run.
     """
     until_s = None if wait_s is None else time.monotonic() + wait_s
     for future in futures:
+        if isinstance(future, PoolFuture) and future.runs_here:
+            raise NestedCall(NestedCall.TEXT)
         try:
             future.exception(None if until_s is None else max(0.0, until_s - time.monotonic()))
         except TimeoutError:
@@ -172,6 +186,7 @@ class _PoolState:
 
     def run(self) -> None:
         while (item := self.queue.get()) is not None:
+            item[0].thread_id = threading.get_ident()
             _complete(*item, partial(self.count, -1))
             del item
         # for the next thread
@@ -202,7 +217,7 @@ class DaemonPool:
         """
         if self._pid != os.getpid():
             raise IndexClosed(IndexClosed.FORKED)
-        future = PoolFuture[T]()
+        future = PoolFuture[T](self._lock)
         item = future, partial(copy_context().run, call, *arguments)
         thread: threading.Thread | None = None
         try:

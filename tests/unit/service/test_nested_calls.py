@@ -6,6 +6,8 @@ The inner call works, or raises `NestedCall`. It never waits for the call that i
 import gc
 import itertools
 import sys
+import threading
+from concurrent.futures import _base
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ import tiered_index
 from tests.support.batches import batch
 from tests.support.hanging import beside, stacks
 from tiered_index.errors import IndexClosed, NestedCall
+from tiered_index.storage.base import WrapperStorage
 
 T = 1_700_000_000_000
 PACKAGE = str(Path(tiered_index.__file__).parent)
+WAITS = {threading.__file__, _base.__file__}
 
 
 def put(index, number):
@@ -130,15 +134,16 @@ def test_finalizers_call_the_index_at_each_collection(inner):
 def test_handlers_call_the_index_at_each_line(inner):
     """A trace function is called where a signal handler can be, without tracing of its own calls.
 
-    The inner call comes at each line under a lock, and at each 23rd of the others.
+    The inner call comes at each line under a lock, of waits for other threads, and at each 23rd of the others.
     """
     inner, index, reader = inner
     locks, lines = [*index._locks, *reader._locks], itertools.count()
 
     def trace(frame, event, _):
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        file = frame.f_code.co_filename
+        if not file.startswith(PACKAGE) and file not in WAITS:
             return None
-        if event == "line" and (next(lines) % 23 == 0 or any(lock._is_owned() for lock in locks)):
+        if event == "line" and (next(lines) % 23 == 0 or file in WAITS or any(lock._is_owned() for lock in locks)):
             inner()
         return trace
 
@@ -170,3 +175,70 @@ def test_a_handler_that_raises_the_error_has_interrupted_the_call(open_index):
     with pytest.raises(IndexClosed, match="interrupt"):
         put(index, 2)
     index.close()
+
+
+class CallingStorage(WrapperStorage):
+    """Calls `act` in the first request of an operation, as a finalizer that the collector runs there."""
+
+    def __init__(self, inner, operation, act):
+        super().__init__(inner)
+        self.operation, self.act, self.results = operation, act, []
+
+    def _around(self, call, act):
+        if call.operation == self.operation and self.act is not None:
+            inner, self.act = self.act, None
+            try:
+                self.results.append(inner())
+            except NestedCall as refused:
+                self.results.append(refused)
+        return act()
+
+
+def test_a_finalizer_in_the_fetch_of_a_directory_looks_up_in_the_same_file(open_index, storage, clock):
+    with open_index() as index:
+        put(index, 1)
+        index.seal()
+        index.run_lifecycle()
+    calling = CallingStorage(storage, "get_range", lambda: len(reader.query("t", "k")))
+    with tiered_index.IndexReader.open(storage_backend=calling, clock=clock, query_threads=2) as reader:
+        run_beside(lambda: calling.results.append(len(reader.query("t", "k"))))
+        assert calling.results == [1, 1]
+
+
+def test_a_finalizer_in_a_read_of_the_log_does_not_wait_for_that_read(open_index, storage, clock):
+    """The thread that reads the log runs it."""
+    with open_index() as index:
+        put(index, 1)
+        index.seal()
+        index.run_lifecycle()
+    calling = CallingStorage(storage, "", None)
+    with tiered_index.IndexReader.open(storage_backend=calling, clock=clock, refresh_interval_s=0) as reader:
+        read = reader._views[0]._read_due
+
+        def read_twice():
+            # before the read takes its lock
+            try:
+                calling.results.append(len(reader.query("t", "k")))
+            except NestedCall as refused:
+                calling.results.append(type(refused))
+            read()
+
+        reader._views[0]._read_due = read_twice
+        run_beside(lambda: calling.results.append(len(reader.query("t", "k"))))
+        assert calling.results == [NestedCall, 1]
+
+
+def test_an_archive_within_an_archive_is_refused(open_index):
+    index = open_index()
+    index.flush()
+    index.run_lifecycle()
+    refused = []
+
+    def read(position, length):
+        with pytest.raises(NestedCall) as error:
+            index.archive("other", 0, 1, lambda position, length: b"x")
+        refused.append(error.value)
+        return b"x" * length
+
+    run_beside(lambda: index.archive("log", 0, 100, read))
+    assert refused and not index.archive("log", 0, 100, lambda position, length: b"x" * length)

@@ -45,6 +45,7 @@ from tiered_index.service.log.state import LogState, overlapped
 from tiered_index.service.read.caches import ByteCache, GroupCache
 from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
 from tiered_index.storage.base import Storage, Writer
+from tiered_index.storage.locks import Lock
 from tiered_index.types import inclusive
 
 T = TypeVar("T")
@@ -247,7 +248,7 @@ class SegmentUploads:
     """Uploads the segments of one index's sources."""
 
     session: StorageSession
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: Lock = field(default_factory=threading.RLock)
     _closed: bool = False
     # by place
     _unpublished: Unpublished[tuple[str, int], ArchivedSegment] = field(default_factory=Unpublished)
@@ -256,8 +257,8 @@ class SegmentUploads:
     def close(self, until_s: float) -> None:
         """Refuse new uploads, and wait for a running one until `until_s` (`time.monotonic()`)."""
         self._closed = True
-        if self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
-            self._lock.release()
+        if self.lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            self.lock.release()
 
     def archive(self, source: SourceSegment) -> bool:
         """Upload a segment unless it is archived. Return whether it was uploaded. As `IndexService.archive`."""
@@ -332,7 +333,7 @@ class SegmentUploads:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Return a context manager that holds the lock. Raises if the index can't be written to."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 raise IndexClosed("the index is closed: open it again")
             session = self.session

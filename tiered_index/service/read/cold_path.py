@@ -13,9 +13,10 @@ import heapq
 import itertools
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, fields
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -39,7 +40,8 @@ from tiered_index.service.read.caches import Caches, Filters
 from tiered_index.service.read.disk_cache import CacheFolder
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import RequestContext, active_context, check_deadline, remaining_s, request_context
-from tiered_index.storage.pools import Condition, DaemonPool, NoThread, PoolFuture, side_by_side
+from tiered_index.storage.locks import call_lock
+from tiered_index.storage.pools import Condition, DaemonPool, NoThread, PoolFuture, have_ended, side_by_side
 
 T = TypeVar("T")
 # most useless bytes that are read to save a request: reading them takes as long as a request
@@ -163,7 +165,7 @@ class RangeReadPool(DaemonPool):
     def __init__(self, ranges: int) -> None:
         super().__init__(ranges, "tiered-index-ranges")
         self._ranges = ranges
-        self._free = Condition()
+        self._free = Condition(call_lock())
         # weak, so that an interrupt at any line loses no place
         self._held: weakref.WeakSet[_Place] = weakref.WeakSet()
 
@@ -241,7 +243,8 @@ class ColdPath:
         self._range_reads = range_reads
         # those of its reads under way; weak, as in the pool
         self._places: weakref.WeakSet[_Place] = weakref.WeakSet()
-        self._fetches: dict[str, Future[Trailer]] = {}
+        self._fetches: dict[str, PoolFuture[Trailer]] = {}
+        self._fetch_lock = call_lock()
         self._closed = False
         # fetches filters and directories that lookups with limits did not; one at a time, so that lookups lose little
         self._background = DaemonPool(1, "tiered-index-later")
@@ -259,10 +262,12 @@ class ColdPath:
             known = self.caches.directories.get((self._index_id, stored.name))
             if known is not None or (known := self._trailer_at_hand(stored)) is not None:
                 return known
-            mine = PoolFuture[Trailer]()
+            mine = PoolFuture[Trailer](self._fetch_lock)
+            mine.thread_id = threading.get_ident()
             try:
                 fetch = self._fetches.setdefault(stored.name, mine)
-                if fetch is mine:
+                # a finalizer in the fetch of this thread may need the same trailer
+                if fetch is mine or fetch.runs_here:
                     trailer = self._load_trailer(stored, with_filter=with_filter)
                     self._keep_trailer(stored, trailer)
                     mine.set_result(trailer)
@@ -277,14 +282,12 @@ class ColdPath:
             finally:
                 if self._fetches.get(stored.name) is mine:
                     del self._fetches[stored.name]
+            if not have_ended([fetch], remaining_s()):
+                raise BudgetExceeded(f"timeout_s was reached while waiting for the directory of {stored.name}")
             try:
-                return fetch.result(remaining_s())
+                return fetch.result()
             except (BudgetExceeded, CancelledError):
                 continue  # the error or the interrupt of another lookup: this one has a budget of its own
-            except TimeoutError as error:
-                raise BudgetExceeded(
-                    f"timeout_s was reached while waiting for the directory of {stored.name}"
-                ) from error
 
     def known_trailer(self, stored: StoredObject, *, counts_miss: bool = True) -> Trailer | None:
         """Return a file's trailer; None: not in memory."""
