@@ -155,7 +155,7 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
       cost as much as one request.
     - `block_cache_bytes`: memory for slot groups: pieces of some 16 KiB of the stored files, which lookups read.
     - `directory_cache_bytes`: memory for directories of stored files: the places of their slot groups. Filters get
-      further memory: half of this value.
+      further memory: half of this value, and one of more than a quarter of that is not read.
     - `cache_dir`: folder for cached directories and filters. None: a folder in the root, or no cache on disk if there
       is no root.
     - `cache_max_bytes`: most bytes in `cache_dir`.

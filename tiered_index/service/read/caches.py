@@ -1,9 +1,9 @@
 """Caches of stored files, each with a bound in bytes: verified blocks, directories and filters.
 
-Keys begin with the index's id, so that several indexes share the bounds. Filters are in the disk cache, and are read by
-verified pieces of 4 KiB. Without a disk cache they are whole in memory.
+Keys begin with the index's id, so that several indexes share the bounds. Filters are whole in memory, and also in the
+disk cache, from which one read brings a filter back. One of more than a quarter of the memory for filters is not read.
 
-A **miss** is a search of a file that found nothing while its filter was in no cache. After `after_probes` misses one
+A **miss** is a search of a file that found nothing while its filter was not in memory. After `after_probes` misses one
 thread fetches the filter. A filter that would evict others is fetched only after misses have read as many bytes as it
 has. So useless bytes at most double. Objects never change under a name, so a cached block is valid even after its
 object was deleted. Threads: any number.
@@ -31,12 +31,9 @@ from tiered_index.format.bloom import (
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.read.disk_cache import PIECE_BYTES, CacheFolder
+from tiered_index.service.read.disk_cache import CacheFolder
 from tiered_index.storage.locks import Lock, call_lock
 
-_BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
-# in place of a piece's number: the whole filter
-_WHOLE = -1
 # estimated bytes that a miss reads
 _MISS_BYTES = GROUP_BYTES
 K = TypeVar("K")
@@ -56,10 +53,10 @@ class CacheUse:
 
 
 class ByteCache(Generic[K, V]):
-    """An LRU cache of up to `max_bytes` (0: nothing). A value of more than half of that is not kept."""
+    """An LRU cache of up to `max_bytes` (0: nothing). A value of more than 1 / `least` of that is not kept."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, *, least: int = 2) -> None:
+        self._max_bytes, self._least = max_bytes, least
         self._lock = call_lock()
         # value, bytes
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
@@ -78,7 +75,7 @@ class ByteCache(Generic[K, V]):
 
     def takes(self, size_bytes: int) -> bool:
         """Return whether a value of `size_bytes` would be kept."""
-        return size_bytes * 2 <= self._max_bytes
+        return size_bytes * self._least <= self._max_bytes
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether `size_bytes` are free."""
@@ -116,12 +113,13 @@ GroupCache = ByteCache[tuple[str, str, int], bytes]
 
 
 class Caches:
-    """Verified blocks by (index, object, offset), directories by (index, object), filters by (index, object, piece)."""
+    """Verified blocks by (index, object, offset), directories and filters by (index, object)."""
 
     def __init__(self, block_cache_bytes: int, directory_cache_bytes: int) -> None:
         self.blocks: ByteCache[tuple[str, str, int], bytes] = ByteCache(block_cache_bytes)
         self.directories: ByteCache[tuple[str, str], Trailer] = ByteCache(directory_cache_bytes)
-        self.filters: ByteCache[tuple[str, str, int], bytes] = ByteCache(directory_cache_bytes // 2)
+        # each of several filters must fit, because a filter is of use in many lookups
+        self.filters: ByteCache[tuple[str, str], bytes] = ByteCache(directory_cache_bytes // 2, least=4)
         # tables of archived segments, by storage and object: 256 KiB for a segment of 1 GiB
         self.segments: ByteCache[tuple[str, str], SegmentTable] = ByteCache(directory_cache_bytes // 4)
         # groups of catalogs, by storage, object and position
@@ -142,7 +140,7 @@ class Filters:
     """The cached filters of one index's stored files; `memory` may be shared with other indexes."""
 
     folder: CacheFolder | None
-    memory: ByteCache[tuple[str, str, int], bytes]
+    memory: ByteCache[tuple[str, str], bytes]
     index_id: str
     after_probes: int
     _lock: Lock = field(default_factory=call_lock)
@@ -152,49 +150,37 @@ class Filters:
     false_positives: int = 0
     """Number of searches that found nothing although a cached filter allowed them."""
     cached_count: int = 0
-    """Number of filters that were put into a cache."""
+    """Number of filters that were put into the caches."""
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
-        """Return whether the file certainly lacks a key. False if its filter is in no cache.
+        """Return whether the file certainly lacks a key. False if its filter is not at hand.
 
         `key_hash` and `fingerprint`: see `filter_hash`.
         """
-        blocks = stored.filter_length // FILTER_BLOCK_BYTES
-        if not blocks:
+        held = self._at_hand(stored)
+        if held is None:
             return False
         hash64 = filter_hash(key_hash, fingerprint)
-        block = self._block(stored, block_number(hash64, blocks))
-        return block is not None and not block_may_hold(block, hash64)
+        at = block_number(hash64, len(held) // FILTER_BLOCK_BYTES) * FILTER_BLOCK_BYTES
+        return not block_may_hold(held[at : at + FILTER_BLOCK_BYTES], hash64)
 
     def excludes_many(self, stored: StoredObject, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Return which of `hashes` (n) the file certainly lacks; none if its filter is in no cache."""
-        blocks = stored.filter_length // FILTER_BLOCK_BYTES
-        nothing = np.zeros(len(hashes), bool)
-        if not blocks or not len(hashes):
-            return nothing
-        numbers = block_numbers(hashes, blocks)
-        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
-        if whole is not None:
-            return ~blocks_may_hold(_words(whole)[numbers], hashes)
-        pieces, place = np.unique(numbers // _BLOCKS_A_PIECE, return_inverse=True)
-        blocks_read = []
-        for piece in pieces.tolist():
-            data = self._piece(stored, piece)
-            if data is None:
-                return nothing
-            blocks_read.append(data.ljust(PIECE_BYTES, b"\0"))
-        words = _words(b"".join(blocks_read))
-        return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
+        """Return which of `hashes` (n) the file certainly lacks; none if its filter is not at hand."""
+        held = self._at_hand(stored) if len(hashes) else None
+        if held is None:
+            return np.zeros(len(hashes), bool)
+        words = np.frombuffer(held, "<u4").reshape(-1, 8)
+        return ~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes)
 
-    def record_miss(self, stored: StoredObject, hash64: int) -> None:
-        """Count a miss of the key of `hash64`, or a false positive if the filter is in a cache."""
+    def record_miss(self, stored: StoredObject) -> None:
+        """Count a miss, or a false positive if the file's filter is at hand."""
         if not self.fits(stored):
             return
-        if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:
-            with self._lock:
-                self.false_positives += 1
-            return
+        is_mistaken = self._at_hand(stored) is not None
         with self._lock:
+            if is_mistaken:
+                self.false_positives += 1
+                return
             self._misses[stored.name] = self._misses.get(stored.name, 0) + 1
             self._missed_bytes += _MISS_BYTES
 
@@ -208,7 +194,7 @@ class Filters:
         with self._lock:
             if name in self._fetching or not self.is_due(stored):
                 return False
-            if not self._cache_of(length).has_room(length + sum(self._fetching.values())):
+            if not self._has_room(length + sum(self._fetching.values())):
                 if self._missed_bytes < length:
                     return False
                 self._missed_bytes -= length
@@ -222,72 +208,45 @@ class Filters:
             self._fetching.pop(stored.name, None)
 
     def fits(self, stored: StoredObject) -> bool:
-        """Return whether the file has a filter and a cache would keep it."""
-        return stored.filter_length > 0 and self._cache_of(stored.filter_length).takes(stored.filter_length)
+        """Return whether the file has a filter of at most a quarter of the memory for filters."""
+        return stored.filter_length > 0 and self.memory.takes(stored.filter_length)
 
     def wants(self, stored: StoredObject) -> bool:
         """Return whether the file has a filter that no cache has, and that would not evict others."""
-        length = stored.filter_length
-        return self.fits(stored) and self._cache_of(length).has_room(length) and not self.has(stored)
+        return self.fits(stored) and self._has_room(stored.filter_length) and self.whole(stored) is None
 
     def keep(self, stored: StoredObject, data: bytes) -> bool:
-        """Cache a file's verified filter, on disk or in memory. Return whether it is kept."""
-        if self.folder is None or not self.folder.write(stored.name, "filter", data):
-            return self.adopt(stored, data)
-        self.cached_count += 1
-        return True
-
-    def adopt(self, stored: StoredObject, data: bytes) -> bool:
-        """Cache a file's verified filter only in memory. Return whether it is kept."""
-        is_kept = self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
+        """Cache a file's verified filter, in memory and on disk. Return whether it is in memory."""
+        if self.folder is not None:
+            self.folder.write(stored.name, "filter", data)
+        is_kept = self.memory.put((self.index_id, stored.name), data, len(data))
         # after the filter, so that a thread that sees the number finds the filter
         self.cached_count += 1
         return is_kept
 
     def whole(self, stored: StoredObject) -> bytes | None:
-        """Return a file's verified filter, and keep it in memory; None: it is in no cache."""
-        key = self.index_id, stored.name, _WHOLE
+        """Return a file's verified filter, and keep it in memory; None: no cache has it, or it does not fit."""
+        key = self.index_id, stored.name
         held = self.memory.get(key, counts_miss=False)
-        if held is None and self.folder is not None:
+        if held is None and self.folder is not None and self.fits(stored):
             held = self.folder.read(stored.name, "filter", stored.filter_length)
             if held is not None:
                 self.memory.put(key, held, len(held))
         return held
-
-    def has(self, stored: StoredObject) -> bool:
-        """Return whether the whole filter is in a cache. In the disk cache it is verified."""
-        if self.memory.get((self.index_id, stored.name, _WHOLE)) is not None:
-            return True
-        return self.folder is not None and self.folder.read(stored.name, "filter", stored.filter_length) is not None
 
     def forget_unnamed(self, named: Container[str]) -> None:
         """Forget the misses of objects that are not in `named`."""
         with self._lock:
             self._misses = {name: count for name, count in self._misses.items() if name in named}
 
-    def _cache_of(self, length: int) -> CacheFolder | ByteCache[tuple[str, str, int], bytes]:
-        return self.folder if self.folder is not None and self.folder.takes(length) else self.memory
-
-    def _block(self, stored: StoredObject, number: int) -> bytes | None:
-        if (whole := self.memory.get((self.index_id, stored.name, _WHOLE))) is not None:
-            return whole[number * FILTER_BLOCK_BYTES : (number + 1) * FILTER_BLOCK_BYTES]
-        piece = self._piece(stored, number // _BLOCKS_A_PIECE)
-        if piece is None:
+    def _at_hand(self, stored: StoredObject) -> bytes | None:
+        """Return a file's filter from memory, or from the disk cache if that evicts no other one from memory."""
+        if not stored.filter_length:
             return None
-        at = number % _BLOCKS_A_PIECE * FILTER_BLOCK_BYTES
-        return piece[at : at + FILTER_BLOCK_BYTES]
+        held = self.memory.get((self.index_id, stored.name))
+        return held if held is not None or not self.memory.has_room(stored.filter_length) else self.whole(stored)
 
-    def _piece(self, stored: StoredObject, number: int) -> bytes | None:
-        if self.folder is None:
-            return None
-        key = self.index_id, stored.name, number
-        piece = self.memory.get(key)
-        if piece is None:
-            piece = self.folder.read_piece(stored.name, "filter", stored.filter_length, number)
-            if piece is not None:
-                self.memory.put(key, piece, len(piece))
-        return piece
-
-
-def _words(data: bytes) -> npt.NDArray[np.uint32]:
-    return np.frombuffer(data, "<u4").reshape(-1, 8)
+    def _has_room(self, length: int) -> bool:
+        """Return whether a filter of `length` bytes would evict nothing from memory and disk."""
+        on_disk = self.folder is None or not self.folder.takes(length) or self.folder.has_room(length)
+        return on_disk and self.memory.has_room(length)

@@ -416,7 +416,7 @@ class ColdPath:
 
     def _fetch_due(self, stored: StoredObject) -> bool:
         try:
-            return self.filters.keep(stored, self._filter(stored))
+            return self.fetch_filter(stored)
         except MissingObject:
             raise
         except (BudgetExceeded, CorruptFile, StorageError) as error:
@@ -430,7 +430,9 @@ class ColdPath:
         errors.
         """
         filters = self.filters
-        return filters.has(stored) or (filters.fits(stored) and filters.keep(stored, self._filter(stored)))
+        if not filters.fits(stored):
+            return False
+        return filters.whole(stored) is not None or filters.keep(stored, self._filter(stored))
 
     def _filter(self, stored: StoredObject) -> bytes:
         expected = self.trailer(stored).tail.filter_crc32
@@ -455,7 +457,7 @@ class ColdPath:
         if self._folder is not None:
             with memoryview(data) as whole:
                 self._folder.write(stored.name, "trailer", bytes(whole[stored.directory_position : stored.size_bytes]))
-                if stored.filter_length:
+                if self.filters.fits(stored):
                     self._folder.write(
                         stored.name, "filter", bytes(whole[stored.trailer_position : stored.directory_position])
                     )

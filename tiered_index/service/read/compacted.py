@@ -159,7 +159,7 @@ class StorageBytes:
         if missed.any():
             first = int(missed.argmax())
             if not self.lacks_topic(batch.topics[int(batch.topic_index[first])]):
-                cold.filters.record_miss(stored, int(batch.filter_hashes(keyed=cold.keyed)[first]))
+                cold.filters.record_miss(stored)
         return matches
 
     def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:

@@ -2,11 +2,11 @@
 
 ```
 folder/<index id>/<object name, "/" written as ",">.trailer|.filter
-entry := (piece of 4,096 bytes, the last one shorter; CRC32 of it) ...
+entry := bytes of the object; their CRC32
 ```
 
-Objects never change under one name, so an entry is never stale. Each CRC32 starts from the CRC32 of index, object, kind
-and piece number. So an entry that was copied, cut or swapped does not match either. A damaged entry is deleted and
+Objects never change under one name, so an entry is never stale. A CRC32 starts from the CRC32 of index, object and
+kind. So an entry that was copied does not match either. A damaged entry is deleted and
 fetched again. If it can't be deleted, it is logged once and ignored until it is replaced. An entry is a copy, so an
 error in this folder never fails a lookup.
 
@@ -147,8 +147,6 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 
 
 Kind = Literal["trailer", "filter"]
-PIECE_BYTES = 4096
-"""Bytes with one CRC32: a probe of a filter reads one piece."""
 _CRC_BYTES = 4
 _log = logging.getLogger(__name__)
 
@@ -166,18 +164,7 @@ class CacheFolder:
 
     def read(self, name: str, kind: Kind, length: int) -> bytes | None:
         """Return an object's verified entry of `length` bytes; None: there is none."""
-        data = self._read(name, kind, length, 0, -(-length // PIECE_BYTES))
-        return b"".join(data) if data is not None else None
-
-    def read_piece(self, name: str, kind: Kind, length: int, number: int) -> bytes | None:
-        """Return the verified piece `number` (from 0) of an entry of `length` bytes; None: there is none."""
-        data = self._read(name, kind, length, number, number + 1)
-        return data[0] if data is not None else None
-
-    def _read(self, name: str, kind: Kind, length: int, first: int, end: int) -> list[bytes] | None:
-        """Return the verified pieces [first, end); None: there are none."""
         path = self._path(name, kind)
-        pieces = []
         try:
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode):
@@ -188,29 +175,25 @@ class CacheFolder:
                 if not self._cache.trusts(status):
                     self._damaged(path, "owned by another user, or writable by others")
                     return None
-                if status.st_size != _stored_bytes(length):
+                if status.st_size != length + _CRC_BYTES:
                     self._damaged(path, "another length than the log says")
                     return None
-                stored = PIECE_BYTES + _CRC_BYTES
-                data = memoryview(os.pread(handle.fileno(), (end - first) * stored, first * stored))
-                for number in range(first, end):
-                    entry = bytes(data[(number - first) * stored : (number - first + 1) * stored])
-                    piece, crc32 = entry[:-_CRC_BYTES], entry[-_CRC_BYTES:]
-                    if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") != crc32:
-                        self._damaged(path, f"piece {number} does not match its CRC32")
-                        return None
-                    pieces.append(piece)
+                data = os.pread(handle.fileno(), length, 0)
+                crc32 = os.pread(handle.fileno(), _CRC_BYTES, length)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._cache.warn("read", error)
             return None
+        if self._crc32(name, kind, data) != crc32:
+            self._damaged(path, "it does not match its CRC32")
+            return None
         self._cache.touch(path, status)
-        return pieces
+        return data
 
     def write(self, name: str, kind: Kind, data: bytes | memoryview) -> bool:
         """Write an entry. Return whether it was written: an error of the disk is only logged."""
-        size = _stored_bytes(len(data))
+        size = len(data) + _CRC_BYTES
         if not len(data) or not self._cache.takes(size):
             return False
         path = self._path(name, kind)
@@ -223,9 +206,8 @@ class CacheFolder:
                 )
             temporary.touch(0o644, exist_ok=False)
             with temporary.open("wb") as handle:
-                for number, start in enumerate(range(0, len(data), PIECE_BYTES)):
-                    piece = bytes(data[start : start + PIECE_BYTES])
-                    handle.write(piece + zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big"))
+                handle.write(data)
+                handle.write(self._crc32(name, kind, data))
             replaced = path.stat().st_size if path.exists() else 0
             with self._lock:
                 # with the lock, because `forget_unnamed` could look for it in between in vain
@@ -240,11 +222,11 @@ class CacheFolder:
 
     def takes(self, length: int) -> bool:
         """Return whether an entry of `length` bytes may be written."""
-        return self._cache.takes(_stored_bytes(length))
+        return self._cache.takes(length + _CRC_BYTES)
 
     def has_room(self, length: int) -> bool:
         """Return whether an entry of `length` bytes would evict no other entry."""
-        return self._cache.has_room(_stored_bytes(length))
+        return self._cache.has_room(length + _CRC_BYTES)
 
     def forget_unnamed(self, named: Container[str]) -> None:
         """Delete the entries of objects that are not in `named`, of all processes, and forget notes about them."""
@@ -262,8 +244,9 @@ class CacheFolder:
     def _path(self, name: str, kind: Kind) -> Path:
         return self._mine / f"{name.replace('/', ',')}.{kind}"  # no object's name has a comma
 
-    def _seed(self, name: str, kind: Kind, number: int) -> int:
-        return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())
+    def _crc32(self, name: str, kind: Kind, data: bytes | memoryview) -> bytes:
+        seed = zlib.crc32(f"{self._index_id}\n{name}\n{kind}".encode())
+        return zlib.crc32(data, seed).to_bytes(_CRC_BYTES, "big")
 
     def _damaged(self, path: Path, problem: str) -> None:
         gone = False
@@ -276,7 +259,3 @@ class CacheFolder:
             (self._passed_over.discard if gone else self._passed_over.add)(path)
         if gone or not known:
             _log.warning("ignoring the cache entry %s: %s", path, problem)
-
-
-def _stored_bytes(length: int) -> int:
-    return length + _CRC_BYTES * -(-length // PIECE_BYTES)

@@ -199,10 +199,10 @@ class StoredSource:
         return self._cold.block_now(self._stored, offset, length, crc)
 
     def miss(self, hash64: int) -> None:
-        """Note that a search found nothing. The note may read a cached filter."""
+        """Note that a search for the key of `hash64` found nothing. This may read the filter from the disk cache."""
         if not request_context.get().waits:
             return
-        self._filters.record_miss(self._stored, hash64)
+        self._filters.record_miss(self._stored)
 
 
 class LocalView:

@@ -4,16 +4,20 @@ A damaged or wrong filter changes no answer. If the cache has no room for all fi
 enough misses.
 """
 
+import shutil
+
 import pytest
 
 from tests.support.cold_index import Read, cold_index, gone, spoiled
 from tests.support.hanging import until
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
+from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.service.read import caches as caches_module
+from tiered_index.service.read.disk_cache import CacheFolder
 
 pytestmark = pytest.mark.usefixtures("large_filters")
 FILES = 3
@@ -239,6 +243,43 @@ def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(crowded, tmp_
             assert ROOM <= fetched <= ROOM + reads / misses
             assert fetched <= reads / MANY_PROBES
         assert (fetched > ROOM) is (misses == 20)
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
+def test_a_filter_of_more_than_a_quarter_of_its_cache_is_not_fetched(index, absent, tmp_path, local):
+    length = max(stored.filter_length for stored in index.stored)
+    settings = {"cache_dir": tmp_path / "cache" if local else None, "filter_after_probes": 1, "block_cache_bytes": 0}
+    # half of it is for filters
+    for more, requests in ((8, 0), (8 - 2 / length, FILES)):
+        with index.reader(directory_cache_bytes=int(more * length), **settings) as reader:
+            index.storage.reset()
+            for key in absent[:6]:
+                answer = reader.query("t", key)
+                assert (len(answer), answer.status) == (0, "complete")
+            assert answer.explain.requests >= requests and bool(filter_reads(index)) is (requests == 0)
+            assert reader.fetch_filter(index.stored[0].file_id) is (requests == 0)
+            check_present(index, reader)
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+
+def test_a_cached_filter_is_read_once_from_the_disk_and_whole(index, absent, tmp_path, monkeypatch):
+    with index.reader(cache_dir=tmp_path / "cache", filter_after_probes=1) as reader:
+        assert all(reader.fetch_filter(stored.file_id) for stored in index.stored)
+    read, lengths = CacheFolder.read, []
+
+    def noted(folder, name, kind, length):
+        lengths.extend([length] if kind == "filter" else [])
+        return read(folder, name, kind, length)
+
+    monkeypatch.setattr(CacheFolder, "read", noted)
+    with index.reader(cache_dir=tmp_path / "cache", filter_after_probes=10**6) as reader:
+        index.storage.reset()
+        for key in absent[:20]:
+            assert (len(reader.query("t", key)), index.storage.operations) == (0, [])
+        many = reader.query_many([Lookup("t", key) for key in absent[20:60]])
+        assert not any(map(len, many)) and index.storage.operations == []
+        assert sorted(lengths) == sorted(stored.filter_length for stored in index.stored)
+        check_present(index, reader)
 
 
 def test_the_filters_request_also_reports_a_lost_object(index, absent):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cold_index import cold_index
 from tests.support.model import Answer
-from tiered_index.service.read.disk_cache import PIECE_BYTES, CacheFolder, DiskCache
+from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.storage.opening import open_storage
 
 ABSENT = [f"absent{n}" for n in range(6)]
@@ -94,23 +94,22 @@ def test_no_flipped_byte_of_an_entry_is_believed(index, cache, kind, caplog):
     path = entry(cache, index, kind)
     whole = path.read_bytes()
     other = "filter" if kind == "trailer" else "trailer"
-    # so that nothing is kept in memory
-    with index.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:
-        folder = CacheFolder(DiskCache(cache, 1 << 30, read_only=True), path.parent.name)
-        name = index.stored[0].name
-        for at in range(len(whole)):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x04]) + whole[at + 1 :])
-            assert folder.read(name, kind, len(whole) - 4) is None
-            assert folder.read_piece(name, kind, len(whole) - 4, 0) is None
-            caplog.clear()
-            if at % 7:
-                continue
-            index.storage.reset()
+    folder = CacheFolder(DiskCache(cache, 1 << 30, read_only=True), path.parent.name)
+    name = index.stored[0].name
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x04]) + whole[at + 1 :])
+        assert folder.read(name, kind, len(whole) - 4) is None
+        caplog.clear()
+        if at % 7:
+            continue
+        index.storage.reset()
+        # a new reader, which has nothing in memory
+        with index.reader(cache_dir=cache, filter_after_probes=1) as reader:
             ask_all(index, reader, ("k0-5", *ABSENT[:2]))
-            assert [path.name in record.getMessage() for record in caplog.records] == [True]
-            caplog.clear()
-            assert fetched(index) == {kind: {index.stored[0].name}, other: set()}
-            assert path.read_bytes() == whole  # fetched again
+        assert [path.name in record.getMessage() for record in caplog.records] == [True]
+        caplog.clear()
+        assert fetched(index) == {kind: {index.stored[0].name}, other: set()}
+        assert path.read_bytes() == whole  # fetched again
 
 
 def _other_object(path):
@@ -174,12 +173,12 @@ def used(folder):
 
 
 def test_the_bound_is_kept_and_the_oldest_used_go(folder):
-    data = os.urandom(PIECE_BYTES * 2)
+    data = os.urandom(8192)
     for number in range(11):
         assert folder.write(f"data/o{number}", "filter", data)
         os.utime(folder._cache.folder / "an-index" / f"data,o{number}.filter", (1000 + number, 1000 + number))
     assert folder.read("data/o1", "filter", len(data)) == data  # used just now
-    assert folder.read_piece("data/o2", "filter", len(data), 1) == data[PIECE_BYTES:]
+    assert folder.read("data/o2", "filter", len(data)) == data
     for number in range(11, 14):
         assert folder.write(f"data/o{number}", "filter", data)
         assert used(folder) <= 100_000
