@@ -52,7 +52,7 @@ from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.read.query import QueryEngine
 from tiered_index.service.read.unsealed import UnsealedFile
-from tiered_index.service.root import CACHE, SENT, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.root import CACHE, SENT, Marker, Root, RootLock, allow_many_files, disk_errors
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.service.write.appenders import MAIN, QUARANTINE, Appender, AppenderContext
@@ -400,8 +400,9 @@ def open_parts(
     root.make_folders()
     lock = RootLock(root)
     undo.callback(lock.release)
-    for sent in root.path.glob(f"{SENT}-????????"):
-        shutil.rmtree(sent, ignore_errors=True)
+    with disk_errors(f"looking at {root.path}"):
+        for sent in root.path.glob(f"{SENT}-????????"):
+            shutil.rmtree(sent, ignore_errors=True)
     if not begins_anew:
         check_recovered(root)
     root_id = marker.root_id if marker is not None else secrets.token_hex(8)

@@ -211,7 +211,7 @@ class Root:
             raise NotAnIndex(f"{self.path} is not a folder: give a folder as root") from error
         except OSError as error:
             raise disk_error(error, f"reading {self.marker_path}") from error
-        with contextlib.suppress(FileNotFoundError):
+        with disk_errors(f"looking at {self.path}"), contextlib.suppress(FileNotFoundError):
             names = sorted(os.listdir(self.path))
             strangers = [name for name in names if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
             strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
