@@ -123,6 +123,22 @@ def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
     world.come_back()
 
 
+def test_compactions_of_many_sealed_files_keep_the_disks_bound(open_index, monkeypatch):
+    """Before, each unsealed file stayed beside its compacted form until the last one was compacted."""
+    index = open_index(items=100, disk_max_bytes=BUDGET)
+    with pytest.raises(DiskFull):
+        for number in range(2_000):
+            index.put("t", 0, f"k{number}", number, 1, T)
+            if number % 50 == 0:
+                index.flush()
+    taken, life = [], index._lifecycle
+    compact = life._compact
+    monkeypatch.setattr(life, "_compact", lambda file: (compact(file), taken.append(life.local_bytes())))
+    index.run_lifecycle()
+    assert len(taken) > 3
+    assert max(taken) <= BUDGET
+
+
 def test_the_first_uploads_after_an_outage_make_room_for_puts(make_world):
     """Before, each file had to be uploaded before the first local copy was deleted."""
     world = make_world()

@@ -123,7 +123,10 @@ class Lifecycle:
                 self._step(f"the filter of {file.file_id}", partial(_make_filter, file))
                 self._renew_meanwhile()
             for file in sealed if has_root else ():
-                progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
+                if self._step(file.file_id, partial(self._compact, file), "compact"):
+                    progress.compacted += 1
+                    # each, because `disk_max_bytes` has room for one compaction
+                    self._free_disk()
                 self._renew_meanwhile()
             if progress.compacted:
                 # a compaction frees arrays as large as its file
@@ -146,11 +149,10 @@ class Lifecycle:
                 self._step("the root's copy of the log", self._note_expired)
                 self._step("sweep", self._sweep)
                 self._retire_old(progress)
-            # a mapped file keeps its space on the disk
             self._context.files.follow()
             if has_root:
                 self._context.deletions.again()
-                self._context.catalog.reclaim(self._renew_meanwhile)
+                self._free_disk()
             self._tell_storage()
             self._failed |= self._context.deletions.errors()
             self.errors = self._failed
@@ -379,10 +381,14 @@ class Lifecycle:
             progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
             self._renew()
         if lacks_room and progress.retired > retired:
-            # a mapped file keeps its space on the disk
-            self._context.files.follow()
-            self._context.catalog.reclaim(self._renew_meanwhile)
+            self._free_disk()
             self.made_room()
+
+    def _free_disk(self) -> None:
+        """Delete the local files that other forms have replaced, unless a lookup still reads them."""
+        # a mapped file keeps its space on the disk
+        self._context.files.follow()
+        self._context.catalog.reclaim(self._renew_meanwhile)
 
     def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
         """Return the local copies to delete: those kept long enough, and the oldest beyond the bound in bytes.
