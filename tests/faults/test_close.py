@@ -22,6 +22,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import CloseTimeout, IndexClosed, RootBehind, StorageUnavailable, TieredIndexError
 from tiered_index.format.layout import HEADER_SIZE, read_header
+from tiered_index.service import index as index_module
 from tiered_index.service.anew import begin_anew
 from tiered_index.storage.base import WrapperStorage
 
@@ -175,6 +176,30 @@ def test_a_lock_that_an_interrupt_left_held_stops_no_close(open_index):
         index.close(timeout_s=0.2)
     with pytest.raises(IndexClosed):
         index.query("t", "k")
+
+
+def test_an_index_that_another_call_closes_delays_no_other_at_the_end_of_the_interpreter(tmp_path, monkeypatch, caplog):
+    """The function that `atexit` calls raises nothing before all indexes are closed."""
+    monkeypatch.setattr(index_module, "_STOP_PATIENCE_S", 0.05)
+    first, second = (
+        IndexService.open(root=tmp_path / name, storage=f"memory://{tmp_path.name}-{name}", background=False)
+        for name in "ab"
+    )
+    monkeypatch.setattr(index_module, "opened_ones", [first, second])
+    held, freed = threading.Event(), threading.Event()
+
+    def close():
+        with first._ending:
+            held.set()
+            assert freed.wait(60)
+
+    closing = beside(close)
+    assert held.wait(60)
+    index_module._close_all()
+    freed.set()
+    closing()
+    assert second._closing == [] and "another call had not closed" in caplog.text
+    first._go_on_closing(1.0)
 
 
 def test_a_thread_that_left_its_own_lock_held_can_close(open_index, offsets):

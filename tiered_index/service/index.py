@@ -229,7 +229,11 @@ class IndexService(Lookups[ItemT]):
     def _close_soon(self) -> None:
         """Close without raising, and without a long wait for a storage."""
         if self._refuse_as_closed():
-            self._go_on_closing(_STOP_PATIENCE_S)
+            try:
+                self._go_on_closing(_STOP_PATIENCE_S)
+            except CloseTimeout as late:
+                # another call closes it, and `atexit` has others to close
+                _log.warning("closing %r: %s", self, late)
         for error in self._trouble:
             _log.warning("closing %r: %s", self, error)
 
