@@ -111,7 +111,6 @@ def test_a_topic_of_a_longer_age_keeps_an_object():
     assert (plan.objects, plan.mixed, plan.mixed_entries) == ((), (index_object,), 5)
     assert plan_expiry(rule, state_of(index_object), NOW_MS, stats("orders", "x")).objects == (index_object,)
     assert plan_expiry(rule, state_of(index_object), NOW_MS, {index_object.name: []}).objects == ()
-    assert plan_expiry(rule, state_of(index_object), NOW_MS, {index_object.name: [("orders", None)]}).objects == ()
 
 
 def test_the_oldest_bytes_expire_up_to_a_horizon():
@@ -137,6 +136,15 @@ def test_segments_expire_from_the_beginning_of_their_store():
     state = LogState(archive={archived.name: archived for archived in segments})
     plan = plan_expiry(Retention(segments_age_s=DAY_S), state, NOW_MS)
     assert (plan.segments, plan.expired.segments) == ((segments[0],), {"log": 100})
+
+
+@pytest.mark.parametrize(("newest_ms", "expires"), [(NOW_MS - 1, False), (NOW_MS + 1, True), (None, True)])
+def test_a_segment_uploaded_by_a_clock_that_was_behind_does_not_expire_before_its_messages(newest_ms, expires):
+    """One with messages of the future expires by its upload."""
+    times = None if newest_ms is None else (5, newest_ms)
+    segment = ArchivedSegment("segments/0", "log", 0, 100, 0, 0, 150, 5, rows=9, times=times)
+    plan = plan_expiry(Retention(segments_age_s=DAY_S), LogState(archive={segment.name: segment}), NOW_MS)
+    assert plan.expired.segments == ({"log": 100} if expires else {})
 
 
 def test_a_plan_lists_the_first_segments_and_counts_all():

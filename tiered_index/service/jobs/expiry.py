@@ -209,7 +209,8 @@ def _bytes_before_ms(groups: list[list[StoredObject]], max_bytes: int, now_ms: i
 def _expired_segments(rule: Retention, segments: Segments, now_ms: int) -> dict[str, int]:
     """Return the offset up to which the segments of each store have expired, by the time of their upload.
 
-    Bytes before it that were never archived count as expired, too, because they are older.
+    Bytes before it that were never archived count as expired, too, because they are older. A segment with messages that
+    are newer than its upload was uploaded by a host whose clock was behind: then its newest message counts.
     """
     ends: dict[str, int] = {}
     for store in segments.stores:
@@ -217,7 +218,8 @@ def _expired_segments(rule: Retention, segments: Segments, now_ms: int) -> dict[
         if age_s is None or first_ms is None or first_ms >= now_ms - age_s * 1000:
             continue
         for segment in segments.of_log(store):
-            if segment.published_ms >= now_ms - age_s * 1000:
+            newest_ms = 0 if segment.times is None or segment.times[1] > now_ms else segment.times[1]
+            if max(segment.published_ms, newest_ms) >= now_ms - age_s * 1000:
                 break
             ends[store] = segment.end
     return ends

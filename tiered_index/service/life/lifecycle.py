@@ -331,10 +331,13 @@ class Lifecycle:
     def _expire(self) -> None:
         """At intervals, record the expiry by the retention setting."""
         context, session, rule = self._context, self._context.session, self._context.config.retention
-        if rule.any and (now_s := context.clock.monotonic_s()) >= self._expire_s:
-            now_ms = self._time.now_ms(session.log.state)
+        state = session.log.state
+        # without anything that could expire, a clock that is wrong now would only hide later entries
+        is_new = not (state.objects or state.archive or state.catalogs or state.expiry_ms)
+        if rule.any and not is_new and (now_s := context.clock.monotonic_s()) >= self._expire_s:
+            now_ms = self._time.now_ms(state)
             # a new root reads the topics of all old objects, which takes longer than the lease lives if there are many
-            stats = self._topic_stats.of(rule, session.log.state, now_ms, self._renew)
+            stats = self._topic_stats.of(rule, state, now_ms, self._renew)
             record_expiry(session.log, rule, now_ms, session.epoch, stats)
             context.refresh()
             self._expire_s = now_s + _EXPIRE_EVERY_S

@@ -59,6 +59,13 @@ class TrustedTime:
 
     def _checked_ms(self, state: LogState) -> int:
         now_ms, now_s = agreed_now_ms(self._storage, self._clock), self._clock.monotonic_s()
+        if state.expiry_ms - now_ms > _MOST_JUMP_MS:
+            raise ConfigError(
+                f"nothing expires: the clocks say {format_time(now_ms)}, before the time of the last expiry, "
+                f"{format_time(state.expiry_ms)}. If the clocks are wrong, set them. If they are right, that expiry "
+                "hides entries that have not reached their age, perhaps also those that you put now: index the "
+                "messages again in a new index"
+            )
         if self._last is not None:
             last_ms, last_s = self._last
             last_ms += round((now_s - last_s) * 1000)
