@@ -25,6 +25,7 @@ import numpy.typing as npt
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.retention import Expired
 from tiered_index.service.index import IndexService
+from tiered_index.service.log.reads import read_name
 from tiered_index.service.log.records import LostObject, LostRange, RangeKind
 from tiered_index.service.write.validation import as_mapping, distinct_topics, has_columns_of_keys, numbers_of
 from tiered_index.types import inclusive
@@ -38,6 +39,8 @@ _STATUS_INTERVAL_S = 1.0
 _FLUSH_ENTRIES = 250_000
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
+# An index says at least once in this time that a source was read whole, also if nothing came
+_TELL_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +145,49 @@ class Batch:
 _NOTHING = Batch(source="", position=0)
 
 
+def no_entries(index: IndexService) -> dict[str, Any]:
+    """Return the columns of a batch that has only a position."""
+    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+    own = (column.name for column in index.schema.caller_columns)
+    return {name: [] for name in (*names, *own)}
+
+
+class ReadTime:
+    """The position that says how much of a source, or of one of its topics, is put: all before a time.
+
+    Make it before the first record is put: then nothing is known to be whole. One thread.
+    """
+
+    def __init__(
+        self, index: IndexService, source: str, topic: str = "", *, put: Callable[[Any, str, int], object] | None = None
+    ) -> None:
+        self._name, self._columns = read_name(source, topic), no_entries(index)
+        told_ms = index.durable_position(self._name)
+        if told_ms is None:
+            (put or index.put_source_batch)(self._columns, self._name, 0)
+        self.told_ms = self._read_ms = told_ms or 0
+
+    def told(self, read_ms: int = 0, *, is_due: bool) -> Generator[Batch, None, bool]:
+        """Note that all before `read_ms` (epoch ms) is put. Yield the position if it is to move; return whether it is.
+
+        Let it be due after records, and at the end of a run. Otherwise it moves once a minute, so that a source without
+        new records writes little.
+        """
+        self._read_ms = max(self._read_ms, read_ms)
+        if self._read_ms == self.told_ms or not (is_due or self._read_ms - self.told_ms >= _TELL_MS):
+            return False
+        yield Batch(source=self._name, position=self._read_ms, columns=self._columns)
+        self.told_ms = self._read_ms
+        return True
+
+
 class Source(Protocol):
     """Messages in order, which can be read again from a position.
 
     One thread uses a source. Any thread may call `lag` and `positions`. A source may have `trouble` (str | None): the
     reason that it is not read now. It may have `lacks(messages, hidden, left_out)`, which returns reasons, as a list of
-    texts, if a run that read so many messages put no entry; see `Batch`.
+    texts, if a run that read so many messages put no entry; see `Batch`. It may have `last_batches()`, which yields
+    what a run that is stopped puts in the end, without reading the source.
     """
 
     # For people: the place of the source, the unit of its positions, and their name in reports.
@@ -457,6 +497,9 @@ class Follower:
             if last.pause:
                 self.stop.wait(self._poll_s * last.pause)
             progress_s = time.monotonic()
+        with contextlib.suppress(Stopped):
+            for batch in getattr(self.source, "last_batches", tuple)():
+                self._take(batch)
 
     def _take(self, batch: Batch) -> None:
         if batch.losses:
@@ -507,9 +550,7 @@ class Follower:
         if time.monotonic() - self._checked_s >= _STATUS_INTERVAL_S:
             self._checked_s = time.monotonic()
             # an empty put, so that a fenced writer fails here even while there are no messages
-            names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-            own = (column.name for column in self.index.schema.caller_columns)
-            self.index.put_source_batch({name: [] for name in (*names, *own)})
+            self.index.put_source_batch(no_entries(self.index))
             self.status(self)
 
     def finish_before_end(self) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log import topic_keys
+from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
 from tiered_index.service.reader import IndexReader
@@ -124,7 +125,8 @@ def positions_of_files(positions: Mapping[str, int], store: str) -> dict[str, in
 
 def words_of(positions: Iterable[str], topic: str | None = None) -> Words:
     """Return the words for a topic (None: any topic) of an index with these names of positions."""
-    positions = list(positions)
+    # how much was read says nothing of entries
+    positions = [name for name in positions if not name.startswith(READ_PREFIX)]
     if topic is not None and (
         files_topic(topic) in positions or topic_keys.rules_in(positions, linked_store(topic, FILES_QUEUE))
     ):

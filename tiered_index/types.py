@@ -296,7 +296,8 @@ _costs_of = attrgetter(*_COSTS)
 class TopicBounds(NamedTuple):
     """The bounds of `Freshness.as_of_ms` by topic, in epoch milliseconds.
 
-    - `read_before_ms`: every record that a topic's source had before this time is in the index. 0: not known yet.
+    - `read_before_ms`: every record that a topic's source had before this time is in the index. 0: not known yet. The
+      empty topic stands for all that are not named.
     - `published_ms`: `as_of_ms` of the index, for all topics.
     - `has_all_put`: the writer's root was read, so an answer lacks only records that the source got later.
     """
@@ -305,17 +306,22 @@ class TopicBounds(NamedTuple):
     published_ms: int | None = None
     has_all_put: bool = False
 
+    def read_before(self, topics: Iterable[str]) -> list[int]:
+        """Return the times of those of `topics` that have one."""
+        known, of_others = self.read_before_ms, self.read_before_ms.get("")
+        return [at for at in (known.get(topic, of_others) for topic in topics) if at is not None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Freshness:
     """The age of one index in the storage. A lookup can't see entries that the writer has not published yet.
 
-    `bounds` bounds `as_of_ms` for lookups of topics whose source has partitions; None: it has none.
+    `bounds` bounds `as_of_ms` for lookups of topics of followed sources; None: there are none.
 
     - `source`: URI of the index.
     - `as_of_ms`: Time of the newest published entry outside the quarantine, or of the last upload if that is
-      earlier, epoch milliseconds by whole seconds. For topics of Kafka also no later than the time up to which
-      every partition was read; 0: never to the end. Null: none is published.
+      earlier, epoch milliseconds by whole seconds. For a topic of a followed source also no later than the time up
+      to which this was read; 0: never to the end. Null: none is published.
     - `positions`: Position of each source. All entries before it are published.
     - `not_asked`: Reason why the newest state of the index was not read: the storage is not available, or a newer
       writer has fenced this one. The answer may then lack files that other hosts or jobs added.
@@ -325,7 +331,7 @@ class Freshness:
     as_of_ms: int | None
     positions: Mapping[str, int]
     not_asked: str | None = None
-    # of `as_of_ms`, for lookups of topics whose source has partitions; in no document
+    # of `as_of_ms`, for lookups of topics of followed sources; in no document
     bounds: TopicBounds | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -342,7 +348,7 @@ def freshness_of(freshness: tuple[Freshness, ...], topics: Iterable[str]) -> tup
     for index in freshness:
         bounds, as_of_ms = index.bounds, index.as_of_ms
         if bounds is not None:
-            times = [bounds.read_before_ms[topic] // 1000 * 1000 for topic in names if topic in bounds.read_before_ms]
+            times = [at // 1000 * 1000 for at in bounds.read_before(names)]
             if bounds.has_all_put and not times:
                 continue
             published_ms = [] if bounds.published_ms is None else [bounds.published_ms]
@@ -443,8 +449,8 @@ class Answer(Sequence[RowT]):
     - `explain`: The cost.
     - `unknown_topics`: Has the topic if no file in the time range has it. Otherwise empty.
     - `as_of_ms`: Time of the newest published entry outside the quarantine, or of the last upload if that is
-      earlier. For topics of Kafka also no later than the time up to which every partition was read; 0: never to the
-      end. With several indexes or topics, the earliest of their times. The answer may lack earlier entries that
+      earlier. For a topic of a followed source also no later than the time up to which this was read; 0: never to
+      the end. With several indexes or topics, the earliest of their times. The answer may lack earlier entries that
       were published later. Null: none was published, or `freshness` is empty.
     - `freshness`: The state of each index that was read from its storage, or that has a source of the topic.
     - `lost`: Lost files that may have had entries of the answer.

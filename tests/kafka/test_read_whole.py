@@ -3,6 +3,7 @@
 import pytest
 
 from tests.kafka.followed import ingest, source_of
+from tests.support.hanging import until
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
@@ -86,6 +87,25 @@ def test_answers_of_a_root_have_the_time_of_its_last_run(index, servers, produci
         for lookups in (index, reader):
             assert len(lookups.query(topic, "k3")) == 2
             assert lookups.query(topic, "k3").as_of_ms == clock.now_ms() // 1000 * 1000
+
+
+def test_a_run_that_is_stopped_tells_its_last_look(index, servers, producing, topic):
+    """Without new records, it would tell it later."""
+    clock = ManualClock()
+    producing.send(topic, packet(10))
+    source = source_of(index, servers, topic, clock=clock, follow=True)
+
+    def as_of_ms():
+        index.flush()
+        return index.query(topic, "k3").as_of_ms
+
+    with Follower(index, source, note=lambda _: None).in_background() as follower:
+        until(as_of_ms)
+        clock.advance(5.0)
+        until(lambda: source._reads._topics[topic][1].read_ms == clock.now_ms())
+        assert as_of_ms() == clock.now_ms() - 5_000
+        follower.end()
+    assert as_of_ms() == clock.now_ms()
 
 
 def told(reads, position, *, is_ending=False):

@@ -20,6 +20,7 @@ from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import ProgressDisplay, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
+from tiered_index.clock import SystemClock
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -392,18 +393,22 @@ class _Looks:
                         self._out.note(f"no file that has data yet: {listed_names(self._unlisted.empty, 3)}")
                 self._tell()
                 ending.event.wait(poll_s)
+            linker.end()
         counts.damaged_first, counts.skipped_first = self._damaged, self._skipped
 
     def _look(self) -> None:
         linker = self._linker
         self._trouble = None
+        begun_ms = SystemClock().now_ms()
         try:
             with self._listed() as files:
                 unlisted = self._unlisted
+                # a folder may be missing because it is not mounted
+                read_ms = 0 if unlisted.missing or unlisted.unnamed else begun_ms
                 new = {path: reason for path, reason in unlisted.unnamed.items() if path not in self._unnamed}
                 self._unnamed |= new.keys()
                 _count_unlisted(linker.counts, replace(unlisted, unnamed=new))
-                linker.run(files)
+                linker.run(files, read_ms)
         except (ObjectNotFound, StorageUnavailable) as error:
             # a follower outlives an outage
             self._trouble = str(error)

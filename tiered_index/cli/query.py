@@ -157,14 +157,14 @@ class KeyQuestion:
     ) -> Any:
         """Return the next page. Raises `InvalidArgument` if an index without tags has nothing.
 
-        A service that reads a root or writes an index does not tell whether it has tags: a remark says so.
+        A service does not tell whether it has tags before anything is published: a remark says so.
         """
         answer = look_up(cursor=cursor, **limits)
         if len(answer) or cursor is not None or answer.status != "complete":
             return answer
         tag = self.named
         known = [source.positions for source in answer.freshness] if reader is None else [reader.durable_positions()]
-        if not known:
+        if reader is None and not any(known):
             self.session.out.remark(
                 f"no message with the tag {tag!r} was found; an index has tags only with `ingest --index-tags`"
             )

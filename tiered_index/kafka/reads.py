@@ -10,14 +10,9 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tiered_index.follow import Batch
+from tiered_index.follow import Batch, ReadTime
 from tiered_index.kafka.names import Name
-from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.service.index import IndexService
-from tiered_index.service.log.reads import read_name
-
-# An index says at least once in this time that a topic was read whole, also if nothing came
-_TELL_MS = 60_000
 
 
 class Look(NamedTuple):
@@ -29,19 +24,12 @@ class Look(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TopicRead:
-    """The part of one topic that is put: all that the brokers had before `read_ms`, in epoch milliseconds.
+    """The part of one topic that is put: all that the brokers had before `read_ms`, in epoch milliseconds."""
 
-    `told_ms`: what the index's positions say.
-    """
-
-    told_ms: int
-    read_ms: int = 0
+    read_ms: int
     # The look whose ends are not reached yet, and the newest one
     _waits: Look | None = None
     _newest: Look | None = None
-
-    def __post_init__(self) -> None:
-        self.read_ms = self.told_ms
 
     def look(self, look: Look) -> None:
         """Note a look. An earlier one whose ends are not reached yet counts first: else a slow reader proves none.
@@ -74,20 +62,16 @@ class TopicReads:
     cluster: str
     # whether records came since `positions` told the last positions
     has_moved: bool = False
-    _topics: dict[str, TopicRead] = field(default_factory=dict)
+    _topics: dict[str, tuple[ReadTime, TopicRead]] = field(default_factory=dict)
 
     def look(self, begun_ms: int, topics: Iterable[str], ends: Mapping[str, Mapping[Name, int]]) -> None:
         """Note a look at `topics`: the `ends` of the logs of those that could be asked for all partitions."""
         for topic in {*topics, *ends}:
-            if (read := self._topics.get(topic)) is None:
-                name = read_name(self._source, topic)
-                if (told_ms := self.index.durable_position(name)) is None:
-                    # before its first record is put: nothing is known to be whole
-                    told_ms = 0
-                    self.index.put_source_batch(NO_ENTRIES, name, told_ms)
-                read = self._topics[topic] = TopicRead(told_ms)
+            if topic not in self._topics:
+                time = ReadTime(self.index, f"kafka:{self.cluster}", topic)
+                self._topics[topic] = time, TopicRead(time.told_ms)
             if topic in ends:
-                read.look(Look(begun_ms, ends[topic]))
+                self._topics[topic][1].look(Look(begun_ms, ends[topic]))
 
     def told(self, positions: Mapping[Name, int], *, is_ending: bool) -> Generator[Batch, None, None]:
         """Yield the positions that say up to which time topics are read whole, if `positions` of partitions are put.
@@ -96,13 +80,7 @@ class TopicReads:
         without new records write little.
         """
         has_told, is_due = False, self.has_moved or is_ending
-        for topic, read in self._topics.items():
+        for time, read in self._topics.values():
             read.reach(positions)
-            if read.read_ms > read.told_ms and (is_due or read.read_ms - read.told_ms >= _TELL_MS):
-                yield Batch(source=read_name(self._source, topic), position=read.read_ms, columns=NO_ENTRIES)
-                read.told_ms, has_told = read.read_ms, True
+            has_told |= yield from time.told(read.read_ms, is_due=is_due)
         self.has_moved = self.has_moved and not has_told
-
-    @property
-    def _source(self) -> str:
-        return f"kafka:{self.cluster}"

@@ -594,8 +594,7 @@ class KafkaSource:
         going_on = [partition for partition in self._known() if partition.key not in self._failed]
         caught_up = not self._waiting and all(partition.is_done() for partition in going_on) and self._added.is_done
         is_ending = caught_up and not self.follow
-        positions = {partition.name: partition.position for partition in self._partitions.values()}
-        yield from self._reads.told(positions, is_ending=is_ending)
+        yield from self._reads.told(self._put_positions(), is_ending=is_ending)
         if self.group is not None:
             self.group.publish(self._durable)
         if self._problem is not None:
@@ -610,6 +609,13 @@ class KafkaSource:
                 f"{self.place}: no answer for {_PATIENCE_S:g} seconds: {self.trouble or 'silence'}"
             )
         yield Batch(source="", position=0, caught_up=caught_up, pause=0.0)
+
+    def last_batches(self) -> Generator[Batch, None, None]:
+        """Yield the times before which all records of topics are put, unless the index has them."""
+        yield from self._reads.told(self._put_positions(), is_ending=True)
+
+    def _put_positions(self) -> dict[Name, int]:
+        return {partition.name: partition.position for partition in self._partitions.values()}
 
     def _known(self) -> list[Partition]:
         return [partition for place, partition in list(self._partitions.items()) if place not in self._gone]

@@ -55,6 +55,8 @@ class DamagedFiles:
 
     def __init__(self, counts: DamageCounts, mapping: RowMapping, *, is_strict: bool = False) -> None:
         self._counts, self._is_strict = counts, is_strict
+        self.are_read_later = False
+        """Whether files were passed over that may be read later, as they are."""
         unit = None if mapping.is_guessed else mapping.unit
         # a file that was not read is read again if it is to be read in another way
         zone = None if mapping.zone is None else mapping.zone.name
@@ -94,9 +96,10 @@ class DamagedFiles:
         if self._is_strict:
             raise error
         self._counts.name_damaged(listed.uri, damage.problem, damage.position if damage.where else None)
-        # else it may be read later, as it is
         is_denied = isinstance(error, InvalidArgument) and isinstance(error.__cause__, OSError)
-        return not (is_denied or isinstance(error, ObjectArchived | ObjectNotFound))
+        is_read_later = is_denied or isinstance(error, ObjectArchived | ObjectNotFound)
+        self.are_read_later |= is_read_later
+        return not is_read_later
 
     def noted(self, segment: LinkedSegment, damage: Damage) -> LinkedSegment:
         """Return a finished segment with the damage of its file."""

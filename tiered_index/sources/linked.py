@@ -28,7 +28,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
-from tiered_index.follow import FIRST, PatientPut
+from tiered_index.follow import FIRST, PatientPut, ReadTime
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.index import IndexService
@@ -152,6 +152,9 @@ class FileLinker:
         assert (self.topic is None) == (self.mapping.topic is not None), "the topic is a name or a field"
         self._queue_id = TOPICS_QUEUE if self.topic is None else FILES_QUEUE
         self._store = linked_store("" if self.topic is None else check_topic(self.topic), self._queue_id)
+        # the time before which all rows are put, of a run that follows the files
+        self._read_time: ReadTime | None = None
+        self._told_rows = 0
         self._topics = set[str]()
         self._archiver = RowArchiver(self.index, self._store) if self.archive else None
         # the offset before which restart points are archived, and the places of objects without a name in the log
@@ -161,6 +164,8 @@ class FileLinker:
         self._known = KnownFiles(self._store)
         self._damaged = DamagedFiles(self.counts, self.mapping, is_strict=self.is_strict)
         self._written: WrittenFiles | None = None
+        # whether files of the last plan are still being written
+        self._waits = False
         # the offsets that wait for a new reading, by the first offset of its open segment
         self._replaced: dict[int, tuple[OldOffsets, ...]] = {}
         # the rows with archived copies that a new reading leaves out, and the names of its file, by the same
@@ -187,8 +192,12 @@ class FileLinker:
         """Forget the state of the log: the next `run` reads it again, and continues after an error."""
         self._is_begun = False
 
-    def run(self, files: Sequence[SourceFile]) -> FileCounts:
+    def run(self, files: Sequence[SourceFile], read_ms: int | None = None) -> FileCounts:
         """Index the rows of `files` that are not indexed yet, and all that an earlier run has not finished.
+
+        Of a follower, `read_ms` is the time before these files were listed, in epoch milliseconds; 0: some could not
+        be listed. The index says that all rows before it are put, if all of these files could be read. Rows that have
+        no end yet don't count.
 
         Raises the errors of the index and of the storages; if it `is_strict`, `InvalidArgument` for a row that is no
         entry, and the errors of damaged files.
@@ -196,9 +205,16 @@ class FileLinker:
         is_first, self._is_begun = not self._is_begun, True
         if is_first:
             self._learn()
+        if self._read_time is None and read_ms is not None:
+            source = "files-topics:-" if self.topic is None else "files:-"
+            self._read_time = ReadTime(self.index, source, self.topic or "", put=self.patient)
+        moved, self._damaged.are_read_later = len(self.counts.changed_while_read), False
         with contextlib.closing(LinkedFiles(self.index.config)) as opened:
             if self._run_plan(files, opened, is_first=is_first).is_first_part:
                 self._run_plan(files, opened)
+        is_whole = len(self.counts.changed_while_read) == moved and not self._damaged.are_read_later
+        if is_whole and not self._waits:
+            self._tell(read_ms or 0, is_due=self.counts.rows > self._told_rows)
         if self._has_unpublished:
             # the new rows are answers once they are in the storage, also those of a run that was killed
             self.index.seal()
@@ -209,6 +225,15 @@ class FileLinker:
             # otherwise the old rows are answers still, and would lack the keys
             self._keys.run(self.mapping, files, lambda: self.clock_s() < until_s)
         return self.counts
+
+    def end(self) -> None:
+        """Put the time before which all rows are put, for a follower that ends."""
+        self._tell(is_due=True)
+
+    def _tell(self, read_ms: int = 0, *, is_due: bool) -> None:
+        for told in () if self._read_time is None else self._read_time.told(read_ms, is_due=is_due):
+            self.patient(told.columns, told.source, told.position)
+            self._told_rows = self.counts.rows
 
     @property
     def _has_unpublished(self) -> bool:
@@ -270,6 +295,7 @@ class FileLinker:
 
     def _without_written(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
         """Return the files without those that are still being written, unless these are read at once."""
+        self._waits = False
         if not self.still_s:
             return files
         self._written = self._written or WrittenFiles(self.still_s, self.clock_s)
@@ -278,6 +304,7 @@ class FileLinker:
             with self._damaged.passed_over(listed), contextlib.suppress(FileMoved):
                 if self._known.is_as_it_was(listed) or not self._written.has(listed):
                     others.append(listed)
+        self._waits = len(others) < len(files)
         return others
 
     def _learn(self) -> None:

@@ -3,6 +3,7 @@
 import re
 import signal
 import threading
+import time
 
 import pytest
 
@@ -48,6 +49,36 @@ def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(t
     assert (process.returncode, errors) == (130, "")
     assert (last["status"], last["messages"], last["entries"]) == ("stopped", 153, 306)
     assert all(line["status"] == "following" for line in following)
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL", "error"])
+def test_the_answer_of_a_root_says_up_to_when_a_follower_has_read(run_here, tmp_path, ending):
+    """It lacks messages that the store got later, whatever ended the follower."""
+    store, log, begun_ms = tmp_path / "store", tmp_path / "store" / "commitlog", time.time() * 1000
+    write(store, 0, 10)
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}")
+    with running("ingest", store, "--follow", "--json", "--poll", "0.05", *SMALL, *where) as (process, lines):
+        until(lambda: lines() and lines()[-1]["messages"] == 10)
+        until(lambda: run_here("query", "orders", "own-1", *where, "--json").document["as_of_ms"] or 0)
+        if ending == "error":
+            log.rename(tmp_path / "unmounted")
+        else:
+            process.send_signal(getattr(signal, ending))
+        process.communicate(timeout=60)
+    assert process.returncode == {"SIGTERM": 0, "SIGKILL": -signal.SIGKILL, "error": 3}[ending]
+    ended_ms = time.time() * 1000
+    if ending == "error":
+        (tmp_path / "unmounted").rename(log)
+    write(store, 10, 11)
+    for key, count in (("own-1", 1), ("own-10", 0)):
+        answer = run_here("query", "orders", key, *where, "--json").document
+        assert (len(answer["items"]), answer["status"]) == (count, "complete")
+        assert begun_ms // 1000 * 1000 <= answer["as_of_ms"] <= ended_ms
+    assert "0 found, complete as of 20" in run_here("query", "orders", "own-10", *where).out
+    assert "0 found, complete as of 20" in run_here("query", "orders", "own-10", *where[:2]).out
+    assert run_here("ingest", store, *where).code == 0
+    answer = run_here("query", "orders", "own-10", *where, "--json").document
+    assert (len(answer["items"]), answer["as_of_ms"] >= ended_ms // 1000 * 1000) == (1, True)
 
 
 def test_a_clock_that_was_wrong_is_reported(run_here, tmp_path):

@@ -193,16 +193,18 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
         assert (refused.code, option[0] in refused.err) == (2, True)
 
 
-def test_a_service_of_a_root_may_have_no_tags(run_here, tmp_path):
-    """It does not tell whether it has, so nothing found has a remark."""
+def test_a_service_may_have_no_tags(run_here, tmp_path):
+    """One of a root does not tell whether it has before anything is published, so nothing found has a remark."""
     with StoreWriter(tmp_path / "store") as store:
         store.put("orders", 0, keys="k1", tags="paid")
     places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/cold")
-    assert run_here("ingest", tmp_path / "store", *places, "--slots", 97, "--items", 500, "--wait").code == 0
-    for uri, root, said in (
-        (None, tmp_path / "root", "an index has tags only with `ingest --index-tags`"),
-        (f"file://{tmp_path}/cold", None, "no tags: run `ingest --index-tags`"),
+    has_none = "no tags: run `ingest --index-tags`"
+    for uri, root, said, more in (
+        (None, tmp_path / "root", "an index has tags only with `ingest --index-tags`", ()),
+        (None, tmp_path / "root", has_none, ("--wait",)),
+        (f"file://{tmp_path}/cold", None, has_none, ()),
     ):
+        assert run_here("ingest", tmp_path / "store", *places, "--slots", 97, "--items", 500, *more).code == 0
         with IndexReader.open(uri, root=root, environment=False) as reader, on_a_port(reader) as client:
             assert said in run_here("query", "orders", "paid", "--tag", "--url", client.base_url).err
 

@@ -33,6 +33,31 @@ read-by-some-partitions: a topic counts as read whole although one partition is 
   - any(positions[name] < end for name, end
   + all(positions[name] < end for name, end
   tests/kafka/test_read_whole.py::test_a_topic_is_read_up_to_a_look_once_every_partition_has_reached_its_end_of_then
+time-of-all-topics-unused: an answer about a topic that no entry has claims to have what its source got later
+  in TopicBounds.read_before
+  - known.get(topic, of_others)
+  + known.get(topic)
+  tests/unit/service/test_freshness.py::test_the_time_of_a_source_is_for_all_topics_without_one_of_their_own[False]
+time-of-the-end-of-a-round: an answer claims to have messages that came while a store's log was read
+  in Dispatcher.batches
+  - read_ms = begun_ms if
+  + read_ms = self._clock.now_ms() if
+  tests/rocketmq/test_read_whole.py::test_the_time_is_that_of_the_begin_of_a_round_also_if_messages_come_in_each_round
+damage-taken-for-the-end: an answer claims to have messages behind a damaged one
+  in Dispatcher.batches
+  - is_end = self._tail is None or not
+  + is_end = True or not
+  tests/rocketmq/test_read_whole.py::test_a_damaged_message_that_others_follow_stops_the_time
+hole-taken-for-the-end: an answer claims to have messages behind zeros that were skipped
+  in Dispatcher._taken
+  - and batch.messages and not batch.skipped:
+  + and batch.messages:
+  tests/rocketmq/test_read_whole.py::test_zeros_that_are_skipped_were_not_the_end
+unread-files-taken-for-read: an answer claims to have rows of files that wait for a later look
+  in FileLinker.run
+  - if is_whole and not self._waits:
+  + if True:
+  tests/unit/cli/test_files_read_whole.py::test_a_file_that_a_later_look_reads_stops_the_time[written]
 as-of-the-future: a producer with a fast clock makes answers complete up to its time
   in LogState.as_of_ms
   - return min(newest_ms, self.put_before_ms // 1000 * 1000)

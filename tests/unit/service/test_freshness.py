@@ -139,6 +139,31 @@ def test_a_topic_is_complete_only_up_to_where_its_source_was_read(open_index, st
         assert as_of_each(stored, "behind", "other") == [T + 10_000, T + 10_000]
 
 
+@pytest.mark.parametrize("is_local", [False, True])
+def test_the_time_of_a_source_is_for_all_topics_without_one_of_their_own(open_index, storage, clock, is_local):
+    """Another source of a topic has another time, and the least one counts. A source may have slashes and percents."""
+    index = open_index("root", storage_backend=storage, local_keep_s=3600 * is_local)
+    topics = ["own", "both", "other/topic", "plain"]
+    for topic in topics:
+        index.put(topic, 0, "k", 1, 1, T + 90_000)
+    tell(index, read_name("rocketmq:/a/b", ""), T + 5000)
+    tell(index, read_name("rocketmq:/a/b", "own"), T + 8000)
+    tell(index, read_name("kafka:c", "both"), T + 3000)
+    tell(index, read_name("rocketmq:/a%2Fb", "other/topic"), T + 4000)
+    upload(index)
+    with (
+        IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0) as stored,
+        IndexReader.open(root=index.config.root, storage_backend=storage, clock=clock, refresh_interval_s=0) as rooted,
+    ):
+        for lookups in (index, rooted, stored):
+            assert as_of_each(lookups, *topics) == [T + 8000, T + 3000, T + 4000, T + 5000]
+            assert lookups.query("unknown", "k").as_of_ms == T + 5000
+        tell(index, read_name("kafka:c", "both"), T + 7000)
+        index.flush()
+        for lookups in (index, rooted):
+            assert as_of_each(lookups, *topics) == [T + 8000, T + 5000, T + 4000, T + 5000]
+
+
 def test_a_topic_that_was_never_read_to_its_end_is_not_complete_up_to_any_time(open_index, tmp_path, clock):
     """A reader of several indexes answers by the index that knows least. Pages of an answer keep the earlier time."""
     uris = [f"file://{tmp_path}/{name}" for name in ("first", "second")]

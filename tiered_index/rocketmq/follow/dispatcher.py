@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.follow import Batch, Lag, Loss
+from tiered_index.follow import Batch, Lag, Loss, ReadTime, no_entries
 from tiered_index.rocketmq.follow.fingerprints import (
     FAR_BYTES,
     LogFingerprints,
@@ -114,9 +114,7 @@ def check_one_store(index: IndexService, source: str, *, restart: bool = False) 
 def note_tags(index: IndexService, selection: Selection) -> None:
     """Note durably that an index has entries of tags, if `selection` has them: a tag without entries is then none."""
     if selection.tags and index.durable_position(TAGS_SOURCE) is None:
-        names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-        own = (column.name for column in index.schema.caller_columns)
-        index.put_source_batch({name: [] for name in (*names, *own)}, TAGS_SOURCE, 1)
+        index.put_source_batch(no_entries(index), TAGS_SOURCE, 1)
 
 
 class Dispatcher:
@@ -190,12 +188,14 @@ class Dispatcher:
         # The selection of the previous run, in words, if it differs from the present one
         self.selected_before = before if durable is not None and not restart and before != selection else None
         self.fingerprints.selection = selection
+        # The torn tail at the end of the last round
+        self._tail: TornTail | None = None
         # Position of zeros before something readable, and the log's end then; in the next round they are written or
         # damage
         self._hole: tuple[int, int] | None = None
         # A last message that only older bytes follow: it is put if the next round finds it unchanged
         self._last_read: LastRead | None = None
-        # The torn tail of the last round; while it is unchanged, it is not read again
+        # One that is not read again while it is unchanged
         self._torn: TornTail | None = None
         self._damage_at: int | None = None
         # Without `follow`: position of half a message at the end of the log in the last round
@@ -207,6 +207,13 @@ class Dispatcher:
         # The reason why messages of the store can't be read, although the log looks whole; None: there is none
         self.trouble: str | None = None
         self._evidence_s: float | None = None
+        # The time before which all messages are put, by the index, and whether some came since
+        self._read_time: ReadTime | None = None
+        self._has_moved = False
+        # The begin of a round and the position of the zeros at which it ended. Once a message is there, the log has
+        # ended there; and the begin of the last such round
+        self._zeros: tuple[int, int] | None = None
+        self._passed_ms = 0
         note_tags(index, self._reader.selection)
 
     def positions(self) -> dict[str, int]:
@@ -219,10 +226,14 @@ class Dispatcher:
     def batches(self) -> Generator[Batch, None, None]:
         """Yield the messages after the position, up to the end of the log; the last batch has no entries.
 
-        A round ends after about 64 MiB or half a second. A batch counts as put when the next one is requested. Raises
-        `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured` and `StorageUnavailable`.
+        A batch before it may say up to which time all messages are put. A round ends after about 64 MiB or half a
+        second. A batch counts as put when the next one is requested. Raises `CorruptFile`, `MissingOffsets`,
+        `RewrittenOffsets`, `StorageMisconfigured` and `StorageUnavailable`.
         """
         self.fingerprints.cut(self.position or 0)  # those of a batch that was not put
+        if self._read_time is None:
+            self._read_time = ReadTime(self._index, self.store.source)
+        begun_ms = self._clock.now_ms()
         segments = self._reader.segments()  # listed once a round
         losses = self._check_log(segments)
         if not losses and self.position and self._scrubber.is_changed(self.fingerprints, self.position, segments):
@@ -231,7 +242,23 @@ class Dispatcher:
         self._settle()
         if last.caught_up and not losses:
             last = self._compared(last)
+            # a torn message that others follow is not the end
+            is_end = self._tail is None or not is_followed(self.store, self._tail)
+        else:
+            is_end = False
+            if last.state == End.OPEN.value and self._hole is not None:
+                self._zeros = begun_ms, self._hole[0]
+        if self.trouble is None:
+            read_ms = begun_ms if is_end else self._passed_ms
+            is_due = self._has_moved or (is_end and not self._follow)
+            if (yield from self._read_time.told(read_ms, is_due=is_due)):
+                self._has_moved = False
         yield last
+
+    def last_batches(self) -> Iterator[Batch]:
+        """Yield the time before which all messages are put, unless the index has it."""
+        if self._read_time is not None:
+            yield from self._read_time.told(is_due=True)
 
     def _compared(self, last: Batch) -> Batch:
         """Compare the end of the log with the store's other files. `last` ends a round that reached the log's end.
@@ -278,6 +305,7 @@ class Dispatcher:
         self, state: End | None = None, *, caught_up: bool, torn: TornTail | None = None, losses: tuple[Loss, ...] = ()
     ) -> Batch:
         """Return the last batch of a round, which has no messages."""
+        self._tail = torn
         caught_up = caught_up and (self._follow or not self._look_again(torn))
         # no pause if there may be more: a last message must be read a second time
         pause = 1.0 if caught_up or state is End.OPEN else 0.25 if state is End.TORN else 0.0
@@ -422,7 +450,11 @@ class Dispatcher:
         """Move the position after a batch that was put."""
         if batch.end == self.position and not batch.messages:
             return
-        self.position = batch.end
+        if self._zeros is not None and self._zeros[1] == self.position and batch.messages and not batch.skipped:
+            # a broker writes one message after the other
+            self._passed_ms = self._zeros[0]
+        self._zeros = None
+        self.position, self._has_moved = batch.end, True
         if self._broker != (broker := self._broker_start()):  # a restarted broker may have rewritten the log
             self._broker, self._scrubber.compare_all = broker, True
         self._last_store_ms = batch.last_store_ms or self._last_store_ms

@@ -53,6 +53,7 @@ from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, have_queue
 from tiered_index.rocketmq.remoting.throttled_log import ThrottledLog
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.read.budget import Limits, LookupBudget, LookupLimits, RequestStats
 from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.read.rows import check_key
@@ -522,15 +523,17 @@ class ReadOnlyBroker:
 
         A caller that may see some topics only gets offset 0, since the log's length tells of the bytes of all topics.
         """
-        positions: list[int] = []
+        known: list[Mapping[str, int]] = []
         as_of_ms: int | None = None
         if answer is not None and answer.freshness:
             as_of_ms = answer.as_of_ms or 0
-            positions = [position for freshness in answer.freshness for position in freshness.positions.values()]
-        elif isinstance(self._index, IndexService):
-            positions = list(self._index.durable_positions().values())
+            known = [freshness.positions for freshness in answer.freshness]
+        if isinstance(self._index, IndexService):
+            known = [self._index.durable_positions()]
+        # the others are times
+        offsets = [at for positions in known for name, at in positions.items() if not name.startswith(READ_PREFIX)]
         return {
-            "indexLastUpdatePhyoffset": str(max(positions, default=0) if caller.topics is None else 0),
+            "indexLastUpdatePhyoffset": str(max(offsets, default=0) if caller.topics is None else 0),
             "indexLastUpdateTimestamp": str(self._clock.now_ms() if as_of_ms is None else as_of_ms),
         }
 

@@ -1,8 +1,9 @@
 """Positions that say how much of a topic was read from its source. Pure. SPEC.md section 9.
 
 A source puts a position for each topic, ``read-before:SOURCE/TOPIC``, in epoch milliseconds: every record that the
-source had before this time is put; 0: this is not known yet. As all positions it only grows, and becomes durable with
-the entries that were put before it. So it bounds answers also when nothing reads the source any more.
+source had before this time is put; 0: this is not known yet. One without a topic, ``read-before:SOURCE/``, is for all
+topics of which the source has no position. As all positions it only grows, and becomes durable with the entries that
+were put before it. So it bounds answers also when nothing reads the source any more.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ READ_PREFIX = "read-before:"
 
 
 def read_name(source: str, topic: str) -> str:
-    """Return the name of the time before which all of a topic is put. `source` has no slash."""
-    return f"{READ_PREFIX}{source}/{topic}"
+    """Return the name of the time before which all of a topic, or of all topics (empty), is put."""
+    # the first slash ends the source
+    return f"{READ_PREFIX}{source.replace('%', '%25').replace('/', '%2F')}/{topic}"
 
 
 def reads_in(positions: Mapping[str, int]) -> dict[str, int]:
@@ -32,10 +34,15 @@ def bounds_of_root(reads: Mapping[str, int]) -> TopicBounds | None:
 
 
 def read_before_ms(reads: Mapping[str, int]) -> dict[str, int]:
-    """Return the time before which all of each topic is put, the least of its sources, by a result of `reads_in`."""
-    times: dict[str, int] = {}
+    """Return the time before which all of each topic is put, the least of its sources, by a result of `reads_in`.
+
+    That of the empty topic is for all others.
+    """
+    sources: dict[str, dict[str, int]] = {}
     for name, at in reads.items():
         if name.startswith(READ_PREFIX):
-            topic = name.removeprefix(READ_PREFIX).partition("/")[2]
-            times[topic] = min(at, times.get(topic, at))
-    return times
+            source, _, topic = name.removeprefix(READ_PREFIX).partition("/")
+            sources.setdefault(source, {})[topic] = at
+    topics = {topic for times in sources.values() for topic in times}
+    known = {topic: [times.get(topic, times.get("")) for times in sources.values()] for topic in topics}
+    return {topic: min(at for at in times if at is not None) for topic, times in known.items()}
