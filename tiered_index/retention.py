@@ -231,15 +231,6 @@ class Expired(Struct, frozen=True, dict=True):
         return max(_begin_s(self.before_ms(topic)), ALWAYS if erased is None else erased.begin)
 
     @property
-    def log_version(self) -> int:
-        """The version of log records and checkpoints that have it: older programs must refuse them, not ignore it."""
-        if self.replaced != NOT_REPLACED:
-            return REPLACED_VERSION
-        if self.tombstones:
-            return 3
-        return 2 if self else 1
-
-    @property
     def of_all_ms(self) -> int:
         """The time before which the entries of every topic have expired; 0: none has."""
         return max([horizon.of_all for horizon in self.horizons], default=0)

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from tests.support.damage import flipped
+from tests.support.log_records import record_document
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile
@@ -12,7 +13,7 @@ from tiered_index.format.names import log_name, number_of
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, decode_document, encode_document
+from tiered_index.service.log.records import LogRecord, encode_document
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import WrapperStorage
 
@@ -135,7 +136,7 @@ def test_a_damaged_record_behind_a_checkpoint_is_named_by_readers_and_writers(pu
         if number_of(info.name) == number:
             world.storage.delete_many([info.name])
     world.abandon()
-    world.storage.put(log_name(number), good.replace(b'"version":4', b'"version":3'))
+    world.storage.put(log_name(number), good.replace(b'"kind":"', b'"kind":"x', 1))
     is_damage_of(log_name(number), lambda: IndexReader.open(storage_backend=world.storage, clock=world.clock))
     is_damage_of(log_name(number), world.open)
     world.storage.put(log_name(number), good)
@@ -145,8 +146,8 @@ def test_a_damaged_record_behind_a_checkpoint_is_named_by_readers_and_writers(pu
 def test_records_that_contradict_the_state_are_damage(published):
     world = published
     state = world.service.log_state
-    first = decode_document(world.storage.get(log_name(1)), "x")
-    others = (decode_document(world.storage.get(log_name(number)), "x") for number in range(2, state.number + 1))
+    first = record_document(world.storage.get(log_name(1)))
+    others = (record_document(world.storage.get(log_name(number))) for number in range(2, state.number + 1))
     adding = next(document for document in others if document["add"])
     # with the right predecessor, since a record with another one is refused for that alone
     following = {"number": state.number + 1, "previous": state.digest}
@@ -159,8 +160,7 @@ def test_records_that_contradict_the_state_are_damage(published):
         ("invalid: .*`positions`", {k: v for k, v in (adding | following).items() if k != "positions"}),
         (r"invalid: .*`\$\.add\[0\]\.name`", adding | following | {"add": [{"name": "only"}]}),
     ):
-        bare = {name: value for name, value in document.items() if name != "version"}
-        world.storage.put(log_name(state.number + 1), encode_document(bare))
+        world.storage.put(log_name(state.number + 1), encode_document(document))
         with pytest.raises(CorruptFile, match=problem) as caught:
             reopened(world)
         assert type(caught.value) is CorruptFile

@@ -102,7 +102,7 @@ DAMAGE = {
     "no text": lambda data: b"\xff\xff",
     "no object": lambda data: b"[]",
     "nested deeply": lambda data: b"[" * 100_000,
-    "an endless number": lambda data: json.dumps(json.loads(data) | {"expires_ms": float("inf")}).encode(),
+    "an endless number": lambda data: json.dumps(json.loads(data) | {"ttl_ms": float("inf")}).encode(),
     "a list for a number": lambda data: json.dumps(json.loads(data) | {"pid": []}).encode(),
 }
 

@@ -53,7 +53,7 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
         if _entries(log.refresh()) != entries:
             fail("wrong", f"{entries} entries to be left by the last merge, {_entries(log.state)} are")
         count("orphans deleted", sweep(storage))
-        left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
+        left = {info.name for prefix in ("data/", "segments/", "probe/") for info in storage.list(prefix)}
         if left != set(log.refresh().objects) or sweep(storage) or storage.purge(0):
             left_over = f"{sorted(left ^ set(log.state.objects))[:5]}, {storage.purge(0)[:5]}"
             fail("wrong", f"after the sweep: {left_over}")

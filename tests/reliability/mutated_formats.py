@@ -103,7 +103,7 @@ def _state(state: LogState) -> None:
 def _lease(data: bytes, path: str) -> None:
     storage = MemoryStorage()
     storage.put("lease/00000000000000000001/00000000000000000001", data)
-    LeaseWatch(storage, ManualClock(NOW_MS)).check("somebody", "")
+    LeaseWatch(storage, ManualClock(NOW_MS)).check("somebody")
 
 
 def _segment(data: bytes, path: str) -> None:

@@ -15,11 +15,9 @@ from tests.support.changes import replace
 from tests.support.log_records import open_log
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord
 from tiered_index.spark import build
 from tiered_index.spark.writing.build import entries_by_topic, publish_tables
 from tiered_index.storage.opening import open_storage
@@ -55,14 +53,6 @@ class Pipeline:
     def merge(self, window_s: int = 86_400) -> None:
         merge(self.storage, self.log, self.clock, MergeOptions(window_s=window_s, min_age_s=0), threads=1)
 
-    def forget_origins(self) -> None:
-        """Make the log look like an earlier version's: it lacks the origins of tables' entries."""
-        tables = {name: shards for name, shards in self.log.state.tables.items() if shards[0].origin is not None}
-        stored = [shard for shards in tables.values() for shard in shards]
-        old = tuple(replace(shard_object, shard=replace(shard_object.part, origin=None)) for shard_object in stored)
-        names = tuple(shard_object.name for shard_object in stored)
-        self.log.append("a test", None, lambda state: LogRecord(0, "merge", 0, "", 0, old, names))
-
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
@@ -91,18 +81,12 @@ def test_rewritten_tables_keep_their_origin(pipeline: Pipeline) -> None:
     assert sum(shard.count for shards in tables.values() for shard in shards if shard.origin == "writer") == len(LIVE)
 
 
-def test_an_old_table_is_not_replaced_unless_all_are(pipeline: Pipeline) -> None:
+def test_replace_all_tells_the_entries_of_live_writers_that_it_removes(pipeline: Pipeline) -> None:
     pipeline.put(LIVE)
     pipeline.merge()
     pipeline.build(BATCH, "error")
-    pipeline.forget_origins()
     pipeline.put(AGAIN)
     pipeline.merge()
-    # tables of an earlier version stay separate from those with a known origin
-    assert len(pipeline.log.state.tables) == 3
-    with pytest.raises(InvalidArgument, match=r"does not say whether builds or live writers .* mode replace-all"):
-        pipeline.build(BATCH)
-    check_stored(pipeline.uri, LIVE, BATCH, AGAIN)
     state = pipeline.log.state
     told = entries_by_topic(state, list(state.objects), pipeline.storage)
     assert told == (("batch", len(BATCH) + len(AGAIN)), ("live", len(LIVE)))

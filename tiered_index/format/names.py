@@ -28,8 +28,6 @@ POINTS = "points:"
 """Begin of the stores of restart points of packed files."""
 TOPICS_QUEUE = 2**31 - 1
 """The queue of the rows of files whose topic is a field: for all topics, it is one log."""
-# of earlier versions, whose objects are orphans
-STAGING_PREFIX = "staging/"
 # The number of last characters of an id that are enough to distinguish it
 SHORT_ID = 8
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
@@ -37,13 +35,11 @@ _NUMBER = re.compile(r"[0-9]{20}")
 _ATTEMPT = re.compile(r"[0-9]{20}-[0-9a-f]{16}")
 # digits of a record's digest in the name of its checkpoint
 DIGEST_DIGITS = 16
-_WHOLE = rf"[0-9]{{20}}-[0-9a-f]{{{DIGEST_DIGITS}}}"
-_CHECKPOINT = re.compile(rf"checkpoint/([0-9]{{20}})(?:-([0-9a-f]{{{DIGEST_DIGITS}}})(?:\.({_WHOLE}))?)?")
-_SUMMARY = re.compile(rf"checkpoint/{_WHOLE}\.summary")
+_CHECKPOINT = re.compile(rf"checkpoint/([0-9]{{20}})-([0-9a-f]{{{DIGEST_DIGITS}}})")
 _OBJECT = re.compile(
-    rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|{_SUMMARY.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
+    rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
     rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.(log|parquet)"
-    rf"|catalog/[^/]+\.segments|ranges/[^/]+\.ranges|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
+    rf"|catalog/[^/]+\.segments|ranges/[^/]+\.ranges|probe/[^/]+"
 )
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
 _MAX_STORE = 128
@@ -111,33 +107,19 @@ def log_name(number: int) -> str:
     return LOG_PREFIX + f"{number:020d}"
 
 
-def checkpoint_name(number: int, digest: str = "", base: str = "") -> str:
+def checkpoint_name(number: int, digest: str) -> str:
     """Return the name of the checkpoint of log records 1..`number`.
 
-    `digest` is that of record `number`, so that two histories never overwrite each other's checkpoints; names of
-    earlier versions have none. `base` is the name of the checkpoint to which this one has the changes; empty: it is
-    whole.
+    `digest` is that of record `number`, so that two histories never overwrite each other's checkpoints.
     """
-    own = CHECKPOINT_PREFIX + f"{number:020d}" + (f"-{digest[:DIGEST_DIGITS]}" if digest else "")
-    return f"{own}.{base.removeprefix(CHECKPOINT_PREFIX)}" if base else own
-
-
-def base_of(name: str) -> str:
-    """Return the `base` in a `checkpoint_name`; empty if the checkpoint is whole."""
-    match = _CHECKPOINT.fullmatch(name)
-    return f"{CHECKPOINT_PREFIX}{match[3]}" if match and match[3] else ""
-
-
-def is_summary(name: str) -> bool:
-    """Return whether an object of this name is a summary of directories, which earlier versions wrote."""
-    return _SUMMARY.fullmatch(name) is not None
+    return f"{CHECKPOINT_PREFIX}{number:020d}-{digest[:DIGEST_DIGITS]}"
 
 
 def checkpoint_of(name: str) -> tuple[int, str]:
     """Return the number and the digest in a `checkpoint_name`. Raises `CorruptFile` for any other name."""
     if not (match := _CHECKPOINT.fullmatch(name)):
         raise CorruptFile(name, "not a checkpoint of an index")
-    return int(match[1]), match[2] or ""
+    return int(match[1]), match[2]
 
 
 def epoch_name(epoch: int) -> str:

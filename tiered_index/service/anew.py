@@ -16,10 +16,8 @@ all files that were set aside are kept in `aside-NUMBER/`. One thread.
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +36,12 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
 from tiered_index.service.jobs.row_places import FILES_QUEUES
 from tiered_index.service.life.same_file import check_same, is_in
-from tiered_index.service.log.kept import LOG, WHOLE, KeptLog
+from tiered_index.service.log.kept import LOG, KeptLog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile, open_local
-from tiered_index.service.read.export import Array, Export, ExportRange
+from tiered_index.service.read.export import Export, ExportRange
 from tiered_index.service.read.root_view import RootView, UnsealedView
 from tiered_index.service.read.segments import Segments
 from tiered_index.service.root import ASIDE, SENT, Root, RootLock, disk_error
@@ -53,9 +51,8 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 
 _ALL = ExportRange()
-_SURROGATE = re.compile("[\ud800-\udfff]")
 # moved with the root's files: the log position that it had seen, the log, and the list of its files
-_TOLD = ("seen", LOG, WHOLE, LIST)
+_TOLD = ("seen", LOG, LIST)
 
 
 @dataclass(frozen=True)
@@ -166,15 +163,6 @@ class _OneState(Root):
     def names(self, state: str) -> list[str]:
         """Return the names of files of a state; none for other states."""
         return super().names(state) if state == self._state else []
-
-
-class _Entries(Export):
-    """An export in which topics of earlier versions are valid Unicode: with U+FFFD for half a surrogate pair."""
-
-    def _batch(self, items: Array, begin_s: int, names: Mapping[int, str]) -> pa.RecordBatch:
-        return super()._batch(
-            items, begin_s, {topic_id: _SURROGATE.sub("\ufffd", name) for topic_id, name in names.items()}
-        )
 
 
 class _Sending:
@@ -305,14 +293,14 @@ class _Sending:
                 pass
             return batches.entries, batches.checksum
 
-    def _export(self, state: LogState, handles: list[Handle]) -> _Entries:
+    def _export(self, state: LogState, handles: list[Handle]) -> Export:
         held = contextlib.ExitStack()
         # an export leaves out a copy in `uploaded` that the log doesn't name, because it may have been merged
         handles = [
             replace(handle, folder=COMPACTED) if isinstance(handle, CompactedFile) else handle for handle in handles
         ]
         storage = self._index.storage
-        return _Entries(_ALL, self._schema, state, handles, storage, lambda: None, lambda uri: self._state, held)
+        return Export(_ALL, self._schema, state, handles, storage, lambda: None, lambda uri: self._state, held)
 
 
 def _is_in(handle: CompactedFile | UnsealedView, later: Path) -> bool:

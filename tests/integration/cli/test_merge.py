@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.log_records import record_document
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.format.names import CHECKPOINT_PREFIX, log_name
 from tiered_index.service.log.log import StorageLog, own_objects
-from tiered_index.service.log.records import LogRecord, decode_document, digest_of, encode_document
+from tiered_index.service.log.records import LogRecord, digest_of, encode_document
 from tiered_index.storage.opening import open_storage
 
 DAY_MS = 86_400_000
@@ -115,7 +116,7 @@ def test_tiers_one_after_the_other(run_here, store):
 
 def test_orphans_are_listed_then_deleted_and_foreign_objects_left(run_here, merged, tmp_path):
     folder = tmp_path / "store"
-    names = [*(f"{kind}/note.txt" for kind in ("checkpoint", "data", "epoch", "lease", "log")), "staging/x.ticket"]
+    names = [*(f"{kind}/note.txt" for kind in ("checkpoint", "data", "epoch", "lease", "log")), "ranges/note.txt"]
     unseen = ["log%/a note", "log%/50%", "log/note.txt", "README"]
     for path in [*(folder / name.replace("/", "%/") for name in names), *(folder / name for name in unseen)]:
         path.parent.mkdir(exist_ok=True)
@@ -151,13 +152,12 @@ def age(folder, store):
 
 def rewrite(storage, number, change):
     """Replace a log record by a changed one with a right checksum, and drop the checkpoints that contradict it."""
-    document = change(decode_document(storage.get(log_name(number)), "log"))
-    document.pop("version", None)
+    document = change(record_document(storage.get(log_name(number))))
     storage.put(log_name(number), encode_document(document))
     # a changed record needs all later records written again
     following = number
     while next(iter(storage.list(log_name(following := following + 1))), None) is not None:
-        document = decode_document(storage.get(log_name(following)), "log")
+        document = record_document(storage.get(log_name(following)))
         document["previous"] = digest_of(storage.get(log_name(following - 1)))
         storage.put(log_name(following), encode_document(document))
     storage.delete_many([info.name for info in own_objects(storage, CHECKPOINT_PREFIX)])
@@ -222,7 +222,7 @@ def test_missing_and_overlapping_slots_of_a_table(run_here, merged):
         shard = {**record["add"][0]["shard"], "table": first["shard"]["table"], "begin_s": first["shard"]["begin_s"]}
         return {**record, "add": [{**record["add"][0], "shard": shard}]}
 
-    rewrite(storage, number, lambda record: decode_document(records[0], "log"))
+    rewrite(storage, number, lambda record: record_document(records[0]))
     rewrite(storage, other, add_to_first)
     problems = [f["problem"] for f in findings(run_here, merged) if f["part"] == "table"]
     assert any("an earlier record added" in problem for problem in problems)

@@ -68,7 +68,7 @@ journal-damage-taken-for-crash: a damaged record before a whole one counts as a 
   + break
   tests/unit/format/test_journal.py::test_damaged_middle_names_where
 log-crc-skipped: the CRC32 of log records is not checked
-  in verified_text
+  in decode_document
   - if not mark or tail != expected:
   + if not mark:
   tests/faults/test_damaged_log.py::test_a_flipped_bit_anywhere_in_a_record_is_found

@@ -135,21 +135,15 @@ def test_names():
     for name in (file_id, *others, "x.index", "", f"{arabic}{file_id[15:]}.index"):
         assert names.file_id_of(name) is None
     assert names.data_name(file_id, "a1") == f"{names.data_prefix(file_id)}a1.index" == f"data/{file_id}/a1.index"
-    base = names.checkpoint_name(5, "b" * 32)
-    changes = names.checkpoint_name(7, "a" * 32, base)
     numbered = {
         names.log_name(7): "log/00000000000000000007",
         names.epoch_name(7): "epoch/00000000000000000007",
         names.lease_name(3, 7): "lease/00000000000000000003/00000000000000000007",
-        names.checkpoint_name(7): "checkpoint/00000000000000000007",
         names.checkpoint_name(7, "a" * 32): "checkpoint/00000000000000000007-aaaaaaaaaaaaaaaa",
-        changes: "checkpoint/00000000000000000007-aaaaaaaaaaaaaaaa.00000000000000000005-bbbbbbbbbbbbbbbb",
     }
     assert all(name == spelled and names.number_of(name) == 7 for name, spelled in numbered.items())
-    assert [names.base_of(name) for name in (changes, base, names.log_name(7))] == [base, "", ""]
-    for name, parsed in zip([*numbered][3:], ((7, ""), (7, "a" * 16), (7, "a" * 16)), strict=True):
-        assert (names.checkpoint_of(name), names.is_foreign(name)) == (parsed, False)
-    for name in ("checkpoint/7", names.log_name(7), names.checkpoint_name(7, "abc")):
+    assert (names.checkpoint_of(name := [*numbered][3]), names.is_foreign(name)) == ((7, "a" * 16), False)
+    for name in ("checkpoint/7", "checkpoint/00000000000000000007", names.log_name(7), names.checkpoint_name(7, "abc")):
         with pytest.raises(CorruptFile, match="not a checkpoint"):
             names.checkpoint_of(name)
     for name in ("log/12", "log/" + "1" * 21, "log/", "log/0000000000000000001x", "log/" + "\u0661" * 20):

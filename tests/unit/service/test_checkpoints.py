@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.benchmarks.scale import synthetic_objects
 from tests.support.cases import each
 from tests.support.changes import replace
-from tests.support.log_records import GENESIS, an_object, checkpoint_document, earlier_checkpoint, open_log, publish
+from tests.support.log_records import GENESIS, an_object, checkpoint_document, open_log, publish
 from tests.support.measuring import measured
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable, UnsupportedVersion
+from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
 from tiered_index.format.names import checkpoint_name, checkpoint_of, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.jobs.verify import _check_log
@@ -26,7 +26,7 @@ from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log import checkpoint
 from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, TableShard, decode_document
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, TableShard
 from tiered_index.service.log.state import CHAINED, LogState
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage
@@ -132,12 +132,10 @@ def test_an_opening_reads_the_records_after_a_large_checkpoint_side_by_side():
         assert len(reader.files()) == 308
 
 
-def test_a_checkpoint_is_refused_by_name_in_versions_before_and_its_values_are_checked():
+def test_the_values_of_a_checkpoint_are_checked():
     log = a_log(MemoryStorage(), objects=20)
     data = publish(log, EPOCH, tuple(map(a_shard, range(100, 104)))).encode()
     assert LogState.decode(data, "checkpoint") == log.state
-    with pytest.raises(UnsupportedVersion, match="log version 7 is newer"):
-        decode_document(data, "checkpoint", newest=6)
     document = checkpoint_document(data)
     objects = document["objects"]
     wrong = each(
@@ -200,11 +198,13 @@ def test_the_newest_two_are_kept_and_nothing_is_listed_for_it(is_short_lived):
         assert usage.requests_by_kind["list"] == 50
 
 
-@pytest.mark.parametrize("damaged", [b"ahead of the log", LogState(1, 0, GENESIS).encode()])
+@pytest.mark.parametrize(
+    "damaged", [b"ahead of the log", LogState(1, 0, GENESIS, digest="a" * 32, chain="a" * 16).encode()]
+)
 def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
     storage = MemoryStorage()
     a_log(storage)
-    storage.put(checkpoint_name(10**6), damaged)
+    storage.put(checkpoint_name(10**6, "a" * 32), damaged)
     log = open_log(storage)
     for n in range(20):
         publish(log, EPOCH, (an_object(n),))
@@ -267,8 +267,11 @@ def logs(draw):
 @given(logs(), st.integers(0, 13), st.integers(0, 13))
 def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(log, cut, damaged):
     records, expected = log
-    names = [log_name(record.number) for record in records]
-    pairs = list(zip(records, names, strict=True))
+    pairs, previous = [], ""
+    for record in records:
+        name = log_name(record.number)
+        pairs.append((LogRecord.decode(replace(record, previous=previous).encode(), name), name))
+        previous = pairs[-1][0].digest
     states = [LogState()]
     for record, name in pairs:
         states.append(states[-1].apply(record, name))
@@ -283,14 +286,14 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(log, cut, da
     for record, name in pairs:
         storage.put(name, record.encode())
     for state in states[1:]:
-        storage.put(checkpoint_name(state.number), state.encode())
+        storage.put(checkpoint_name(state.number, state.digest), state.encode())
         opened_state, requests = opened(storage)
         assert opened_state == states[-1]
         assert list(opened_state.objects) == list(states[-1].objects)
         assert list(opened_state.archive) == list(states[-1].archive)
         assert requests["get"] == 1 + len(records) - state.number
     for state in states[damaged + 1 :]:
-        storage.put(checkpoint_name(state.number), state.encode()[:-3])
+        storage.put(checkpoint_name(state.number, state.digest), state.encode()[:-3])
     assert opened(storage)[0] == states[-1]
 
 
@@ -341,9 +344,8 @@ def test_a_checkpoint_older_than_the_known_records_is_compared_with_the_log(is_o
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 40), max_size=12), st.booleans()), max_size=12))
 @settings(max_examples=20)
-def test_a_checkpoint_of_any_version_has_the_whole_state(steps):
+def test_a_checkpoint_has_the_whole_state(steps):
     log = a_log(MemoryStorage())
-    base = log.state
     for number, (count, gone, of_tables) in enumerate(steps):
         make = a_shard if of_tables else an_object
         added = tuple(make(100 * number + n) for n in range(count))
@@ -354,41 +356,7 @@ def test_a_checkpoint_of_any_version_has_the_whole_state(steps):
         assert list(decoded.objects) == list(state.objects) and decoded.encode() == state.encode()
         make = LogRecord(0, "archive", EPOCH, "", 0, archive=(a_segment(number),))
         state = log.append("segment", EPOCH, lambda _, make=make: make)
-        for rows in (True, False):
-            for since in (None, base):
-                data = earlier_checkpoint(state, since, rows=rows)
-                assert LogState.decode(data, "checkpoint", since) == state
-        base = state if number % 3 == 0 else base
-
-
-def test_a_summary_of_an_earlier_version_is_deleted_with_the_next_record():
-    """It has filters, also of keys that an erasure deletes."""
-    storage = FaultStorage(MemoryStorage())
-    log = a_log(storage, objects=3)
-    name = f"{named(log.state)}.summary"
-    storage.put(name, b"filters")
-    assert opened(storage) == (log.state, {"list": 2, "get": 1})
-    storage.fail("delete_many", name_prefix=name)
-    publish(open_log(storage), EPOCH, (an_object(10),))
-    assert name in {info.name for info in storage.list("checkpoint/")}
-    # the record is there already
-    publish(open_log(storage), EPOCH, (an_object(10),))
-    assert name not in {info.name for info in storage.list("checkpoint/")}
-    report = Report()
-    _check_log(storage, report)
-    assert not report.findings
-
-
-def test_changes_of_an_earlier_version_need_their_own_whole_checkpoint():
-    """Those on another one would be a state that never was."""
-    logs = [a_log(MemoryStorage(), objects=60, at_once=20) for _ in range(2)]
-    base = logs[0].state
-    state = publish(logs[0], EPOCH, (an_object(1000),))
-    data = earlier_checkpoint(state, base)
-    assert LogState.decode(data, "changes", base) == state
-    for other in (None, logs[1].state, state):
-        with pytest.raises(CorruptFile, match="base is another state"):
-            LogState.decode(data, "changes", other)
+        assert LogState.decode(state.encode(), "checkpoint") == state
 
 
 def test_a_checkpoint_of_a_lost_history_that_a_writer_deletes_meanwhile_is_no_second_history():
@@ -452,7 +420,7 @@ def test_an_object_that_appears_and_vanishes_in_one_step_leaves_its_files_other_
     state = publish(log, EPOCH, (original,))
     look(state)
     twin, number = replace(original, name=f"{original.name}x"), state.number
-    added = LogRecord(number + 1, "publish", EPOCH, "a", 0, (twin,))
-    removed = LogRecord(number + 2, "publish", EPOCH, "a", 0, remove=(twin.name,))
+    added = LogRecord(number + 1, "publish", EPOCH, "a", 0, (twin,), previous=state.digest, digest="b" * 32)
+    removed = LogRecord(number + 2, "publish", EPOCH, "a", 0, remove=(twin.name,), previous=added.digest)
     state = state.replayed([(added, "added"), (removed, "removed")])
     assert state.files == replace(state).files == {original.file_id: original}

@@ -320,7 +320,7 @@ def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published()
     far, day_s = LostObject("data/x/9.index", "x9", 0, 1 << 32, 1), 86_400
     state = LogState(lost={far.name: far})
     assert state.newest_ms == (1 << 32) * 1000
-    shard = TableShard("t1", 0, day_s, SlotMap(64), 0, 3)
+    shard = TableShard("t1", 0, day_s, SlotMap(64), 0, 3, "writer")
     table = LostObject("data/t1/1.index", "t1", 0, 7, 1, shard)
     assert LogState(lost={far.name: far, table.name: table}).newest_ms == 7000
 

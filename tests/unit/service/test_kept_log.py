@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
-from tests.support.log_records import GENESIS, an_object, earlier_checkpoint, publish
+from tests.support.log_records import GENESIS, an_object, publish
 from tiered_index.clock import ManualClock
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import StorageLog
@@ -38,15 +38,8 @@ def a_root(path, disk=None):
     return Root(path, disk or FaultDisk())
 
 
-def keep_changes(root, base, state):
-    """Keep a state as earlier versions did: as changes since a whole one."""
-    (root.path / "log-whole").write_bytes(earlier_checkpoint(base))
-    (root.path / "log").write_bytes(earlier_checkpoint(state, base))
-
-
 @pytest.mark.parametrize("number", [1, 12])
-@pytest.mark.parametrize("by", ["this version", "an earlier version"])
-def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, states, number, by):
+def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, states, number):
     rng = random.Random(number)
     steps = 0
     while True:
@@ -54,10 +47,7 @@ def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, s
         disk = FaultDisk()
         root = a_root(tmp_path / f"root{steps}", disk)
         kept_log = KeptLog(root)
-        if by == "this version":
-            kept_log.keep(states[number - 1])
-        else:
-            keep_changes(root, states[0], states[number - 1])
+        kept_log.keep(states[number - 1])
         assert like(KeptLog(root).read()) == like(states[number - 1])
         disk.crash(nth=steps, torn=steps % 2 == 0)
         try:
@@ -71,7 +61,6 @@ def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, s
             next_one = KeptLog(root)
             next_one.keep(states[number])
             assert like(KeptLog(root).read()) == like(states[number])
-            assert not (root.path / "log-whole").exists()
         else:
             break
     assert steps > 4
@@ -99,22 +88,13 @@ def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, 
     assert like(KeptLog(root).read()) == like(states[5])
 
 
-@pytest.mark.parametrize("file", ["log", "log-whole"])
-@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone", "another's"])
-def test_damage_gives_no_state(tmp_path, states, file, how):
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone"])
+def test_damage_gives_no_state(tmp_path, states, how):
     root = a_root(tmp_path / "root")
-    if file == "log":
-        KeptLog(root).keep(states[3])
-    else:
-        keep_changes(root, states[2], states[3])
-    path = root.path / file
+    KeptLog(root).keep(states[3])
+    path = root.path / "log"
     data = path.read_bytes()
-    damaged = {
-        "flipped": data[:70] + bytes([data[70] ^ 1]) + data[71:],
-        "cut": data[: len(data) // 2],
-        "empty": b"",
-        "another's": states[9].encode() if file == "log-whole" else earlier_checkpoint(states[30], states[9]),
-    }
+    damaged = {"flipped": data[:70] + bytes([data[70] ^ 1]) + data[71:], "cut": data[: len(data) // 2], "empty": b""}
     path.unlink() if how == "gone" else path.write_bytes(damaged[how])
     reader = KeptLog(root)
     assert [reader.read() for _ in range(3)] == [None] * 3

@@ -19,12 +19,11 @@ from tiered_index.errors import (
     ObjectExists,
     StorageMisconfigured,
     StorageUnavailable,
-    UnsupportedVersion,
 )
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import log_name
 from tiered_index.format.slots import SlotMap
-from tiered_index.retention import Expired, Horizon
+from tiered_index.retention import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import (
     ArchivedSegment,
@@ -32,13 +31,11 @@ from tiered_index.service.log.records import (
     LostObject,
     StreamBatch,
     TableShard,
-    decode_document,
     encode_document,
 )
 from tiered_index.service.log.session import Lease, LeaseWatch, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.tombstones import Tombstone
 
 
 def test_a_record_comes_back_as_it_was():
@@ -61,27 +58,6 @@ def test_a_record_comes_back_as_it_was():
     assert LogRecord.decode(record.encode(), "x") == record
 
 
-DIGEST = "0123456789abcdef" * 2
-
-
-@pytest.mark.parametrize(
-    ("version", "fields"),
-    [
-        (1, {}),
-        (2, {"expired": Expired((Horizon(1000),))}),
-        (3, {"expired": Expired(tombstones=(Tombstone.of("t", 1000),))}),
-        *((4, {name: DIGEST}) for name in ("previous", "root", "copied")),
-    ],
-    ids=repr,
-)
-def test_a_record_states_a_version_whose_programs_know_all_of_it(version, fields):
-    """Earlier programs refuse it. They would pass over members that they do not know."""
-    data = LogRecord(7, "publish", 3, "a", 5, **fields).encode()
-    assert data.startswith(b'{"version":%d,' % version)
-    with pytest.raises(UnsupportedVersion):
-        decode_document(data, "x", newest=version - 1)
-
-
 def test_the_greatest_number_of_each_stream_counts():
     state = LogState().apply(LogRecord(1, "create", 0, "a", 5, genesis=GENESIS), "x")
     begun = state
@@ -91,13 +67,13 @@ def test_the_greatest_number_of_each_stream_counts():
     assert state.batches == {"a": StreamBatch(3, 4, 0), "b": StreamBatch(8, 6, 0)} and begun.batches == {}
 
 
-def test_an_invalid_record_is_damage_and_one_of_another_version_is_refused():
+def test_an_invalid_record_is_damage():
     for data in (b"", b"{}", b"\n#crc32 00000000\n", b"#crc32", b"x" * 100):
         with pytest.raises(CorruptFile):
-            decode_document(data, "x")
-    for version in (9, None, "1"):
-        with pytest.raises(UnsupportedVersion):
-            decode_document(encode_document({"version": version}), "x")
+            LogRecord.decode(data, "x")
+    for document in ({"version": None}, {"version": "1"}, {}):
+        with pytest.raises(CorruptFile, match="version"):
+            LogRecord.decode(encode_document(document), "x")
 
 
 @pytest.fixture
@@ -191,7 +167,7 @@ def test_any_error_of_the_put_of_a_record_leaves_its_outcome_unknown(log, storag
 
 
 SEGMENT = ArchivedSegment("segments/s/0", "broker", 0, 10, 1, 1, 12, 0)
-SHARD = TableShard("t1", 0, 3600, SlotMap(GENESIS.layout.slots), 0, 3)
+SHARD = TableShard("t1", 0, 3600, SlotMap(GENESIS.layout.slots), 0, 3, "writer")
 TABLE = replace(an_object(1), shard=SHARD)
 LOST = LostObject("data/x/9.index", "x9", 0, 1, 1)
 
@@ -264,13 +240,13 @@ class SteppingClock(ManualClock):
         return super().monotonic_s()
 
 
-def claim(storage, root_id, clock=None, place="", **more):
-    LeaseWatch(storage, clock or ManualClock(0)).check(root_id, place, **more)
+def claim(storage, place, clock=None, **more):
+    LeaseWatch(storage, clock or ManualClock(0)).check(place, **more)
 
 
 def test_a_lease_holds_off_other_roots_until_it_ends(clock, storage):
     claim(storage, "b")
-    lease = Lease(storage, 1, "a", clock, 60)
+    lease = Lease(storage, 1, "a", clock, 60, "a")
     claim(storage, "a")
     with pytest.raises(LockHeld, match="60 s"):
         claim(storage, "b")
@@ -293,7 +269,7 @@ def test_a_lease_holds_off_other_roots_until_it_ends(clock, storage):
 def test_a_lease_that_is_renewed_while_it_is_read_holds_off_other_roots(clock):
     """A renewal deletes the lease that was listed."""
     storage = FaultStorage(MemoryStorage(clock=clock))
-    lease = Lease(storage.inner, 1, "a", clock, 60)
+    lease = Lease(storage.inner, 1, "a", clock, 60, "a")
     lease._write(released=False)
 
     def renew():
@@ -302,20 +278,19 @@ def test_a_lease_that_is_renewed_while_it_is_read_holds_off_other_roots(clock):
 
     storage.meanwhile("get", renew, name_prefix="lease/", times=3)
     with pytest.raises(LockHeld):
-        LeaseWatch(storage, clock).check("b", "")
+        LeaseWatch(storage, clock).check("b")
     assert storage.calls("get") == 4
 
 
 def test_the_newest_epochs_lease_counts_for_the_lock_of_its_root(clock, storage):
-    old = Lease(storage, 1, "a", clock, 60)
+    old = Lease(storage, 1, "a", clock, 60, "a")
     clock.advance(61)
     Lease(storage, 2, "b", clock, 60, "here")
     old.renew()  # a paused writer continues
-    for root_id in ("c", "a"):
+    for place in ("a copy", "a"):
         with pytest.raises(LockHeld):
-            claim(storage, root_id, place="a copy")
-    claim(storage, "begun anew", place="here")
-    claim(storage, "b", place="here")
+            claim(storage, place)
+    claim(storage, "here")
 
 
 DAY_S = 86_400
@@ -324,7 +299,7 @@ DAY_S = 86_400
 @pytest.mark.parametrize("holder_s", [DAY_S, -DAY_S])
 @pytest.mark.parametrize("claimer_s", [DAY_S, -DAY_S])
 def test_clocks_of_hosts_neither_prolong_nor_shorten_a_lease(clock, storage, holder_s, claimer_s):
-    Lease(storage, 1, "a", ManualClock(clock.now_ms() + 1000 * holder_s), 60)
+    Lease(storage, 1, "a", ManualClock(clock.now_ms() + 1000 * holder_s), 60, "a")
 
     def claimers() -> ManualClock:
         return ManualClock(clock.now_ms() + 1000 * claimer_s)
@@ -340,22 +315,22 @@ def test_clocks_of_hosts_neither_prolong_nor_shorten_a_lease(clock, storage, hol
 
 
 def test_a_lease_of_the_storages_future_is_watched_for_its_time_to_live(clock):
-    Lease(MemoryStorage("went-back", clock=ManualClock(clock.now_ms() + 1000 * DAY_S)), 1, "a", clock, 60)
+    Lease(MemoryStorage("went-back", clock=ManualClock(clock.now_ms() + 1000 * DAY_S)), 1, "a", clock, 60, "a")
     storage, claimer = MemoryStorage("went-back", clock=clock), SteppingClock(0)
     assert writer_of(storage, clock).state == "gone"
     # a round of the life cycle does not wait, and remembers when it began to watch
     watch = LeaseWatch(storage, claimer)
     with pytest.raises(LockHeld, match="60 s"):
-        watch.check("b", "")
+        watch.check("b")
     with pytest.raises(LockHeld, match="59 s"):
-        watch.check("b", "")
+        watch.check("b")
     claimer.advance(58)
-    watch.check("b", "")
+    watch.check("b")
 
 
 def test_an_opening_waits_for_a_watched_lease_and_refuses_a_renewed_one(clock, monkeypatch):
     holder = ManualClock(clock.now_ms() + 1000 * DAY_S)
-    lease = Lease(MemoryStorage("watched", clock=holder), 1, "a", holder, 60)
+    lease = Lease(MemoryStorage("watched", clock=holder), 1, "a", holder, 60, "a")
     storage, claimer, waited = MemoryStorage("watched", clock=clock), ManualClock(0), []
 
     class Waiting(threading.Event):
@@ -377,7 +352,7 @@ def test_an_opening_waits_for_a_watched_lease_and_refuses_a_renewed_one(clock, m
 
 
 def test_a_killed_process_of_this_host_is_not_called_a_writer(clock, storage, monkeypatch):
-    Lease(storage, 1, "a", clock, 60)
+    Lease(storage, 1, "a", clock, 60, "a")
     with pytest.raises(LockHeld, match=r"is being written by this process .* its lease ends in 60 s"):
         claim(storage, "b")
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.support.log_records import GENESIS
 from tests.unit.format import test_spec
 from tests.unit.format.test_segments import segments_of, summed, written
 from tiered_index.errors import UnsupportedVersion
@@ -18,6 +19,9 @@ from tiered_index.format.journal import Journal, encode_open, parse_journal
 from tiered_index.format.ranges import decode_ranges, encode_ranges
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service import root
+from tiered_index.service.log import checkpoint, records
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Marker
 
 
@@ -52,6 +56,20 @@ DOCUMENTS = [
         "MARKER_VERSION",
         lambda: Marker("a", "b", test_spec.LAYOUT, "custom", "memory://x").encode(),
         lambda data: Marker.decode(data, "f"),
+    ),
+    Document(
+        "log record",
+        records,
+        "LOG_VERSION",
+        lambda: LogRecord(1, "create", 0, "a", 5, genesis=GENESIS).encode(),
+        lambda data: LogRecord.decode(data, "f"),
+    ),
+    Document(
+        "checkpoint",
+        checkpoint,
+        "CHECKPOINT_VERSION",
+        lambda: LogState(1, 0, GENESIS, digest="a" * 32, chain="a" * 16).encode(),
+        lambda data: LogState.decode(data, "f"),
     ),
     Document(
         "archived segment",

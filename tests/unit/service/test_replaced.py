@@ -409,7 +409,7 @@ def test_a_replacement_that_can_not_be_is_refused(change, problem):
 def test_a_checkpoint_with_an_unsorted_table_is_refused():
     state = LogState().apply(LogRecord(1, "create", 0, "", 0, genesis=GENESIS), "log")
     replaced = (Replacement(STORE, 0, 5, 20, 20), Replacement(STORE, 7, 9, 20, 20))
-    state = state.apply(LogRecord(2, "link", 0, "", 0, replaced=replaced), "log")
+    state = state.apply(LogRecord(2, "link", 0, "", 0, replaced=replaced, digest="a" * 32), "log")
     ranges = state.expired.replaced.stores[STORE]
     assert [*ranges.retired] == [(0, 5), (7, 9)]
     broken = ranges.retired.rows[::-1]

@@ -81,7 +81,7 @@ def test_only_whole_objects_expire_and_others_are_reported():
 
 def test_a_table_expires_with_its_last_shard():
     shards = [
-        replace(stored(number, 0, last), shard=TableShard("table", 0, DAY_S, SlotMap(16, 1, 1), low, low + 8))
+        replace(stored(number, 0, last), shard=TableShard("table", 0, DAY_S, SlotMap(16, 1, 1), low, low + 8, "writer"))
         for number, (last, low) in enumerate(((60, 0), (75, 8)))
     ]
     state = state_of(*shards)

@@ -436,6 +436,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
         hide=tuple(hidden for name, hidden in after.hidden.items() if before.hidden.get(name) != hidden),
         ranges=tuple(after.range_objects.values()),
         remove=tuple(_beyond(before, after)),
+        previous=before.digest,
         **taken,
     )
     reached = before.apply(record, "copy")

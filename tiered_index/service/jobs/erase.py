@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
-from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, STAGING_PREFIX, linked_store, topic_of_store
+from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, linked_store, topic_of_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.retention import Expired
 from tiered_index.service.jobs.erase_find import FindHidden, Found, ScannedObject, find_hidden
@@ -42,7 +42,7 @@ from tiered_index.types import MAX_TIMESTAMP_MS, no_progress
 
 GRACE_S = 3600.0
 """Default time to keep the bytes of removed objects, for running exports and jobs."""
-_LISTED = DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
+_LISTED = DATA_PREFIX, SEGMENTS_PREFIX
 _QUEUES = -(2**31), 2**31 - 1
 _MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
 
@@ -537,6 +537,6 @@ def _to_do(fields: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, .
         steps.append(
             f"{len(fields['pending'])} objects or uploads that the index does not use are still stored: run the "
             f"command with --now again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is "
-            f"running. An unfinished upload, and a staged object of an earlier version, are deleted after a day"
+            f"running. An unfinished upload is deleted after a day"
         )
     return tuple(steps)

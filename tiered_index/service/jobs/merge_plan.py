@@ -2,7 +2,7 @@
 
 Inputs are whole objects: the log record that removes an input adds all its entries in tables of their windows. Files
 that share a window belong to one rewrite. A window that has a table gets a second, small table; a
-later merge joins both. A rewrite never mixes entries of builds, of writers and of unknown origin, so that a build
+later merge joins both. A rewrite never mixes entries of builds and of writers, so that a build
 replaces only entries of builds. A task is a run of base slots and a group of neighbouring windows. Its memory: two
 parts of an upload for each window that it writes, and 8 bytes per entry. `Bounds` has the bounds of a writer's merges,
 which are smaller.

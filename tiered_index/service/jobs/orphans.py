@@ -1,8 +1,8 @@
 """Finds and deletes orphans: objects that the log does not name, left by crashes or replaced by merges. Threads: any.
 
 A new object may be published soon, and a reader may still use an object that was just merged. So nothing younger than
-`older_than_s` is an orphan, and no object that was removed since (see `publication.MAX_AGE_S`). A staged object of an
-earlier version is an orphan, because no record names it. Foreign objects are reported and kept.
+`older_than_s` is an orphan, and no object that was removed since (see `publication.MAX_AGE_S`). Foreign objects are
+reported and kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from tiered_index.format.names import (
     LOG_PREFIX,
     RANGES_PREFIX,
     SEGMENTS_PREFIX,
-    STAGING_PREFIX,
 )
 from tiered_index.service.jobs.catalogs import names_removed_by
 from tiered_index.service.log.log import StorageLog, own_objects
@@ -36,7 +35,7 @@ from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage
 Item = TypeVar("Item")
 _AT_ONCE = 1000
 _log = logging.getLogger(__name__)
-_LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX, RANGES_PREFIX, STAGING_PREFIX, PROBE_PREFIX)
+_LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX, RANGES_PREFIX, PROBE_PREFIX)
 _KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
 MIN_AGE_S = 3600.0
 """The least `older_than_s`: an upload takes less time."""

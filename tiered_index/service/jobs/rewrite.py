@@ -60,7 +60,7 @@ class Window:
     window_s: int
     slots: SlotMap
     entries: int
-    origin: Origin | None
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ ReadSegment = Callable[[int, int], bytes]
 _READ_BYTES = 8 * HEAD_BYTES
 # for the tables of segments of 64 GiB
 _TABLES_BYTES = 16 << 20
-# the epoch in the name of a job's object: greater than any writer's, whose earlier versions sweep lesser ones
+# the epoch in the name of a job's object, which has none: greater than any writer's
 _NO_EPOCH = 10**20 - 1
 # bytes that are read for a directory of queue offsets
 _DIRECTORY_BYTES = 64 << 10

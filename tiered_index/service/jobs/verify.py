@@ -45,7 +45,6 @@ from tiered_index.format.names import (
     UPLOADED,
     checkpoint_of,
     file_id_of,
-    is_summary,
     log_name,
     number_of,
 )
@@ -374,9 +373,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     own = partial(own_objects, storage, foreign=partial(_note_foreign, report=report))
     checkpoints: dict[int, list[str]] = {}
     for info in own(CHECKPOINT_PREFIX):
-        # the next record deletes a summary of an earlier version
-        if not is_summary(info.name):
-            checkpoints.setdefault(checkpoint_of(info.name)[0], []).append(info.name)
+        checkpoints.setdefault(checkpoint_of(info.name)[0], []).append(info.name)
     records = _RecordCheck(report)
     given_up: dict[tuple[str, int], int] = {}
     listed = list(own(LOG_PREFIX))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.names import DATA_PREFIX, data_prefix
@@ -27,15 +27,12 @@ from tiered_index.stored import Count, FileId, Length, Milliseconds, Seconds, Si
 
 Tail = Annotated[str, Meta(pattern=rf"{DATA_NAME.pattern}|\A{DATA_PART}\Z")]
 """The part of an object's name behind its file's prefix. With a slash it is the whole name."""
-Table = tuple[FileId, Seconds, Length, tuple[Count, Count, Count], Origin | None]
+Table = tuple[FileId, Seconds, Length, tuple[Count, Count, Count], Origin]
 """A window table: name, begin, length, the slot map's base, split and join, origin."""
 
 
 class Columns(Struct, kw_only=True):
-    """A list for each field of the objects. `table` numbers the tables; an object without one has 0 as both slots.
-
-    Earlier versions wrote no `generation`: it is 0.
-    """
+    """A list for each field of the objects. `table` numbers the tables; an object without one has 0 as both slots."""
 
     file_id: list[FileId]
     tail: list[Tail]
@@ -54,7 +51,7 @@ class Columns(Struct, kw_only=True):
     table: list[Count | None]
     slot_low: list[Count]
     slot_high: list[Count]
-    generation: list[Count] = field(default_factory=list)
+    generation: list[Count]
 
     def lists(self) -> list[list[Any]]:
         """Return the columns in the order of the fields."""

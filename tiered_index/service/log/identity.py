@@ -47,12 +47,9 @@ class ListedCheckpoint(Protocol):
     def digest(self) -> str: ...
 
 
-def check_follows(file: str, number: int, digest: str, previous: str, *, is_chained: bool) -> None:
-    """Raise `StorageBehind` unless record `file` names `digest`, that of record `number` before it, as `previous`.
-
-    `digest` is empty if it is not known. `is_chained`: the record before names its own predecessor, so this one must.
-    """
-    if digest and (previous or is_chained) and previous != digest:
+def check_follows(file: str, number: int, digest: str, previous: str) -> None:
+    """Raise `StorageBehind` unless record `file` names `digest`, that of record `number` before it, as `previous`."""
+    if previous != digest:
         raise StorageBehind(
             file,
             f"its previous record {number} differs from the one read: the storage was restored, or two "
@@ -198,11 +195,10 @@ class Identity:
                 expected=seen.number,
                 found=state.number,
             )
-        if seen.digest and (deep or state.number == seen.number):
+        if seen.number and (deep or state.number == seen.number):
             try:
-                # the next record has its digest, unless an older version wrote it
+                # the next record has its digest
                 digest = state.digest if state.number == seen.number else self._record(seen.number + 1).previous
-                digest = digest or self._record(seen.number).digest
             except ObjectNotFound as error:
                 raise self._gone(seen.number) from error
             self.check_same(seen.number, seen.digest, digest)
@@ -236,7 +232,7 @@ class Identity:
                 return False
             for number in range(checkpoint.number + 1, checkpoint.number + behind + 1):
                 after = self._record(number)
-                if after.previous not in ("", before.digest):
+                if after.previous != before.digest:
                     return False
                 before = after
         except (ObjectNotFound, CorruptFile) as error:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from pathlib import Path
 
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
 
 LOG = "log"
-WHOLE = "log-whole"
-"""Of earlier versions: the whole state, if `log` has only the changes since."""
 _log = logging.getLogger(__name__)
 
 
@@ -27,7 +24,7 @@ class KeptLog:
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        self.path, self._whole_path = root.path / LOG, root.path / WHOLE
+        self.path = root.path / LOG
         self._lock = threading.RLock()
         self._number = 0
         self._data: bytes | None = None  # of the last file that was read
@@ -42,17 +39,11 @@ class KeptLog:
                 self._root.write_file(self.path, [state.encode(whole=True)], f"writing {self.path}")
             except TieredIndexError as error:
                 _log.warning("can't write the root's copy of the log; readers of this root need the storage: %s", error)
-                self._remove(self.path)
-            else:
-                if self._whole_path.exists():
-                    self._remove(self._whole_path)
+                # a disk that refuses this deletion refuses others, too
+                with contextlib.suppress(OSError):
+                    self._root.disk.unlink(self.path)
+                    self._root.disk.sync_folder(self._root.path)
             self._number = state.number
-
-    def _remove(self, path: Path) -> None:
-        # a disk that refuses this deletion refuses others, too
-        with contextlib.suppress(OSError):
-            self._root.disk.unlink(path)
-            self._root.disk.sync_folder(self._root.path)
 
     def read(self) -> LogState | None:
         """Return the kept state, the same object while the file is unchanged. None: no state can be read.
@@ -66,19 +57,9 @@ class KeptLog:
         # a rename replaces the file, so these bytes are one whole state
         if data != self._data:
             try:
-                self._read = self._decode(data)
+                self._read = LogState.decode(data, str(self.path))
             except CorruptFile as error:
                 self._read = None
                 _log.warning("the storage's log that is kept in the root can't be used: %s", error)
             self._data = data
         return self._read
-
-    def _decode(self, data: bytes) -> LogState:
-        try:
-            return LogState.decode(data, str(self.path))
-        except CorruptFile:
-            # an earlier version may have written the changes since a whole state
-            with contextlib.suppress(OSError):
-                whole = LogState.decode(self._whole_path.read_bytes(), str(self._whole_path))
-                return LogState.decode(data, str(self.path), whole)
-            raise

@@ -39,14 +39,11 @@ from tiered_index.errors import (
 from tiered_index.format.names import (
     CHECKPOINT_PREFIX,
     DATA_PREFIX,
-    DIGEST_DIGITS,
     LOG_PREFIX,
-    base_of,
     checkpoint_name,
     checkpoint_of,
     epoch_name,
     is_foreign,
-    is_summary,
     log_name,
     number_of,
 )
@@ -119,7 +116,7 @@ def _warn_of_foreign(uri: str, name: str) -> None:
 @dataclass(frozen=True, slots=True, order=True)
 class _ListedCheckpoint:
     number: int
-    digest: str  # the digest in its name; empty: an earlier version wrote it
+    digest: str  # the digest in its name
     name: str
     size_bytes: int
     modified_ms: int
@@ -137,8 +134,6 @@ class Checkpoints:
     """Time of the checkpoint that was read, by the storage's clock; 0: there is another one with its number."""
     _number: int = 0  # of the newest known checkpoint
     _size_bytes: int = 0  # its size
-    _summaries: list[str] = field(default_factory=list)
-    """Names of summaries of directories, which earlier versions wrote. They have filters, also of erased keys."""
     # numbers of checkpoints that this process read or wrote
     _known: list[int] = field(default_factory=list)
     # records before this one have no checkpoints other than listed ones
@@ -146,13 +141,10 @@ class Checkpoints:
 
     def look(self) -> None:
         """List the checkpoints: a request. One that is left out costs time, and no more."""
-        infos = list(own_objects(self.storage, CHECKPOINT_PREFIX, known=LAST))
         self.listed = sorted(
             _ListedCheckpoint(*checkpoint_of(info.name), info.name, info.size_bytes, info.modified_ms)
-            for info in infos
-            if not is_summary(info.name)
+            for info in own_objects(self.storage, CHECKPOINT_PREFIX, known=LAST)
         )
-        self._summaries = [info.name for info in infos if is_summary(info.name)]
 
     def states(self) -> Iterator[LogState]:
         """Yield the states of listed checkpoints that verify, the newest first, then an empty state. Each costs a GET.
@@ -189,13 +181,9 @@ class Checkpoints:
     def state_of(self, name: str) -> LogState:
         """Return the state in a checkpoint: one GET. Raises `CorruptFile` and storage errors.
 
-        A checkpoint of an earlier version may have only the changes since another one, and costs two GETs. Tables of
-        replaced ranges that are objects of their own cost a GET each.
+        Tables of replaced ranges that are objects of their own cost a GET each.
         """
-        whole = base_of(name) or name
-        data, *changes = side_by_side([partial(self.storage.get, needed) for needed in dict.fromkeys((whole, name))])
-        state = LogState.decode(data, whole)
-        return whole_state(self.storage, LogState.decode(changes[0], name, state) if changes else state)
+        return whole_state(self.storage, LogState.decode(self.storage.get(name), name))
 
     def newer(self, number: int) -> list[str]:
         """Return the names of the listed checkpoints that are newer than record `number`."""
@@ -207,23 +195,12 @@ class Checkpoints:
             self.storage.delete_many(newer)
             self.listed = [checkpoint for checkpoint in self.listed if checkpoint.number <= number]
 
-    def drop_summaries(self) -> None:
-        """Delete the summaries of earlier versions. An error is logged; the next call tries again."""
-        if self._summaries:
-            try:
-                self.storage.delete_many(self._summaries)
-                self._summaries = []
-            except (StorageError, DiskFull) as error:
-                _log.warning("can't delete the summaries of an earlier version; the next record tries again: %s", error)
-
     def foreign(self, state: LogState) -> list[_ListedCheckpoint]:
         """Return the listed checkpoints that certainly belong to another history than `state`."""
         return [
             checkpoint
             for checkpoint in self.listed
-            if checkpoint.digest
-            and checkpoint.number <= state.number
-            and state.digest_at(checkpoint.number) not in ("", checkpoint.digest)
+            if checkpoint.number <= state.number and state.digest_at(checkpoint.number) not in ("", checkpoint.digest)
         ]
 
     def unknown(self, state: LogState) -> list[_ListedCheckpoint]:
@@ -231,7 +208,7 @@ class Checkpoints:
         return [
             checkpoint
             for checkpoint in self.listed
-            if checkpoint.digest and checkpoint.number <= state.number and not state.digest_at(checkpoint.number)
+            if checkpoint.number <= state.number and not state.digest_at(checkpoint.number)
         ]
 
     @property
@@ -517,7 +494,7 @@ class StorageLog:
         else:
             # a record that this process has appended is read, too, because another index may have one with its number
             is_same = self._listed == info
-        if not is_same and state.digest:
+        if not is_same:
             self.identity.check_same(state.number, state.digest, digest_of(self.storage.get(info.name)))
         self._listed = info
 
@@ -676,8 +653,6 @@ class StorageLog:
         self._settle(state.number)
         # otherwise a reader would use them for the records that follow
         self._checkpoints.drop_newer(state.number)
-        # also for a record that is there already: the process that put it may have ended before
-        self._checkpoints.drop_summaries()
         begun_s = self.clock.monotonic_s()
         for losses in itertools.count(1):
             if root_id:
@@ -751,16 +726,12 @@ class StorageLog:
                 digest = self.record(state.number).digest
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
-        if state.digest:
-            self.identity.check_same(state.number, state.digest, digest)
-        # a checkpoint of an older version lacks the digest
-        self.advance(replace(state, digest=digest, chain=digest[:DIGEST_DIGITS]))
+        self.identity.check_same(state.number, state.digest, digest)
 
     def advance(self, state: LogState) -> None:
         """Set the state to a later state of this log. Ignore an earlier one."""
         with self._advance_lock:
-            known = self.state
-            if state.number > known.number or (state.number == known.number and state.digest and not known.digest):
+            if state.number > self.state.number:
                 self.state = state
                 self.shows(state)
 

@@ -246,7 +246,7 @@ def abandon(objects: Iterable[SentObject], storage: Storage) -> None:
 
 
 def stored_file(
-    name: str, trailer: Trailer, size_bytes: int, published_ms: int, origin: Origin | None = None
+    name: str, trailer: Trailer, size_bytes: int, published_ms: int, origin: Origin = "writer"
 ) -> StoredObject:
     """Return the log's description of object `name`, a compacted file with `trailer`, or a shard from `origin`."""
     metadata, tail = trailer.metadata, trailer.tail

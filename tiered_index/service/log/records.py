@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -35,22 +35,16 @@ from tiered_index.format.segment import Text
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.kernels import crc32
-from tiered_index.replaced import NOT_REPLACED, Range, RangeTable
+from tiered_index.replaced import Range, RangeTable
 from tiered_index.replaced import Replacement as Replacement
-from tiered_index.retention import NOTHING, REPLACED_VERSION, Expired, StoredExpired
+from tiered_index.retention import NOTHING, Expired, StoredExpired
 from tiered_index.spelling import split_name
 from tiered_index.stored import Count, Crc32, Digest, FileId, Length, Milliseconds, Place, Seconds, Size, decoded
 from tiered_index.types import LostFile, inclusive
 
-LOG_VERSION = REPLACED_VERSION
-"""The newest version, of documents with replaced ranges.
-
-Others: 7 with catalogs of segments, 6 with columnar segments, 4 with digests or roots, 3 with
-tombstones, 2 with horizons, else 1.
-"""
-_CATALOGS = 7
-_COLUMNAR, _CHAINED = 6, 4
+LOG_VERSION = 9
 _MARK = b"\n#crc32 "
+T = TypeVar("T")
 _PART = f"/{DATA_PART}"
 DATA_NAME = re.compile(rf"\A{DATA_PREFIX[:-1]}({_PART}){{1,3}}\Z")
 DataName = Annotated[str, Meta(pattern=DATA_NAME.pattern)]
@@ -63,21 +57,6 @@ FilterLength = Annotated[Size, Meta(multiple_of=FILTER_BLOCK_BYTES)]
 def digest_of(data: bytes) -> str:
     """Return the digest of a record's bytes: 32 hexadecimal digits of BLAKE2b."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def document_version(
-    expired: Expired, archive: Iterable[ArchivedSegment], newest: Iterable[object], *digests: object
-) -> int:
-    """Return the version of a document with `expired`, `archive`, and with `digests` or marks of roots.
-
-    `newest` are its catalogs and hidden segments, and ranges of catalogs that were given up.
-    """
-    if expired.replaced != NOT_REPLACED:
-        return LOG_VERSION
-    if any(True for _ in newest):
-        return _CATALOGS
-    columnar = any(segment.columns is not None for segment in archive)
-    return _COLUMNAR if columnar else max(expired.log_version, _CHAINED if any(digests) else 1)
 
 
 def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
@@ -103,7 +82,7 @@ class TableShard(Stored, frozen=True):
     - The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds.
     - The shard has the slots [`slot_low`, `slot_high`) of `slots`. A slot that is too large for one object has several
       shards with the same range, each with entries of another time.
-    - All entries of a table have one `origin`; None: an older version wrote the table.
+    - All entries of a table have one `origin`.
     """
 
     table: FileId
@@ -112,7 +91,7 @@ class TableShard(Stored, frozen=True):
     slots: SlotMap
     slot_low: Count
     slot_high: Count
-    origin: Origin | None = None
+    origin: Origin
 
     def __post_init__(self) -> None:
         if self.slot_low >= self.slot_high:
@@ -160,7 +139,7 @@ class StoredObject(Stored, frozen=True):
         return self.file_id if self.shard is None else self.shard.table
 
     @property
-    def origin(self) -> Origin | None:
+    def origin(self) -> Origin:
         """The origin of its entries. A file has the origin ``writer``."""
         return "writer" if self.shard is None else self.shard.origin
 
@@ -359,11 +338,6 @@ class LostObject(Stored, frozen=True):
         return lost
 
     @property
-    def has_rule(self) -> bool:
-        """Whether it is a range whose messages lack the keys of one rule only."""
-        return self.range is not None and self.range.key is not None
-
-    @property
     def is_of_catalog(self) -> bool:
         """Whether it is a range of a catalog that was given up: its segments are lost, not entries."""
         return self.range is not None and self.range.kind == "catalog"
@@ -448,9 +422,9 @@ class LogRecord:
     left_out: int = 0
     """Number of entries that a merge left out, because they had expired or were erased."""
     previous: str = ""
-    """The digest of the record before this one; empty: an older version wrote this record."""
+    """The digest of the record before this one; empty in record 1."""
     root: str = ""
-    """The id of the root whose writer wrote this record; empty: a job, or an older version."""
+    """The id of the root whose writer wrote this record; empty: a job."""
     copied: str = ""
     """Only of a copy's record: the digest of the source's record up to which the copy has everything."""
     put_before_ms: int = 0
@@ -473,19 +447,15 @@ class LogRecord:
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
-        chain = {"previous": self.previous, "root": self.root, "copied": self.copied}
-        newest = (*self.catalogs, *self.hide, *(lost for lost in self.lost if lost.is_of_catalog))
-        version = document_version(self.expired, self.archive, newest, *chain.values())
-        if any(lost.has_rule for lost in self.lost):
-            version = LOG_VERSION
         return encode_document(
             {
-                "version": LOG_VERSION if self.replaced or self.dropped or self.ranges else version,
+                "version": LOG_VERSION,
                 "kind": self.kind,
                 "number": self.number,
                 "epoch": self.epoch,
                 "attempt": self.attempt,
                 "created_ms": self.created_ms,
+                "previous": self.previous,
                 "add": [o.to_json() for o in self.add],
                 "remove": list(self.remove),
                 "positions": self.positions,
@@ -497,14 +467,15 @@ class LogRecord:
                 **({"left_out": self.left_out} if self.left_out else {}),
                 **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
                 **({"expiry_ms": self.expiry_ms} if self.expiry_ms else {}),
-                **{name: value for name, value in chain.items() if value},
+                **({"root": self.root} if self.root else {}),
+                **({"copied": self.copied} if self.copied else {}),
             }
         )
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogRecord:
         """Return the record in `data`. Raises `CorruptFile` or `UnsupportedVersion`."""
-        stored = decode_document(data, file, _StoredRecord, "log record")
+        stored = decode_document(data, file, _StoredRecord, "log record", LOG_VERSION)
         return cls(**stored.members(), digest=digest_of(data))
 
 
@@ -532,8 +503,9 @@ def expired_member(expired: Expired, tables: Mapping[str, RangeTable]) -> dict[s
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
-    """Return the bytes of a JSON document with its version (by default 1) and CRC32."""
-    return sealed_text(json_text({"version": 1, **document}))
+    """Return the bytes of a JSON document, which has its version, and its CRC32."""
+    body = json_text(document).encode()
+    return body + _MARK + f"{crc32(body):08x}\n".encode()
 
 
 def json_text(value: Any) -> str:
@@ -541,22 +513,8 @@ def json_text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def sealed_text(text: str) -> bytes:
-    """Return the bytes of a document's text and its CRC32."""
-    body = text.encode()
-    return body + _MARK + f"{crc32(body):08x}\n".encode()
-
-
-def decode_document(
-    data: bytes, file: str, kind: Any = dict[str, Any], what: str = "document", newest: int = LOG_VERSION
-) -> Any:
-    """Return the document in `data` as its type `kind`, after a check of CRC32 and version (at most `newest`)."""
-    text, _ = verified_text(data, file, newest)
-    return decoded(text, kind, file, what)
-
-
-def verified_text(data: bytes, file: str, newest: int) -> tuple[bytes, int]:
-    """Return the text of a document and its version, at most `newest`, after a check of CRC32.
+def decode_document(data: bytes, file: str, kind: type[T], what: str, version: int) -> T:
+    """Return the document in `data` as its type `kind`, after a check of CRC32 and version.
 
     Raises `CorruptFile` and `UnsupportedVersion`.
     """
@@ -564,15 +522,13 @@ def verified_text(data: bytes, file: str, newest: int) -> tuple[bytes, int]:
     expected = f"{crc32(body):08x}\n".encode()
     if not mark or tail != expected:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
-    version = decoded(body, _Version, file, "the text before its CRC32").version
-    if type(version) is not int or not 1 <= version <= newest:
-        problem = f"log version {version} is newer than this reader: upgrade tiered_index"
-        raise UnsupportedVersion(file, problem, expected=newest, found=version)
-    return body, version
+    stated = decoded(body, _Version, file, "the text before its CRC32").version
+    UnsupportedVersion.unless_read(file, what, version, stated)
+    return decoded(body, kind, file, what)
 
 
 class _Version(Struct):
-    version: Any = None
+    version: int
 
 
 def check_slots(stored: StoredObject, descriptor: IndexDescriptor | None, file: str) -> None:
@@ -634,7 +590,7 @@ class _StoredRecord(Common, kw_only=True):
     replaced: tuple[Replacement, ...] = ()
     dropped: dict[str, tuple[tuple[Place, Place], ...]] = msgspec.field(default_factory=dict)
     left_out: Count = 0
-    previous: Digest = ""
+    previous: Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
     root: str = ""
     copied: Digest = ""
     put_before_ms: Milliseconds = 0

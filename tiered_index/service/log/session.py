@@ -48,8 +48,6 @@ from tiered_index.storage.pools import side_by_side
 from tiered_index.storage.probe import check_storage, probe_put_if_absent
 from tiered_index.stored import Milliseconds, decoded
 
-# time to live of leases of older versions, which do not state it
-_TTL_MS = 60_000
 # time between reads of a watched lease
 _LOOK_S = 2.0
 _log = logging.getLogger(__name__)
@@ -62,9 +60,8 @@ class _StoredLease(Struct):
     host: str
     pid: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     released: bool
-    expires_ms: Milliseconds
-    place: str = ""
-    ttl_ms: Milliseconds = _TTL_MS
+    place: str
+    ttl_ms: Milliseconds
 
 
 @dataclass(frozen=True)
@@ -106,21 +103,19 @@ class LeaseWatch:
         # the watched renewal, and the begin of watching by the monotonic clock
         self._name, self._since_s = "", 0.0
 
-    def check(self, root_id: str, place: str, *, waits: bool = False) -> None:
-        """Raise `LockHeld` if the lease of another root is valid.
+    def check(self, place: str, *, waits: bool = False) -> None:
+        """Raise `LockHeld` if the lease of another root is valid. `place` is that of the root's lock.
 
         `waits`: if the storage's clock was set back since the last renewal, wait until the lease is renewed or its time
         to live has passed.
         """
-        while (left_s := self._left_s(root_id, place, waits)) > 0:
+        while (left_s := self._left_s(place, waits)) > 0:
             threading.Event().wait(min(left_s, _LOOK_S))
 
-    def _left_s(self, root_id: str, place: str, waits: bool) -> float:
+    def _left_s(self, place: str, waits: bool) -> float:
         """Return the seconds to watch the lease; 0: it lets others claim. Raises `LockHeld`."""
         current = _current(self._storage)
-        if current is None or current.lease.released:
-            return 0.0
-        if (current.lease.place == place) if current.lease.place else (current.lease.root_id == root_id):
+        if current is None or current.lease.released or current.lease.place == place:
             return 0.0
         now_s = self._clock.monotonic_s()
         was_renewed = self._name not in ("", current.name)
@@ -210,7 +205,7 @@ class Lease:
     root_id: str
     clock: Clock
     ttl_s: float
-    place: str = ""  # of the root's lock
+    place: str  # of the root's lock
     _number: int = 0
     _renewed_s: float = 0.0
 
@@ -244,8 +239,6 @@ class Lease:
             "pid": os.getpid(),
             "released": released,
             "ttl_ms": round(self.ttl_s * 1000),
-            # for older versions
-            "expires_ms": self.clock.now_ms() + round(self.ttl_s * 1000),
         }
         self.storage.put(lease_name(self.epoch, self._number), json.dumps(document).encode())
         if self._number == 2:
@@ -385,7 +378,7 @@ class StorageSession:
         `LockHeld` (another writer has the lease), `WriterFenced` and `StorageError`.
         """
         if not takes_over:
-            self._watch.check(root_id, self.place, waits=waits)
+            self._watch.check(self.place, waits=waits)
         if not self._is_probed:
             probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()

@@ -101,7 +101,7 @@ class LogState:
     range_tables: dict[str, RangeTable] = field(default_factory=dict, compare=False, repr=False)
     """The tables in them, by store. A state of a checkpoint lacks them until `range_objects.py` has read them."""
     digest: str = field(default="", compare=False)
-    """The digest of record `number`; empty: read from a checkpoint of an older version."""
+    """The digest of record `number`; empty without a record."""
     chain: str = field(default="", compare=False)
     """The first `DIGEST_DIGITS` of the digests of up to `CHAINED` newest records, the newest last."""
     steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
@@ -286,17 +286,18 @@ class LogState:
                 **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
                 **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
                 **({"expiry_ms": self.expiry_ms} if self.expiry_ms else {}),
-                **({"digest": self.digest, "chain": self.chain} if self.digest else {}),
+                "digest": self.digest,
+                "chain": self.chain,
             }
         )
 
     @classmethod
-    def decode(cls, data: bytes, file: str, base: LogState | None = None) -> LogState:
-        """Return the state in a checkpoint. `base`: see `checkpoint.decode`. Raises `CorruptFile`.
+    def decode(cls, data: bytes, file: str) -> LogState:
+        """Return the state in a checkpoint. Raises `CorruptFile` and `UnsupportedVersion`.
 
         It may lack replaced ranges that are in objects (`range_objects.py`).
         """
-        return cls(**checkpoint.decode(data, file, base)).completed()
+        return cls(**checkpoint.decode(data, file)).completed()
 
     def completed(self) -> LogState:
         """Return this state with the ranges of `range_tables` among all others."""
@@ -385,7 +386,6 @@ class LogReplay:
         self._removed: list[StoredObject] = []
         self._placed: dict[tuple[str, int], ArchivedSegment] = {}  # the last segment added at each place
         self._thinned: set[str] = set()  # stores of removed segments
-        self._is_chained = False
 
     @property
     def number(self) -> int:
@@ -400,7 +400,7 @@ class LogReplay:
         """
         now = self._now
         CorruptFile.unless_equal(file, "log record has another number than its name", now.number + 1, record.number)
-        check_follows(file, now.number, now.digest, record.previous, is_chained=self._is_chained)
+        check_follows(file, now.number, now.digest, record.previous)
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
         if now is self._begun:
@@ -425,10 +425,9 @@ class LogReplay:
             if segment.name in archive or (there is not None and archive.get(there.name) is there):
                 raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
             archive[segment.name] = self._placed[segment.place] = segment
-        known, held = now.chain + record.digest[:DIGEST_DIGITS] if record.digest else "", now.batches
+        known, held = now.chain + record.digest[:DIGEST_DIGITS], now.batches
         later = {s: batch for s, batch in record.batches.items() if s not in held or batch.number > held[s].number}
         root = {record.root: (record.number, record.attempt)} if record.root else {}
-        self._is_chained = bool(record.previous)
         positions = max_positions(now.positions, record.positions)
         expired, range_objects, range_tables = _with_ranges(now, record, positions, file)
         self._now = replace(

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class Seen(Struct, frozen=True):
     """The newest known record of the log: its number and digest.
 
-    `digest` is empty if the record was never read. `attempt` identifies the root's last appends, successful or not,
+    `attempt` identifies the root's last appends, successful or not,
     with spaces between them. `serial` orders the notes.
     """
 
@@ -108,7 +108,7 @@ class SeenFile:
         """
         with self._lock:
             known = self.last
-            later = number > known.number or (number == known.number and digest and not known.digest)
+            later = number > known.number
             if not later:
                 number, digest = known.number, known.digest
             attempts = known.attempts

@@ -151,12 +151,6 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
                 f"table {shard.table} has {shard.window_s:,} s from {format_time(begin * 1000)} on, more than the "
                 f"window of {met[0][1] - met[0][0]:,} s that would replace it: build windows that are as long"
             )
-        if shard.origin is None and mode == "replace":
-            raise InvalidArgument(
-                f"table {shard.table} of {format_time(begin * 1000)} does not say whether builds or live writers made "
-                "its entries, since an earlier version wrote it: mode replace-all removes all tables of the windows, "
-                "also those of live writers, and logs their topics and entries; --dry-run only logs them"
-            )
         replaced += [stored.name for stored in shards]
     return tuple(replaced)
 
@@ -398,7 +392,7 @@ def build(
     segments. `columns` maps fields of an entry to columns of the source (``{"key": "order_id"}``). `shards` is the
     number of shards of a window. `mode` decides what happens if a window has tables of builds already: ``error``,
     ``append`` a further table, or ``replace`` them in the same record. ``replace-all`` also replaces tables of live
-    writers' entries and of unknown origin. Entries to be removed are logged by topic first. If there is no index, it is
+    writers' entries. Entries to be removed are logged by topic first. If there is no index, it is
     created by `config` after the tables are written. Entries with timestamps outside `max_late_s` and `max_early_s` are
     put in quarantine windows. `source_range` is the part of a source that is built: the build is published only if the
     index has the source up to its `begin`; the same record sets the source's position to its `end`. `clock` replaces

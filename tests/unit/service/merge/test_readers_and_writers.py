@@ -119,7 +119,7 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     log = life.log()
     # between the listings and the next call
     storage.meanwhile(
-        "list", lambda: published.append(publish(job, results, life.log())), when="after", name_prefix="staging/"
+        "list", lambda: published.append(publish(job, results, life.log())), when="after", name_prefix="segments/"
     )
     orphans = find_orphans(storage, log, older_than_s=HOUR_S)
     assert published and orphans.objects == ()
@@ -156,7 +156,7 @@ def test_a_sweep_without_grace_finds_objects_that_a_merge_removes_while_it_looks
     """So an erasure without grace also finds the objects that a concurrent merge replaced."""
     life.fill()
     inputs, storage = {*life.state.objects}, FaultStorage(life.storage)
-    storage.meanwhile("list", life.merge, when="after", name_prefix="staging/")
+    storage.meanwhile("list", life.merge, when="after", name_prefix="segments/")
     orphans = find_orphans(storage, life.log(), older_than_s=HOUR_S, removed_s=0)
     assert {info.name for info in orphans.objects} == inputs != {*life.state.objects}
 
