@@ -362,7 +362,7 @@ def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_
         (b"ORC\x0a\x00,", "is an ORC file"),
         (b"\x00\x01,\x02", "is neither NDJSON nor CSV, Parquet or Arrow"),
         (b"plain words\n", "is neither NDJSON nor CSV, Parquet or Arrow"),
-        (lzma.compress(b'{"k":1}', lzma.FORMAT_ALONE), "by xz, for example with `xz --format=lzma -dc FILE | xz"),
+        (lzma.compress(b'{"k":1}', lzma.FORMAT_ALONE), "by gzip, for example with `xz --format=lzma -dc FILE | gzip"),
         (
             b"\x28\xb5\x2f\xfd\x07\x58\xae\x38\x35",
             "needs a dictionary of zstd: pack it without one, for example with `zstd -dc -D DICTIONARY FILE",

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 # seconds between two looks at files: a look that finds rows costs two records of the log; and those for which a file
 # without an end stands still
 POLL_S, _STILL_S = 10.0, 60.0
-_PACK_XZ = "xz -dc FILE | xz --block-size=4MiB > NEW"
 # damaged files that a document names
 _MOST_NAMED = 100
 # rows that a dry run shows
@@ -228,10 +227,10 @@ class RowIngestion:
                 f"{uri}: the last row has no newline or an open quote: it may be cut. A later run reads it when it ends"
             )
         if pieces := counts.in_one_piece:
-            pack = "zstd -dc FILE | pzstd -c > NEW" if pieces[0].endswith(".zst") else _PACK_XZ
             out.note(
-                f"packed in one piece, so that each row is decompressed from the begin of its file: "
-                f"{listed_names(pieces, 3)}. `{pack}` packs a file in many"
+                "packed by bzip2, xz, or zstd in one frame, so that a lookup decompresses a row's file from its start: "
+                f"{listed_names(pieces, 3)}. With --archive a row costs one ranged read of its copy; "
+                "`zstd -dc FILE | pzstd -c > NEW` packs a file in many frames"
             )
         if (mapping := linker.mapping).has_numbers:
             before = linker.unit_before

@@ -37,14 +37,13 @@ from tiered_index.service.log.records import Replacement
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources import restart
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
-from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles, WrittenFiles
 from tiered_index.sources.first_rows import first_problem
 from tiered_index.sources.identity import Cut, OldOffsets, Other, what_is
 from tiered_index.sources.known_files import TORN, UNKNOWN_FORM, KnownFiles, Plan, UnreadFile, may_grow, unread_stamp
 from tiered_index.sources.listing import HEAD_BYTES, FileMoved, LinkedFiles, SourceFile, as_it_is
 from tiered_index.sources.places import HeldFile, StoredFile
-from tiered_index.sources.restart import RESTARTED, PointedText, encode_points, taken_points
+from tiered_index.sources.restart import RESTARTED, PointedText, RestartPoint, encode_points, taken_points
 from tiered_index.sources.row_archive import (
     SEGMENT_BYTES,
     CopiedOffsets,
@@ -710,8 +709,8 @@ class FileLinker:
         self._note_lacking(has_keys if count > bad else [])
         if reading.held_back_bytes and (is_waiting or reading.damage is None):
             self.counts.held_back.append(listed.uri)
-        is_large = reading.end - segment.position > _ONE_PIECE_BYTES
-        if is_large and segment.format.endswith(("+xz", "+zstd")) and not reading.points:
+        is_large, compression = reading.end - segment.position > _ONE_PIECE_BYTES, segment.format.partition("+")[2]
+        if is_large and compression and not (reading.points or compression == "gzip" or self.archive):
             self.counts.in_one_piece.append(listed.uri)
         if not segment.is_open:
             return segment, None

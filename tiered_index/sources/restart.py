@@ -1,7 +1,7 @@
 """Restart points of packed text: places from which it is decompressed again without what is before them.
 
 A point of gzip is the begin of a block of Deflate. It needs the 32 KiB of text before it, the window, because a block
-may repeat them. The begin of a member of gzip, of a block of bzip2 or xz, or of a frame of zstd needs none. No library
+may repeat them. The begin of a member of gzip or of a frame of zstd needs none. Bzip2 and xz have no points. No library
 notes blocks of gzip without a second decompression, so `PackedText` finds them by their headers. It takes a place only
 if decompressing from there with the window gives the same text. One thread uses a text.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, TypeAlias
 
@@ -37,7 +38,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
-from tiered_index.sources.blocks import BlockedText, RestartPoint
+from tiered_index.sources.streams import StreamedText
 from tiered_index.storage.context import check_deadline
 
 SPACING_BYTES = 4 << 20
@@ -66,7 +67,7 @@ _WEIGHTS = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int64)
 
 
 _INFLATER_ERRORS = zlib.error, gzip_error
-RESTARTED = ("gzip", "bzip2", "xz", "zstd")
+RESTARTED = ("gzip", "zstd")
 """The compressions that have restart points."""
 
 
@@ -76,6 +77,18 @@ _FRAME, _SKIPPED_FRAME = 0xFD2FB528, 0x184D2A50
 _STEPS_BYTES = 64 << 10, 256, 1
 # packed bytes that are decompressed together, up to the end of their last frame
 _FRAMES_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPoint:
+    """A place of a packed text: `position` in the text, and `bit` in the file.
+
+    `window` is the text before it, compressed by zlib; empty if it needs none.
+    """
+
+    position: int
+    bit: int
+    window: bytes = b""
 
 
 class PackedText:
@@ -349,16 +362,15 @@ class FramedText:
         return b"".join(pieces)
 
 
-PointedText: TypeAlias = PackedText | FramedText | BlockedText
+PointedText: TypeAlias = PackedText | FramedText
 """The text of a packed file with restart points."""
 
 
-def packed_text(raw: IO[bytes], compression: str, begin: int = 0) -> PointedText:
-    """Return the text of a file from the bit `begin` on: its begin, or a place that needs no window."""
-    if compression in ("bzip2", "xz"):
-        return BlockedText(raw, compression, SPACING_BYTES, begin)
-    raw.seek(begin // 8)
-    return FramedText(raw) if compression == "zstd" else PackedText(raw)
+def packed_text(raw: IO[bytes], compression: str) -> PointedText | StreamedText:
+    """Return the text of a file from where it is on: its begin, or the begin of a member or frame."""
+    if compression in RESTARTED:
+        return FramedText(raw) if compression == "zstd" else PackedText(raw)
+    return StreamedText(raw, compression)
 
 
 def block_begins(data: bytes, length: int) -> npt.NDArray[np.int64]:
@@ -438,7 +450,7 @@ class RestartedText:
         window = zlib.decompress(point.window) if point.window else b""
         self._inflater = zlib.decompressobj(_DEFLATE, window)
         # of members behind that of the block, or from one on that begins at the point
-        self._members: PointedText | None = None if window else packed_text(raw, compression, point.bit)
+        self._members = None if window else packed_text(raw, compression)
 
     def read(self, size: int) -> bytes:
         """Return the next bytes of the text, at most `size`; empty at its end."""

@@ -86,6 +86,11 @@ frame-misplaced: a restart point of zstd is where the frame before it begins
   - self.begin = self._taken
   + self.begin = self._taken if not self._taken else self.begin
   tests/unit/test_restart_points.py::test_frames_of_zstd_are_points_without_a_window[frames]
+text-of-a-damaged-chunk: rows are taken from the text that damage in a file of xz has made
+  in StreamedText._of_streams
+  - is_whole=not self._is_xz or unpacker.eof
+  + is_whole=True
+  tests/unit/test_packed_streams.py::test_the_text_before_damage_is_read_and_no_other[xz-16384]
 dialect-of-the-header: a row of CSV is read again with the delimiter that its header suggests
   in forms.py:rows_of_form
   - CsvFile(*of_text, Dialect.of(segment_format))

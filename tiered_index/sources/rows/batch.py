@@ -20,8 +20,8 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectArchived, Ob
 from tiered_index.format.segment import Times, times_of
 from tiered_index.json_paths import key_texts
 from tiered_index.service.write.validation import keys_of_rows
-from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.places import Place
+from tiered_index.sources.restart import RestartPoint
 from tiered_index.sources.rows.mapping import KEY_TYPE, RowMapping, key_column
 from tiered_index.sources.values import key_value, rows_as_json, run_ends_decoded
 

@@ -139,8 +139,8 @@ def open_rows(file: Place, size_bytes: int, head: bytes, dialect: Dialect | None
     elif has_columns:
         return ColumnsFile(file, "parquet" if head.startswith(PARQUET_MAGIC) else "arrow")
     if _is_lzma(head):
-        command = "xz --format=lzma -dc FILE | xz --block-size=4MiB > FILE.xz"
-        raise InvalidArgument(f"{file} is packed by LZMA alone: pack it by xz, for example with `{command}`")
+        command = "xz --format=lzma -dc FILE | gzip > FILE.gz"
+        raise InvalidArgument(f"{file} is packed by LZMA alone: pack it by gzip, for example with `{command}`")
     if head.startswith(_ZSTD_FRAME) and head[4:5] and head[4] & _ZSTD_DICTIONARY:
         command = "zstd -dc -D DICTIONARY FILE | zstd > FILE.zst"
         raise InvalidArgument(f"{file} needs a dictionary of zstd: pack it without one, for example with `{command}`")

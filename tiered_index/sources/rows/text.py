@@ -31,11 +31,10 @@ from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError, 
 from tiered_index.format.segment import MOST_TEXT_RATIO
 from tiered_index.json_paths import Unclear, searched
 from tiered_index.kernels import GzipFile, crc32, gzip_error
-from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.columns import MAX_ROW_BYTES
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.places import Place, Stdin
-from tiered_index.sources.restart import RESTARTED, PointedText, packed_text
+from tiered_index.sources.restart import PointedText, RestartPoint, packed_text
 from tiered_index.sources.rows.batch import (
     BYTE_ORDER_MARK,
     MOST_BAD_ROWS,
@@ -178,7 +177,7 @@ def decompressed(
     with file.ahead() if noting and not isinstance(file, Stdin) else file.open() as raw:
         if compression == "gzip" and not (noting or to_damage):
             yield cast(IO[bytes], GzipFile(fileobj=raw))
-        elif compression in RESTARTED:
+        elif compression is not None:
             yield cast(IO[bytes], packed_text(raw, compression))
         else:
             yield raw

@@ -40,7 +40,6 @@ from tiered_index.service.log.topic_keys import added_positions, rules_of
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.blocks import RestartPoint
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles
 from tiered_index.sources.first_rows import FieldSearch, first_problem
 from tiered_index.sources.identity import OldOffsets
@@ -49,7 +48,7 @@ from tiered_index.sources.linked import MOST_POINTS, check_queue, joined_times
 from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, listed_files
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
-from tiered_index.sources.restart import send_points, taken_points
+from tiered_index.sources.restart import RestartPoint, send_points, taken_points
 from tiered_index.sources.row_archive import CopiedOffsets, check_reread
 from tiered_index.sources.rows.batch import Damage, RowBatch, RowFile, RowReading
 from tiered_index.sources.rows.forms import rows_of_form
