@@ -7,6 +7,7 @@ import pytest
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS
 from tiered_index.clock import ManualClock, SteadyClock
 from tiered_index.errors import ConfigError
+from tiered_index.format.names import data_name
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.expiry import expire
 from tiered_index.storage.memory import MemoryStorage
@@ -131,6 +132,22 @@ def test_an_expiry_recorded_by_a_wrong_clock_is_named_once_clocks_are_right(worl
     life.index._lifecycle.refresh()
     (problem,) = rounds(life)
     assert "the last expiry, 2024-11-23" in problem and "new index" in problem
+
+
+def test_the_first_sweep_takes_no_new_object_for_an_orphan_because_of_a_jump(merging):
+    """Without a rule of retention it is an hour after the opening. The object is another job's, which publishes it."""
+    true = ManualClock(BASE_MS)
+    clock = JumpingClock(true)
+    life = merging(storage=MemoryStorage(clock=clock), clock=true)
+    life.true = true
+    assert put_and_find(life, "k") == [1, 1]
+    name = data_name("001697760000000-590fbb5c4f83", "68cb878e6cd9e69a")
+    life.storage.put(name, b"x")
+    clock.ahead_s = 400 * DAY_S
+    true.advance(3600)
+    publish(life)
+    assert any("no orphan is deleted now" in problem for problem in life.index.health()["problems"])
+    assert life.storage.get(name) == b"x"
 
 
 def test_a_command_refuses_clocks_that_differ(world):

@@ -39,8 +39,13 @@ class TrustedTime:
         self._storage_time: tuple[int, float] | None = None
 
     def learn(self, state: LogState) -> None:
-        """Take the newest time from the log as it is before this writer adds records. Later calls change nothing."""
+        """Take the newest time from the log as it is before this writer adds records, and the storage's time.
+
+        Later calls change nothing. Raises the errors of the storage.
+        """
         if self._known_ms is None:
+            # from now on, because the first sweep may be an hour later
+            self.check_storage()
             self._known_ms = max(state.expiry_ms, state.put_before_ms)
 
     def now_ms(self, state: LogState) -> int:
