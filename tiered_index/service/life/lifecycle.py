@@ -146,7 +146,7 @@ class Lifecycle:
                 self._step("positions", self._publish_reads)
                 self._step("expiry", self._expire, "expire")
                 self._step("replaced ranges", self._tend_ranges)
-                self._step("the root's copy of the log", self._note_expired)
+                self._step("the root's copy of the log", partial(self._note_log, has_deleted=progress.compacted > 0))
                 self._step("sweep", self._sweep)
                 self._retire_old(progress)
             self._context.files.follow()
@@ -342,9 +342,12 @@ class Lifecycle:
             context.refresh()
             self._expire_s = now_s + _EXPIRE_EVERY_S
 
-    def _note_expired(self) -> None:
-        """Write the root's copy of the log, which is used while the storage is unavailable."""
-        if self._context.session.expired is not self._expired:
+    def _note_log(self, *, has_deleted: bool) -> None:
+        """Write the root's copy of the log, which is used while the storage is unavailable, if more has expired.
+
+        `has_deleted`: also because this round has deleted files before it published their other forms.
+        """
+        if has_deleted or self._context.session.expired is not self._expired:
             self._context.deletions.before()
             self._expired = self._context.session.expired
 
