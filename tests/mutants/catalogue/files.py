@@ -90,7 +90,7 @@ text-of-a-damaged-chunk: rows are taken from the text that damage in a file of x
   in StreamedText._of_streams
   - is_whole=not self._is_xz or unpacker.eof
   + is_whole=True
-  tests/unit/test_packed_streams.py::test_the_text_before_damage_is_read_and_no_other[xz-16384]
+  tests/unit/test_packed_streams.py::test_the_text_before_damage_is_read_and_no_other[xz-700]
 dialect-of-the-header: a row of CSV is read again with the delimiter that its header suggests
   in forms.py:rows_of_form
   - CsvFile(*of_text, Dialect.of(segment_format))
