@@ -7,7 +7,6 @@ nor a dataclass is read by its `from_json`. An error names the member by its pat
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import threading
@@ -73,19 +72,8 @@ def decoded(data: bytes | memoryview, kind: type[T], file: str, what: str, *, of
 
     Raises `CorruptFile` naming the file and the member, if this version can't have written the document.
     """
-    try:
-        with checks(file, what, offset=offset):
-            return decoder_of(kind).decode(data)
-    except CorruptFile as error:
-        if isinstance(error.__cause__, msgspec.ValidationError | ConfigError):
-            raise
-    return checked(parsed(data, file, what), kind, file, what, offset=offset)
-
-
-def checked(document: Any, kind: type[T], file: str, what: str, *, offset: int | None = None) -> T:
-    """Return a parsed document as its declared type. Raises the `CorruptFile` of `decoded`."""
     with checks(file, what, offset=offset):
-        return typed(document, kind)
+        return decoder_of(kind).decode(data)
 
 
 @contextlib.contextmanager
@@ -101,14 +89,16 @@ def checks(file: str, what: str, *, offset: int | None = None) -> Iterator[None]
 
 def parsed(data: bytes | memoryview, file: str, what: str) -> Any:
     """Return the JSON document in `data`. Raises `CorruptFile` if it is not JSON."""
-    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+    with checks(file, what):
         return msgspec.json.decode(data)
-    try:
-        # msgspec refuses lone surrogates, which topics and sources of older versions may have
-        return json.loads(bytes(data))
-    # ValueError also for bytes that are not UTF-8 and for numbers of thousands of digits
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(file, f"{what} is not a valid document: {error}") from error
+
+
+def encoded(document: Any, *, is_sorted: bool = False) -> bytes:
+    """Return the compact JSON of a document to store, with its members in order of their names if `is_sorted`.
+
+    Raises `UnicodeEncodeError` for text with half a surrogate pair.
+    """
+    return msgspec.json.encode(document, order="sorted" if is_sorted else None)
 
 
 def unpacked(data: bytes, most_bytes: int, file: str, what: str) -> bytes:

@@ -232,7 +232,7 @@ def test_jobs_refuse_a_storage_and_a_root_of_two_indexes(tmp_path, known):
 # Folders that are no roots, or have files of other roots
 
 
-MARKERS = (b"", b"{}", b"[1]", b'{"tiered_index": 2}', b"\xff\xfe", b"{" * 100_000)
+MARKERS = (b"", b"{}", b"[1]", b'{"tiered_index": 1}', b"\xff\xfe", b"{" * 100_000)
 PLACES = [("tiered_index.json", marker) for marker in MARKERS]
 PLACES += [(name, b"mine") for name in ("notes.txt", "unsealed/notes.txt", ".hidden", "store/a", "")]
 
@@ -245,7 +245,7 @@ def test_somebody_elses_folder_or_file_is_refused_and_nothing_is_touched(make_wo
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     before = sorted(world.root.rglob("*"))
-    told = "version 2" if content == MARKERS[3] else "nothing was changed" if content == b"mine" and name else "root"
+    told = "version 1" if content == MARKERS[3] else "nothing was changed" if content == b"mine" and name else "root"
     error = UnsupportedVersion if content == MARKERS[3] else NotAnIndex
     with pytest.raises(error, match=told):
         world.open()

@@ -349,7 +349,6 @@ def test_a_starting_writer_leaves_what_is_about_to_be_named(life, store, tmp_pat
     done = erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
     assert done.status == "erased" and done.messages_erased
     assert len(read_all(storage)) > 100
-    # a writer of an earlier version deletes what no record names, with the number of its epoch or a smaller one
     erased = [segment.name.rpartition("/")[2] for segment in archive_of(storage).segments() if segment.source]
     assert erased and all(name.startswith("9" * 20) for name in erased)
 

@@ -362,7 +362,7 @@ def test_a_life_with_every_kind_of_crash(tmp_path, seed):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", "[1]", '{"follower": 2}', '{"follower": 1, "source": "other", "witnesses": []}']
+    "content", ["", "{}", "[1]", '{"follower": 2}', '{"follower": 2, "source": "other", "witnesses": []}']
 )
 def test_a_record_that_cannot_be_read_is_named(followed, content):
     """It is written whole or not, and leftovers go."""

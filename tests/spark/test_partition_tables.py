@@ -31,7 +31,6 @@ from tiered_index.spark.datasource import writing
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.rows import RowWriter, WrittenRows
 from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, EntryWriter, PartitionJob, Written
-from tiered_index.spark.writing import build as build_module
 from tiered_index.spark.writing import plan as plan_module
 from tiered_index.spark.writing import shards as shards_module
 from tiered_index.spark.writing.build import publish_batch, publish_tables
@@ -290,23 +289,6 @@ def test_other_rows_under_the_last_number_are_refused_and_deleted(case: str) -> 
     assert log.refresh() == before and {info.name for info in storage.list("data/")} == set(before.objects)
     run(storage, 5, [change])
     assert log.refresh().batches["spark:q"].entries == len(change) and log.state.positions == {"spark:q": 5}
-
-
-@pytest.mark.parametrize("earlier", [{}, {"spark:q": 3}])
-def test_a_batch_without_a_description_in_the_log_is_known_by_its_number(monkeypatch, earlier):
-    """Records of earlier versions don't describe a batch's rows. They may come after records that do."""
-    storage, log = an_index()
-    for number in earlier.values():
-        run(storage, number, [FEW.slice(0, 9)])
-    with monkeypatch.context() as patch:
-        patch.setattr(build_module, "LogRecord", lambda *fields, **later: LogRecord(*fields))
-        run(storage, 4, [FEW])
-    before = log.refresh()
-    assert before.positions == {"spark:q": 4} and {s: told.number for s, told in before.batches.items()} == earlier
-    run(storage, 4, [OTHERS["more"]])
-    assert log.refresh() == before
-    run(storage, 5, [FEW])
-    assert log.refresh().batches["spark:q"].number == 5
 
 
 WITHOUT_QUEUE = {"topic": "string", "key": "string", "offset": "long", "size": "integer", "timestamp_ms": "long"}

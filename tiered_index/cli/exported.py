@@ -24,12 +24,12 @@ from tiered_index.cli.output import human_count
 from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session
 from tiered_index.config import OffsetSpace
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.follow import PatientPut
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
-from tiered_index.service.read.export import METADATA, entries_checksum, export_schema
+from tiered_index.service.read.export import EXPORT_VERSION, METADATA, entries_checksum, export_schema
 from tiered_index.service.root import Root
 from tiered_index.sources.parquet import DAMAGE
 from tiered_index.sources.places import Place, Stdin
@@ -59,7 +59,7 @@ class ExportedFile:
         if isinstance(file, ColumnsFile):
             try:
                 return cls._of_columns(file)
-            except InvalidArgument:
+            except (InvalidArgument, UnsupportedVersion):
                 raise
             except (*DAMAGE, ConfigError, ValueError, TypeError, LookupError) as error:
                 raise CorruptFile(str(file.file), f"can't be read: {error}") from error
@@ -84,6 +84,7 @@ class ExportedFile:
                 )
             return None
         about = json.loads(schema.metadata[METADATA])
+        UnsupportedVersion.unless_read(str(file.file), "export", EXPORT_VERSION, dict(about).get("version"))
         if about["offset_space"] not in get_args(OffsetSpace):
             raise ValueError(f"metadata name the offset space {about['offset_space']!r:.80}")
         Layout.from_json(about["layout"])

@@ -8,7 +8,6 @@ compressed, each with a CRC32.
 from __future__ import annotations
 
 import itertools
-import json
 import struct
 import zlib
 from bisect import bisect_right
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 
 from tiered_index.errors import CorruptFile, UnsupportedVersion
@@ -24,7 +22,7 @@ from tiered_index.format.archived import segment_object_bytes
 from tiered_index.format.names import store_prefix
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment, Text, TimeRule, Times
 from tiered_index.kernels import crc32
-from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, checks, decoded, unpacked
+from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, checks, decoded, encoded, unpacked
 
 CATALOG_MAGIC = b"TIXCATA\n"
 CATALOG_VERSION = 3
@@ -383,9 +381,4 @@ def _tail_of(data: bytes, file: str) -> tuple[int, int, int]:
 
 
 def _packed(document: dict[str, Any]) -> bytes:
-    try:
-        text = msgspec.json.encode(document)
-    except UnicodeEncodeError:
-        # half a surrogate pair in the name of a store
-        text = json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode()
-    return zlib.compress(text, 6)
+    return zlib.compress(encoded(document), 6)

@@ -6,7 +6,6 @@ Pure.
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from msgspec.structs import asdict
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import Positions, Predecessor, Topics
-from tiered_index.stored import Count, Crc32, FileId, Milliseconds, Seconds, decoded
+from tiered_index.stored import Count, Crc32, FileId, Milliseconds, Seconds, decoded, encoded
 
 _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 3
@@ -48,7 +47,7 @@ class Journal:
     - `sequence` orders the files of one root by creation.
     - `predecessor` is the file before this one in its lane, and its number of durable entries. It shows whether that
       file's journal has lost records since.
-    - `log_number` is the number of a log record before all records that name the file; 0: unknown.
+    - `log_number` is the number of a log record before all records that name the file; 0: there was none.
     - `last_record` is the first byte of the last whole record, and its length and CRC32 as the journal has them.
     """
 
@@ -86,7 +85,7 @@ class Journal:
 
 
 def _record(document: dict[str, Any]) -> bytes:
-    payload = json.dumps(document, separators=(",", ":")).encode()
+    payload = encoded(document)
     if len(payload) > _MAX_RECORD:  # a reader would drop it as torn
         raise InvalidArgument(f"a journal record of {len(payload):,} bytes: at most {_MAX_RECORD:,} are possible")
     length = len(payload).to_bytes(4, "big")
@@ -119,18 +118,18 @@ def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence
 
 def fit_record(topics: Iterable[tuple[int, str]]) -> bool:
     """Return whether the (id, name) pairs of a batch take at most half of a record, so that the rest fits, too."""
-    # in JSON a character is at most two escapes of six bytes
-    return sum(32 + 12 * len(name) for _, name in topics) <= _MAX_RECORD // 2
+    # in JSON a character is at most an escape of six bytes
+    return sum(32 + 6 * len(name) for _, name in topics) <= _MAX_RECORD // 2
 
 
 def in_records(positions: dict[str, int]) -> list[dict[str, int]]:
     """Return positions in one or more parts. Each part fits a record beside topics that fit by `fit_record`."""
     parts, size = [dict[str, int]()], 0
     for source, position in positions.items():
-        size += 32 + 12 * len(source)
+        size += 32 + 6 * len(source)
         if size > _MAX_RECORD // 4 and parts[-1]:
             parts.append({})
-            size = 32 + 12 * len(source)
+            size = 32 + 6 * len(source)
         parts[-1][source] = position
     return parts
 

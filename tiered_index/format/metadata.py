@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -17,7 +16,19 @@ from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.packed import Packing, StoredOptions, read_options
 from tiered_index.format.slots import SlotMap
-from tiered_index.stored import Count, Crc32, FileId, Int32, Length, Milliseconds, Seconds, checks, parsed, typed
+from tiered_index.stored import (
+    Count,
+    Crc32,
+    FileId,
+    Int32,
+    Length,
+    Milliseconds,
+    Seconds,
+    checks,
+    encoded,
+    parsed,
+    typed,
+)
 
 Array = npt.NDArray[Any]
 
@@ -122,10 +133,10 @@ class Metadata(Struct, frozen=True, dict=True):
         return self.order == "answer"
 
     def encode(self) -> bytes:
-        """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
+        """Return the metadata's bytes (JSON)."""
         stored = {name: getattr(self, name) for name in _MEMBERS}
         document = {**stored, "layout": self.layout.to_json(), "order": self.order, **self.more}
-        return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+        return encoded(document, is_sorted=True)
 
     @classmethod
     def decode(cls, data: bytes | memoryview, file: str) -> Metadata:

@@ -143,12 +143,16 @@ def data_name(file_id: str, attempt: str) -> str:
 
 
 def store_prefix(store: str) -> str:
-    """Return the prefix of a store's archived segments. Raises `InvalidArgument` for an empty name.
+    """Return the prefix of a store's archived segments. Raises `InvalidArgument` for an empty name, and for half a
+    surrogate pair.
 
     Bytes that are not plain are written as ``=`` and two hexadecimal digits. If this gives more than 128
     characters, the name becomes ``==`` and its digest.
     """
-    named = store.encode("utf-8", "surrogatepass")
+    try:
+        named = store.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a store's name must be valid Unicode, not {store!r:.80}") from error
     if not named:
         raise InvalidArgument("a store's name must not be empty")
     written = "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in named)

@@ -107,7 +107,7 @@ def texts(values: np.ndarray[Any, np.dtype[Any]]) -> list[str]:
 
 
 def text_of(value: bytes) -> str:
-    """Return the text of a stored value. Bytes that are not UTF-8, from a version without text, become U+FFFD."""
+    """Return the text of a stored value. Bytes that are not UTF-8 become U+FFFD."""
     return value.rstrip(b"\0").decode(errors="replace")
 
 

@@ -1,6 +1,7 @@
 """`ingest` of an export raises a typed error that names the file, whatever the damage of the file is."""
 
 import gzip
+import json
 import random
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from tiered_index import IndexService
 from tiered_index.cli.export import NdjsonWriter
 from tiered_index.cli.exported import ExportedFile
-from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError, UnsupportedVersion
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.read.export import METADATA
 from tiered_index.sources.places import LocalFile
@@ -89,9 +90,20 @@ def test_damage_is_a_typed_error(entries, tmp_path, kind):
     assert len(seen) >= 1
 
 
-@pytest.mark.parametrize("about", ["", "nope", "[]", "{}", '{"layout": 5}', '{"layout": {}, "offset_space": "x"}'])
+OTHER_SPACE = '{"version": 1, "layout": {}, "offset_space": "x"}'
+
+
+@pytest.mark.parametrize("about", ["", "nope", "[1]", '{"version": 1}', '{"version": 1, "layout": 5}', OTHER_SPACE])
 def test_damaged_metadata_are_named(entries, tmp_path, about):
     for kind in ("parquet", "arrow"):
         path = written(entries.replace_schema_metadata({METADATA: about}), tmp_path / f"entries.{kind}")
-        with pytest.raises(CorruptFile, match=str(path)):
+        with pytest.raises(CorruptFile, match=str(path)) as caught:
             read(path)
+        assert type(caught.value) is CorruptFile
+
+
+def test_an_export_of_another_version_is_refused_by_name(entries, tmp_path):
+    about = json.loads(entries.schema.metadata[METADATA]) | {"version": 2}
+    path = written(entries.replace_schema_metadata({METADATA: json.dumps(about)}), tmp_path / "entries.parquet")
+    with pytest.raises(UnsupportedVersion, match=r"export of version 2, .*: build the index again"):
+        read(path)

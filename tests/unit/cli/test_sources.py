@@ -134,7 +134,6 @@ def test_a_null_in_place_of_a_message_is_refused_wherever_it_is(write_lines, nul
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".bz2"])
 def test_names_and_positions_of_texts_are_those_of_the_unpacked_text(tmp_path, ending):
-    """Indexes of earlier versions have them."""
     pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[ending]
     lines = [json.dumps(make_message(number)).encode() + b"\n" for number in range(4)]
     path, begun = tmp_path / f"m.ndjson{ending}", b"".join(lines[:2])

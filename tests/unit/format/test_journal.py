@@ -15,7 +15,7 @@ LAYOUT = Layout(NATIVE, NATIVE.schema, 10, 100)
 OPEN = encode_open(Journal("id-1", LAYOUT, 1_700_000_000_000, "main", 7, "custom", 1_700_000_000_500))
 RECORDS = [
     OPEN,
-    encode_batch(BatchRecord(1, 3, 11, -5, 9, 1_700_000_000_001), {"a": 10}, [(1, "orders"), (2, "\ud83d {")]),
+    encode_batch(BatchRecord(1, 3, 11, -5, 9, 1_700_000_000_001), {"a": 10}, [(1, "orders"), (2, "\U0001f600 {")]),
     encode_batch(BatchRecord(4, 0, 0, 0, 0, 0), {"a": 11, "b": 1}),
     encode_batch(BatchRecord(4, 2, 12, 1, 20, 1_700_000_000_900), {"b": 2}),
     encode_seal(),
@@ -42,7 +42,7 @@ def test_whole_journal():
     named = (journal.file_id, journal.layout, journal.begin_ms, journal.lane)
     assert named == ("id-1", LAYOUT, 1_700_000_000_000, "main")
     assert (journal.sequence, journal.offset_space, journal.created_ms) == (7, "custom", 1_700_000_000_500)
-    assert state(journal) == (5, {1: "orders", 2: "\ud83d {"}, {"a": 11, "b": 2}, True, len(WHOLE))
+    assert state(journal) == (5, {1: "orders", 2: "\U0001f600 {"}, {"a": 11, "b": 2}, True, len(WHOLE))
     assert (journal.seconds, journal.end_ms) == ((-5, 20), 1_700_000_000_900)
     assert journal.batches[0] == BatchRecord(1, 3, 11, -5, 9, 1_700_000_000_001)
     fresh = parse_journal(OPEN, "j")

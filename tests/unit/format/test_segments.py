@@ -76,7 +76,7 @@ def test_a_stores_name_becomes_part_of_an_objects_name():
 LONG = st.builds(operator.mul, st.text(min_size=4, max_size=8), st.integers(30, 37))
 
 
-@given(st.text(min_size=1) | LONG | st.sampled_from(["\ud800", "a/" * 2000]))
+@given(st.text(min_size=1) | LONG | st.just("a/" * 2000))
 def test_every_store_has_a_prefix_of_its_own(store):
     assert check_name(segment_name(store, 2**63 - 1, 2**63 - 1)).startswith(store_prefix(store))
     # the length is the greatest that a record can hold

@@ -195,7 +195,7 @@ DEFECTS = [
     *[(kind, {"more": {"packed": []}}, {"metadata"}) for kind in ("packed file", "packed shard")],
     ("rocketmq", {"more": {"packed": {"base": 0, "shift": 0, "seconds": [0, 0]}}}, {"metadata"}),
     ("file", {"filter_bytes": b"\xff" * 33}, {"filter"}),
-    # files of earlier versions have no filter
+    # a file need not have a filter
     *[(kind, {"filter_bytes": b""}, set()) for kind in ("file", "giant file")],
 ]
 

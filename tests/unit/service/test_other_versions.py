@@ -1,6 +1,8 @@
 """A stored document of another version is refused by its name, and the error says what to do."""
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,11 +20,14 @@ from tiered_index.format.catalog import decode_end
 from tiered_index.format.journal import Journal, encode_open, parse_journal
 from tiered_index.format.ranges import decode_ranges, encode_ranges
 from tiered_index.format.trailer import parse_trailer
+from tiered_index.rocketmq.follow import fingerprints
+from tiered_index.rocketmq.follow.fingerprints import LogFingerprints
 from tiered_index.service import root
 from tiered_index.service.log import checkpoint, records
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Marker
+from tiered_index.storage.disk import Disk
 
 
 class Document(NamedTuple):
@@ -93,6 +98,24 @@ DOCUMENTS = [
         lambda data: decode_ranges(data, "f"),
     ),
 ]
+
+
+def read_follower(data: bytes) -> LogFingerprints:
+    with tempfile.TemporaryDirectory() as folder:
+        memory = LogFingerprints.load(Path(folder), "s", Disk())
+        memory.save()
+        memory.path.write_bytes(data)
+        return LogFingerprints.load(Path(folder), "s", Disk())
+
+
+def written_follower() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        memory = LogFingerprints.load(Path(folder), "s", Disk())
+        memory.save()
+        return memory.path.read_bytes()
+
+
+DOCUMENTS.append(Document("follower", fingerprints, "FOLLOWER_VERSION", written_follower, read_follower))
 
 
 @pytest.mark.parametrize("step", [-1, 1])

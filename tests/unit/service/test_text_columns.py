@@ -141,7 +141,7 @@ def test_wrong_texts_are_refused(open_index, why):
 
 
 def test_the_declaration_in_files(open_index):
-    """Files without text are unchanged. An earlier version reads text as bytes, and keeps its type in new files."""
+    """A column of text has the same bytes in an item as one of bytes, and another type."""
     base = [["key_hash", ">i4", False], ["topic_id", ">i4", False], ["queue_id", ">i4", True], ["offset", ">i8", True]]
     base += [["size", ">i4", False], ["time_diff_s", ">i4", False], ["fingerprint", ">u4", False]]
     assert KEYED_SCHEMA.to_json() == {"name": "KeyedIndexItem", "columns": base}
@@ -150,14 +150,12 @@ def test_the_declaration_in_files(open_index):
     assert declared == {"name": "Place", "columns": [*base, ["town", ">S12", False]]}
     again = Schema.from_json(declared)
     assert again == Schema.of(Place) == Schema.of(again.item_type())
-    # the types of earlier versions, for which it is a type of bytes
     assert (np.dtype(">S12"), again.item, again.row) == (np.dtype("S12"), Schema.of(Blob).item, Schema.of(Blob).row)
 
     @dataclass(frozen=True, kw_only=True)
     class Odd(KeyedIndexItem):
         town: bytes = column(">S12")
 
-    # such a class declared bytes before, too
     assert Schema.of(Odd).extra[-1] == Column("town", "|S12")
 
 
@@ -199,8 +197,7 @@ def test_defaults_and_declarations(open_index):
         open_index(item_type=Long)
 
 
-def test_bytes_that_an_earlier_version_put_into_text(open_index, monkeypatch):
-    """It checks no UTF-8."""
+def test_stored_bytes_that_are_no_utf_8_are_shown_with_a_replacement(open_index, monkeypatch):
     index = open_index(item_type=Place)
     monkeypatch.setattr("tiered_index.service.write.validation._stored_text", lambda name, value, width: value)
     index.put("t", 0, "k", 0, 1, T, town=b"\xffParis")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,15 +25,15 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.rocketmq.follow.queue_ends import QueueEnds
 from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.segments import Segment, stored_bytes
 from tiered_index.service.root import FOLLOWERS, Root, disk_error, disk_errors
 from tiered_index.storage.disk import Disk
-from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, decoded
+from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, decoded, encoded
 
 _POLYNOMIAL = 0xEDB88320
 # Polynomials 1 and x^8; the bits are reflected: the highest is x^0.
@@ -73,7 +72,7 @@ def _power(count: int) -> int:
     return power
 
 
-_VERSION = 1
+FOLLOWER_VERSION = 2
 # Fingerprints that are always kept
 _MANY = 64
 _READ_BYTES = 1 << 22
@@ -204,16 +203,21 @@ class LogFingerprints:
         path = root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json"
         file = str(path)
         try:
-            stored = decoded(path.read_bytes(), _Memory, file, "memory")
+            data = path.read_bytes()
+            UnsupportedVersion.unless_read(
+                file, "follower", FOLLOWER_VERSION, decoded(data, _FollowerVersion, file, "memory").follower
+            )
+            stored = decoded(data, _Memory, file, "memory")
             CorruptFile.unless_equal(file, "memory of another source", source, stored.source)
-            known = {name: value for name in _IF_KNOWN if (value := getattr(stored, name)) is not UNSET}
+            times = stored.selection, stored.last_store_ms, stored.greatest_store_ms
             ends = QueueEnds(stored.queues_at, {(topic, queue): at for topic, queue, at in stored.queues})
-            memory = stored.witnesses, stored.rewritten
-            return cls(path, disk, source, stored.continue_at, *memory, **known, queue_ends=ends)
+            return cls(path, disk, source, stored.continue_at, stored.witnesses, stored.rewritten, *times, ends)
         except FileNotFoundError:
             return cls(path, disk, source, None)
         except OSError as error:
             raise disk_error(error, f"reading {file}") from error
+        except UnsupportedVersion:
+            raise
         except CorruptFile as error:
             problem = (
                 f"not the fingerprints of {source} ({error.problem}); if you remove this file, the log is followed "
@@ -224,21 +228,23 @@ class LogFingerprints:
     def save(self) -> None:
         """Write the fingerprints durably. Raises as `disk_error`."""
         document = {
-            "follower": _VERSION,
+            "follower": FOLLOWER_VERSION,
             "source": self.source,
             "witnesses": self.ranges,
             "continue_at": self.continue_at,
             "rewritten": self.rewritten,
             "queues_at": self.queue_ends.position,
             "queues": [(*queue, offset) for queue, offset in self.queue_ends.offsets.items()],
-            **{name: value for name in _IF_KNOWN if (value := getattr(self, name)) is not None},
+            "selection": self.selection,
+            "last_store_ms": self.last_store_ms,
+            "greatest_store_ms": self.greatest_store_ms,
         }
         root, what = Root(self.path.parent.parent, self.disk), f"writing {self.path}"
         with disk_errors(what):
             if not self.path.parent.is_dir():
                 self.disk.make_folder(self.path.parent)
                 self.disk.sync_folder(root.path)
-        root.write_file(self.path, [json.dumps(document).encode()], what)
+        root.write_file(self.path, [encoded(document)], what)
 
     def cut(self, position: int) -> None:
         """Remove the fingerprints that end after `position`."""
@@ -302,21 +308,20 @@ class LogFingerprints:
         return sum(fingerprint.messages for fingerprint in self.ranges if fingerprint.end > position)
 
 
-# Fields that older versions did not store
-_IF_KNOWN = ("selection", "last_store_ms", "greatest_store_ms")
+class _FollowerVersion(Struct):
+    follower: int
 
 
 class _Memory(Struct):
-    follower: Annotated[int, Meta(ge=_VERSION, le=_VERSION)]
     source: str
     witnesses: list[RangeFingerprint]
     continue_at: Place | None
-    rewritten: tuple[tuple[Place, Place, Milliseconds], ...] = ()
-    selection: str | UnsetType = UNSET
-    last_store_ms: Milliseconds | UnsetType = UNSET
-    greatest_store_ms: Milliseconds | UnsetType = UNSET
-    queues_at: Place = 0
-    queues: list[tuple[str, Place, Place]] = []
+    rewritten: tuple[tuple[Place, Place, Milliseconds], ...]
+    selection: str | None
+    last_store_ms: Milliseconds | None
+    greatest_store_ms: Milliseconds | None
+    queues_at: Place
+    queues: list[tuple[str, Place, Place]]
 
     def __post_init__(self) -> None:
         if not all(witness.begin <= witness.end >= witness.offset for witness in self.witnesses):

@@ -562,5 +562,5 @@ def _make_filter(file: UnsealedFile) -> None:
 
 
 def _log_number(file: CompactedFile) -> int:
-    """Return the number of a record before all that name the file; 0 for files of older versions."""
+    """Return the number of a record before all that name the file; 0 if there was none."""
     return int(file.metadata().more.get("log_number", 0))

@@ -19,9 +19,8 @@ from tiered_index.service.log.records import (
     check_slots,
     decode_document,
     encode_document,
-    json_text,
 )
-from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded, unpacked
+from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded, encoded, unpacked
 
 CHECKPOINT_VERSION = 10
 _STORED_OTHERWISE = ("tables", "hide", "ranges", "range_tables")
@@ -49,7 +48,7 @@ class _State(Common, kw_only=True):
 
 def encode(state: dict[str, Any]) -> bytes:
     """Return the bytes of the checkpoint of a state's document."""
-    packed = b64encode(compressed(json_text(state).encode())).decode()
+    packed = b64encode(compressed(encoded(state))).decode()
     return encode_document({"version": CHECKPOINT_VERSION, "kind": "checkpoint", "state": packed})
 
 

@@ -746,7 +746,7 @@ def _as_read(record: LogRecord) -> tuple[LogRecord, bytes]:
         read = LogRecord.decode(data, log_name(record.number))
         # a copy's record has a part of its ranges in objects
         return replace(read, expired=record.expired, range_tables=record.range_tables), data
-    except (CorruptFile, TypeError) as error:
+    except (CorruptFile, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"refusing to write an invalid record: {error}") from error
 
 

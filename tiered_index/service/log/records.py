@@ -7,7 +7,6 @@ has the writer's epoch, the attempt's id and source positions. `state` has the r
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
@@ -39,7 +38,19 @@ from tiered_index.replaced import Range, RangeTable
 from tiered_index.replaced import Replacement as Replacement
 from tiered_index.retention import NOTHING, Expired, StoredExpired
 from tiered_index.spelling import split_name
-from tiered_index.stored import Count, Crc32, Digest, FileId, Length, Milliseconds, Place, Seconds, Size, decoded
+from tiered_index.stored import (
+    Count,
+    Crc32,
+    Digest,
+    FileId,
+    Length,
+    Milliseconds,
+    Place,
+    Seconds,
+    Size,
+    decoded,
+    encoded,
+)
 from tiered_index.types import LostFile, inclusive
 
 LOG_VERSION = 9
@@ -288,7 +299,7 @@ class LostRange(Stored, frozen=True):
         identity = f"{self.source}\0{self.topic}\0{self.kind}\0{self.begin}\0{self.end}"
         identity += f"\0{self.catalog}" if self.catalog is not None else ""
         identity += f"\0\0{self.key}" if self.key is not None else ""
-        digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=12)
+        digest = hashlib.blake2b(identity.encode(), digest_size=12)
         file_id = f"{self.kind}-{digest.hexdigest()}"
         second_min, second_max = sorted((begin_ms // 1000, end_ms // 1000))
         name = f"{DATA_PREFIX}{file_id}/skipped"
@@ -504,13 +515,8 @@ def expired_member(expired: Expired, tables: Mapping[str, RangeTable]) -> dict[s
 
 def encode_document(document: dict[str, Any]) -> bytes:
     """Return the bytes of a JSON document, which has its version, and its CRC32."""
-    body = json_text(document).encode()
+    body = encoded(document)
     return body + _MARK + f"{crc32(body):08x}\n".encode()
-
-
-def json_text(value: Any) -> str:
-    """Return the compact JSON text of a value."""
-    return json.dumps(value, separators=(",", ":"))
 
 
 def decode_document(data: bytes, file: str, kind: type[T], what: str, version: int) -> T:

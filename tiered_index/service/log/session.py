@@ -11,7 +11,6 @@ opener's before.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -46,7 +45,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.pools import side_by_side
 from tiered_index.storage.probe import check_storage, probe_put_if_absent
-from tiered_index.stored import Milliseconds, decoded
+from tiered_index.stored import Milliseconds, decoded, encoded
 
 # time between reads of a watched lease
 _LOOK_S = 2.0
@@ -240,7 +239,7 @@ class Lease:
             "released": released,
             "ttl_ms": round(self.ttl_s * 1000),
         }
-        self.storage.put(lease_name(self.epoch, self._number), json.dumps(document).encode())
+        self.storage.put(lease_name(self.epoch, self._number), encoded(document))
         if self._number == 2:
             # not with the first write, for which an opening waits: earlier leases do no harm
             own = lease_name(self.epoch, self._number)

@@ -9,7 +9,6 @@ no local file that an open export may read.
 from __future__ import annotations
 
 import contextlib
-import json
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +32,14 @@ from tiered_index.service.read.compacted import CompactedFile, DamagedFile, Stor
 from tiered_index.service.read.file_search import FileBytes, scan_runs
 from tiered_index.service.read.unsealed import UnsealedEntries
 from tiered_index.storage.base import Storage
+from tiered_index.stored import encoded
 
 Array = npt.NDArray[Any]
 Items = tuple[Array, int, Mapping[int, str]]
 """Items or entries (structured, n), the second to which their times are relative, and topic names by id."""
 METADATA = b"tiered_index"
 """Key of the Arrow schema's metadata with the JSON description of an export."""
+EXPORT_VERSION = 1
 _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 _MASK = (1 << 64) - 1
@@ -128,12 +129,13 @@ class Export(Iterator[pa.RecordBatch]):
         self.hash = joint_rule(file.hash for file in self._files) if self._files else state.genesis.layout.hash
         layout = {**state.genesis.layout.to_json(), "hash": self.hash}
         about = {
+            "version": EXPORT_VERSION,
             "index_id": state.genesis.index_id,
             "log_number": state.number,
             "offset_space": state.genesis.offset_space,
             "layout": layout,
         }
-        self.schema = export_schema(schema).with_metadata({METADATA: json.dumps(about).encode()})
+        self.schema = export_schema(schema).with_metadata({METADATA: encoded(about)})
         self.entries = self.checksum = 0
         self.known_topics: set[str] = set()
         self._batches = self._all()

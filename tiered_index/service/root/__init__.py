@@ -69,7 +69,7 @@ SENT = "sent"
 FOLLOWERS = "followers"
 """Folder of the state of adapters that follow logs; created when needed."""
 
-MARKER_VERSION = 1
+MARKER_VERSION = 2
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EPERM, errno.EACCES, errno.EROFS}
 _HELD = ": end that writer, or use another root"

@@ -10,7 +10,6 @@ it. Only the holder of the root's lock may call `note` and `forget`.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import zlib
@@ -22,7 +21,7 @@ from msgspec.structs import asdict
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.names import STATES, UNSEALED, file_id_of
 from tiered_index.service.root import Root, disk_error, disk_errors
-from tiered_index.stored import Count, Crc32, Seconds, decoded
+from tiered_index.stored import Count, Crc32, Seconds, decoded, encoded
 
 _log = logging.getLogger(__name__)
 
@@ -162,11 +161,11 @@ class FileList:
 
 def _encoded(files: dict[str, ListedFile]) -> bytes:
     listed = {file_id: asdict(files[file_id]) for file_id in sorted(files)}
-    return json.dumps({"files": listed, "crc32": _crc32(files)}).encode() + b"\n"
+    return encoded({"files": listed, "crc32": _crc32(files)}) + b"\n"
 
 
 def _crc32(files: dict[str, ListedFile]) -> int:
-    return zlib.crc32(json.dumps([[file_id, asdict(files[file_id])] for file_id in sorted(files)]).encode())
+    return zlib.crc32(encoded([[file_id, asdict(files[file_id])] for file_id in sorted(files)]))
 
 
 def _parsed(data: bytes, file: str) -> dict[str, ListedFile]:

@@ -8,7 +8,6 @@ deletions, by a lock.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import zlib
@@ -18,7 +17,7 @@ from msgspec.structs import asdict
 
 from tiered_index.errors import CorruptFile
 from tiered_index.service.root import Root, disk_error, disk_errors
-from tiered_index.stored import Count, Crc32, decoded
+from tiered_index.stored import Count, Crc32, decoded, encoded
 
 SEEN = "seen"
 _PLACE_BYTES = 512
@@ -47,15 +46,15 @@ class Seen(Struct, frozen=True):
     def encode(self) -> bytes:
         """Return the bytes of one slot."""
         document = asdict(self)
-        crc32 = zlib.crc32(json.dumps(document).encode())
-        return json.dumps({**document, "crc32": crc32}).encode().ljust(_PLACE_BYTES - 1) + b"\n"
+        crc32 = zlib.crc32(encoded(document))
+        return encoded({**document, "crc32": crc32}).ljust(_PLACE_BYTES - 1) + b"\n"
 
     @classmethod
     def decode(cls, place: bytes, file: str) -> Seen:
         """Return the content of a slot. Raises `CorruptFile`."""
         stored = decoded(place, _StoredSlot, file, "the seen position of the log")
         seen = cls(stored.number, stored.digest, stored.attempt, stored.serial)
-        computed = zlib.crc32(json.dumps(asdict(seen)).encode())
+        computed = zlib.crc32(encoded(asdict(seen)))
         CorruptFile.unless_equal(file, "does not match its CRC32", stored.crc32, computed)
         return seen
 

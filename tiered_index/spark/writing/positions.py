@@ -66,7 +66,7 @@ class MicroBatch:
             )
 
     def is_in(self, state: LogState) -> bool:
-        """Return whether the batch has been published; by its number only if the record has no content.
+        """Return whether the batch has been published.
 
         Raises `InvalidArgument` if a later one was published, or one of this number with other entries: this one would
         be lost.
@@ -79,9 +79,10 @@ class MicroBatch:
                 "checkpointLocation"
             )
         told = state.batches.get(self.stream)
-        if last == self.number and told is not None and told.number == last and told != self.told:
+        if last == self.number and told != self.told:
+            entries = told.entries if told is not None else 0
             raise InvalidArgument(
-                f"micro-batch {last} of this query was published with {told.entries:,} entries, and now has other ones "
+                f"micro-batch {last} of this query was published with {entries:,} entries, and now has other ones "
                 f"({self.content.entries:,}): the checkpoint is older than the index, the query was changed, or it "
                 "returns different rows each time. Set a new checkpointLocation"
             )
