@@ -161,7 +161,7 @@ class ReadTime:
     def __init__(
         self, index: IndexService, source: str, topic: str = "", *, put: Callable[[Any, str, int], object] | None = None
     ) -> None:
-        self._name, self._columns = read_name(source, topic), no_entries(index)
+        self._index, self._name, self._columns = index, read_name(source, topic), no_entries(index)
         told_ms = index.durable_position(self._name)
         if told_ms is None:
             (put or index.put_source_batch)(self._columns, self._name, 0)
@@ -173,7 +173,9 @@ class ReadTime:
         Let it be due after records, and at the end of a run. Otherwise it moves once a minute, so that a source without
         new records writes little.
         """
-        self._read_ms = max(self._read_ms, read_ms)
+        # the position only grows: no clock that has jumped ahead may set it
+        if read_ms <= self._index.clock.now_ms():
+            self._read_ms = max(self._read_ms, read_ms)
         if self._read_ms == self.told_ms or not (is_due or self._read_ms - self.told_ms >= _TELL_MS):
             return False
         yield Batch(source=self._name, position=self._read_ms, columns=self._columns)

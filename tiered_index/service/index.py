@@ -673,6 +673,11 @@ class IndexService(Lookups[ItemT]):
         return self._session.expired
 
     @property
+    def clock(self) -> Clock:
+        """The clock of the index: beyond a minute, a change of the wall clock needs the storage's clock to agree."""
+        return self._parts.clock
+
+    @property
     def recovery_notes(self) -> tuple[str, ...]:
         """The actions of the recovery when this service was opened, one line each."""
         return self._notes
