@@ -12,6 +12,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageMisconfigured, WriterFenced
+from tiered_index.follow import ReadTime
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.reads import read_name
 from tiered_index.service.log.records import LostObject, TableShard
@@ -26,6 +27,14 @@ def publish(index, *offsets):
     for offset in offsets:
         index.put("t", 0, "k", offset, 1, T + offset * 1000, source="source", source_position=offset + 1)
     upload(index)
+
+
+def test_a_clock_that_has_jumped_ahead_does_not_say_up_to_when_a_source_was_read(index, clock):
+    time = ReadTime(index, "source")
+    wrong_ms, right_ms = clock.now_ms() + 400 * 86_400_000, clock.now_ms()
+    assert [*time.told(wrong_ms, is_due=True)] == []
+    assert [batch.position for batch in time.told(right_ms, is_due=True)] == [right_ms]
+    assert [*time.told(wrong_ms, is_due=True)] == []
 
 
 def test_an_answer_from_the_storage_says_as_of_when(index, storage, clock):
