@@ -207,6 +207,6 @@ def test_a_filter_with_part_of_a_block_is_damage(open_index, faulty):
     data = path.read_bytes()
     tail = Tail.decode(data, path.name, len(data))
     odd = tail._replace(filter_length=tail.filter_length - 1, directory_length=tail.directory_length + 1)
-    path.write_bytes(data[:-TAIL_SIZE] + odd.encode(1))
+    path.write_bytes(data[:-TAIL_SIZE] + odd.encode())
     with pytest.raises(CorruptFile, match="not made of blocks of 32 bytes"):
         LocalBytes(path)
