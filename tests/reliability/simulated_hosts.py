@@ -85,6 +85,11 @@ class Writers:
         if host.instance is not None:
             with contextlib.suppress(SimulatedCrash, TieredIndexError):
                 host.instance.abandon()  # in this thread, because the threads of the process have ended
+            # a close that was killed may have left the files to the end of the process
+            parts = getattr(host.instance, "_parts", None)
+            for release in () if parts is None else parts.releases(0.0, keep_reserve=True):
+                with contextlib.suppress(SimulatedCrash, TieredIndexError):
+                    release()
         host.instance = host.service = None
         if "power" in self.faults and chance.random() < 0.5:
             self.scheduler.note(f"{host.name} loses its power")
