@@ -194,6 +194,7 @@ class IndexService(Lookups[ItemT]):
             self._segments = SegmentUploads(parts.session)
             # the threads hold no reference to the service, so one that was never closed can be garbage-collected
             flush, run_round = partial(_flush_round, parts, hooks, this), partial(_life_round, parts, hooks)
+            self._hooks = hooks
             self._flushes = Rounds("flusher", flush, flush_s)
             self._rounds = Rounds("lifecycle", run_round, round_s)
             self._merges = Rounds("merge", lambda: parts.merger.run_once(), ROUND_S, longest_pause_s=LONGEST_PAUSE_S)
@@ -267,7 +268,8 @@ class IndexService(Lookups[ItemT]):
 
         The workers call the hooks, between their rounds and without a lock: `on_durable(source, position)` when the
         entries up to a position are on the disk, `on_published(source, position)` when they are in the storage, and
-        `on_problem(problem)` when `health` has a new one. An error of a hook is logged.
+        `on_problem(problem)` when `health` has a new one. `close` tells the last positions. An error of a hook is
+        logged.
 
         Raises `ConfigError`, `NotAnIndex`, `SchemaMismatch`, `LockHeld` (another writer has the root or the index),
         `StorageUnavailable` (a new root needs its storage), `CorruptFile`.
@@ -751,6 +753,10 @@ class IndexService(Lookups[ItemT]):
         if not self._refuse_as_closed():
             return
         self._go_on_closing(min(timeout_s, _STOP_PATIENCE_S) if is_interrupted else timeout_s)
+        if not any(isinstance(error, CloseTimeout) for error in self._trouble):
+            # of the last flush and upload; no worker runs any more
+            self._hooks.tell_durable(self._parts.flusher.positions)
+            self._hooks.tell_published(self._session.log.state.positions)
         if self._trouble:
             trouble, self._trouble = self._trouble, []
             raise trouble[0]

@@ -42,6 +42,18 @@ def test_hooks_are_told_what_is_durable_published_and_wrong(open_index, storage)
     assert threads <= {"tiered-index-flusher", "tiered-index-lifecycle"}
 
 
+def test_close_tells_the_positions_of_the_last_flush(open_index):
+    told = []
+    hooks = {name: lambda *at, name=name: told.append((name, *at)) for name in ("on_durable", "on_published")}
+    index = open_index(background=True, flush_interval_s=1000, lifecycle_interval_s=1000, **hooks)
+    index.put("t", 0, "k", 1, 1, T, source="s", source_position=7)
+    index.close()
+    assert told == [("on_durable", "s", 7)]
+    # nothing was published since
+    index.close()
+    assert told == [("on_durable", "s", 7)]
+
+
 def test_a_problem_is_told_once_until_it_is_over():
     told = []
     hooks = Hooks(on_problem=told.append)
