@@ -33,8 +33,6 @@ _MOST_BYTES = 10**18
 _STEPS = 24
 LONGEST_STEP_S = 3600
 LEAST_GRACE_S = 3600.0
-REPLACED_VERSION = 8
-"""The version of log records and checkpoints that have replaced ranges."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):

@@ -142,8 +142,9 @@ def test_the_values_of_a_checkpoint_are_checked():
         file_id=[7], tail=["a/b", "..", 5], sequence=[-1], second_min=[10**9], count=[0], slot_high=[0], table=[99]
     )
     columns = [{**objects, name: [*objects[name][:-1], value]} for change in wrong for name, value in change.items()]
-    # a size that its parts exceed, and a column that is too short
+    # a size that its parts exceed, and columns that are too short
     columns += [{**objects, "size_bytes": [*objects["size_bytes"][:-1], 1]}, {**objects, "count": objects["count"][1:]}]
+    columns.append({**objects, "generation": []})
     for changed in columns:
         with pytest.raises(CorruptFile, match="is invalid"):
             LogState.decode(checkpoint.encode({**document, "objects": changed}), "checkpoint")

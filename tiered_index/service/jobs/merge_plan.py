@@ -230,12 +230,12 @@ def _chosen(
     return chosen, left
 
 
-_Present = Mapping[tuple[Origin | None, int], list[list[StoredObject]]]
+_Present = Mapping[tuple[Origin, int], list[list[StoredObject]]]
 
 
 def _present(state: LogState, window_s: int, lost: Container[str]) -> _Present:
     """Return the tables of the length `window_s`, by their origin and begin."""
-    present: dict[tuple[Origin | None, int], list[list[StoredObject]]] = {}
+    present: dict[tuple[Origin, int], list[list[StoredObject]]] = {}
     for shards in state.tables.values():
         if shards[0].part.window_s == window_s and not any(stored.name in lost for stored in shards):
             present.setdefault((shards[0].origin, shards[0].part.begin_s), []).append(shards)
@@ -412,7 +412,7 @@ def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[lis
     """Return the groups, joined if they have one origin and share windows, in order of time."""
     components: list[list[list[StoredObject]]] = []
     # the last component of each origin, and its last window
-    latest: dict[Origin | None, tuple[list[list[StoredObject]], int]] = {}
+    latest: dict[Origin, tuple[list[list[StoredObject]], int]] = {}
     for objects in sorted(groups, key=_interval):
         low, high = _interval(objects)
         component, reached = latest.get(objects[0].origin, ([], -1))

@@ -55,8 +55,6 @@ class Columns(Struct, kw_only=True):
 
     def lists(self) -> list[list[Any]]:
         """Return the columns in the order of the fields."""
-        if not self.generation:
-            self.generation = [0] * len(self.file_id)
         return [getattr(self, name) for name in COLUMNS]
 
 
