@@ -84,7 +84,7 @@ def test_the_holder_of_the_lock_or_the_lease_is_printed_safely(tmp_path: Path) -
         (tmp_path / "root" / "lock").write_text(json.dumps({"pid": 1, "host": TEXT}))
         assert SAFE in refused_or_done("recover", "--root", tmp_path / "root")
         with open_storage(uri) as storage:
-            lease = {"root_id": "f" * 16, "host": TEXT, "pid": 1, "released": False, "place": "", "ttl_ms": 60_000}
+            lease = {"host": TEXT, "pid": 1, "released": False, "place": "", "ttl_ms": 60_000}
             storage.put(lease_name(1, 99), json.dumps(lease).encode())
         assert SAFE in refused_or_done("recover", "--root", tmp_path / "other", "--storage", uri)
 

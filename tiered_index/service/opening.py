@@ -170,9 +170,7 @@ class Parts:
         self.flusher = Flusher(self.buffer, main, quarantine, clock, config.max_late_s, config.max_early_s, positions)
         # an earlier process may have published these files
         begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
-        life = LifecycleContext(
-            root, marker.root_id, catalog, session, cold, config, clock, self.flusher, recovered.deletions, begun
-        )
+        life = LifecycleContext(root, catalog, session, cold, config, clock, self.flusher, recovered.deletions, begun)
         self.lifecycle = Lifecycle(life, recovered.damaged, recovered.journals)
         self.merger = MergeWorker(
             life,
@@ -510,7 +508,7 @@ def _join(
             # before the claim, because log records name the root, and its files belong to this storage from now on
             marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
             root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
-        session.claim(root_id, waits=True, takes_over=takes_over, beside=before_deletions)
+        session.claim(waits=True, takes_over=takes_over, beside=before_deletions)
     except NotAnIndex as error:
         if known is None:
             raise

@@ -99,7 +99,7 @@ def machine_cloned(here, ingest):
 def host_gone(here, ingest):
     ingest(300, "--wait")
     with open_storage(STORE.format(here)) as storage:
-        Lease(storage, 2, "of the host that is gone", SystemClock(), 600.0, "elsewhere")
+        Lease(storage, 2, SystemClock(), 600.0, "elsewhere")
 
 
 def storage_lost(here, ingest):

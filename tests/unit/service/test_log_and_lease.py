@@ -246,7 +246,7 @@ def claim(storage, place, clock=None, **more):
 
 def test_a_lease_holds_off_other_roots_until_it_ends(clock, storage):
     claim(storage, "b")
-    lease = Lease(storage, 1, "a", clock, 60, "a")
+    lease = Lease(storage, 1, clock, 60, "a")
     claim(storage, "a")
     with pytest.raises(LockHeld, match="60 s"):
         claim(storage, "b")
@@ -269,7 +269,7 @@ def test_a_lease_holds_off_other_roots_until_it_ends(clock, storage):
 def test_a_lease_that_is_renewed_while_it_is_read_holds_off_other_roots(clock):
     """A renewal deletes the lease that was listed."""
     storage = FaultStorage(MemoryStorage(clock=clock))
-    lease = Lease(storage.inner, 1, "a", clock, 60, "a")
+    lease = Lease(storage.inner, 1, clock, 60, "a")
     lease._write(released=False)
 
     def renew():
@@ -283,9 +283,9 @@ def test_a_lease_that_is_renewed_while_it_is_read_holds_off_other_roots(clock):
 
 
 def test_the_newest_epochs_lease_counts_for_the_lock_of_its_root(clock, storage):
-    old = Lease(storage, 1, "a", clock, 60, "a")
+    old = Lease(storage, 1, clock, 60, "a")
     clock.advance(61)
-    Lease(storage, 2, "b", clock, 60, "here")
+    Lease(storage, 2, clock, 60, "here")
     old.renew()  # a paused writer continues
     for place in ("a copy", "a"):
         with pytest.raises(LockHeld):
@@ -299,7 +299,7 @@ DAY_S = 86_400
 @pytest.mark.parametrize("holder_s", [DAY_S, -DAY_S])
 @pytest.mark.parametrize("claimer_s", [DAY_S, -DAY_S])
 def test_clocks_of_hosts_neither_prolong_nor_shorten_a_lease(clock, storage, holder_s, claimer_s):
-    Lease(storage, 1, "a", ManualClock(clock.now_ms() + 1000 * holder_s), 60, "a")
+    Lease(storage, 1, ManualClock(clock.now_ms() + 1000 * holder_s), 60, "a")
 
     def claimers() -> ManualClock:
         return ManualClock(clock.now_ms() + 1000 * claimer_s)
@@ -315,7 +315,7 @@ def test_clocks_of_hosts_neither_prolong_nor_shorten_a_lease(clock, storage, hol
 
 
 def test_a_lease_of_the_storages_future_is_watched_for_its_time_to_live(clock):
-    Lease(MemoryStorage("went-back", clock=ManualClock(clock.now_ms() + 1000 * DAY_S)), 1, "a", clock, 60, "a")
+    Lease(MemoryStorage("went-back", clock=ManualClock(clock.now_ms() + 1000 * DAY_S)), 1, clock, 60, "a")
     storage, claimer = MemoryStorage("went-back", clock=clock), SteppingClock(0)
     assert writer_of(storage, clock).state == "gone"
     # a round of the life cycle does not wait, and remembers when it began to watch
@@ -330,7 +330,7 @@ def test_a_lease_of_the_storages_future_is_watched_for_its_time_to_live(clock):
 
 def test_an_opening_waits_for_a_watched_lease_and_refuses_a_renewed_one(clock, monkeypatch):
     holder = ManualClock(clock.now_ms() + 1000 * DAY_S)
-    lease = Lease(MemoryStorage("watched", clock=holder), 1, "a", holder, 60, "a")
+    lease = Lease(MemoryStorage("watched", clock=holder), 1, holder, 60, "a")
     storage, claimer, waited = MemoryStorage("watched", clock=clock), ManualClock(0), []
 
     class Waiting(threading.Event):
@@ -352,7 +352,7 @@ def test_an_opening_waits_for_a_watched_lease_and_refuses_a_renewed_one(clock, m
 
 
 def test_a_killed_process_of_this_host_is_not_called_a_writer(clock, storage, monkeypatch):
-    Lease(storage, 1, "a", clock, 60, "a")
+    Lease(storage, 1, clock, 60, "a")
     with pytest.raises(LockHeld, match=r"is being written by this process .* its lease ends in 60 s"):
         claim(storage, "b")
 

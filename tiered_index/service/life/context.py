@@ -175,7 +175,6 @@ class LifecycleContext:
     """
 
     root: Root
-    root_id: str
     catalog: Catalog
     session: StorageSession
     cold: ColdPath

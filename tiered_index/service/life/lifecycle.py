@@ -276,7 +276,7 @@ class Lifecycle:
                 if context.config.storage is not None:
                     # before the claim, as at the start
                     context.root.name_storage(context.config.storage)
-                session.claim(context.root_id)
+                session.claim()
             context.flusher.learn(self.refresh().positions)
             session.log_error = None
         self._time.learn(session.log.state)

@@ -55,7 +55,6 @@ _log = logging.getLogger(__name__)
 class _StoredLease(Struct):
     """A lease as stored."""
 
-    root_id: str
     host: str
     pid: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     released: bool
@@ -201,7 +200,6 @@ class Lease:
 
     storage: Storage
     epoch: int
-    root_id: str
     clock: Clock
     ttl_s: float
     place: str  # of the root's lock
@@ -232,7 +230,6 @@ class Lease:
     def _write(self, *, released: bool) -> None:
         self._number += 1
         document = {
-            "root_id": self.root_id,
             "place": self.place,
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -364,12 +361,7 @@ class StorageSession:
         return state.genesis
 
     def claim(
-        self,
-        root_id: str,
-        *,
-        waits: bool = False,
-        takes_over: bool = False,
-        beside: Callable[[], object] = lambda: None,
+        self, *, waits: bool = False, takes_over: bool = False, beside: Callable[[], object] = lambda: None
     ) -> None:
         """Become the index's writer. `waits`: see `LeaseWatch.check`. `takes_over`: ignore the lease of another writer.
 
@@ -383,7 +375,7 @@ class StorageSession:
         epoch = self.log.claim_epoch()
 
         def lease() -> None:
-            self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s, self.place)
+            self._lease = Lease(self.storage, epoch, self.clock, self.lease_ttl_s, self.place)
 
         writes: list[Callable[[], object]] = [lease, self.log.write_checkpoint, beside]
         side_by_side(writes)
