@@ -179,6 +179,12 @@ def split_uri(uri: str) -> SplitResult:
     except ValueError:
         # no cause: its text has the URI, which may hold a secret
         raise ConfigError(f"not a {scheme}:// URI that can be read") from None
+    try:
+        uri.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"a {scheme}:// URI has bytes that are not UTF-8: write each as % and two hexadecimal digits, such as %FF"
+        ) from None
     if parts.fragment or "#" in uri:
         raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
     if "@" in parts.netloc:

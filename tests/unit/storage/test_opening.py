@@ -154,6 +154,15 @@ def test_another_package_adds_a_scheme_with_options_of_its_own(tmp_path: Path) -
             open_storage(wrong)
 
 
+@pytest.mark.parametrize("scheme", ["file", "sqlite", "s3"])
+def test_a_uri_with_half_a_surrogate_pair_is_refused_before_anything_is_written(tmp_path: Path, scheme: str) -> None:
+    """The root's marker, which is UTF-8, could not have it: nothing could open the root again."""
+    for act in (IndexService.open, IndexReader.open):
+        with pytest.raises(ConfigError, match="write each as % and two hexadecimal digits"):
+            act(root=tmp_path / "root", storage=f"{scheme}://{tmp_path}/s\udcff")
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

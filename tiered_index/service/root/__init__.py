@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import logging
 import os
 import resource
@@ -33,6 +32,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
@@ -58,7 +58,7 @@ from tiered_index.storage.disk import (
     make_path,
     map_file,
 )
-from tiered_index.stored import FileId, decoded
+from tiered_index.stored import FileId, decoded, encoded
 
 CACHE = "cache"
 """Folder of the local cache of directories and filters; created when needed."""
@@ -109,7 +109,7 @@ class Marker(Struct, frozen=True):
     def encode(self) -> bytes:
         """Return the marker's bytes (JSON)."""
         document = {"tiered_index": MARKER_VERSION, **asdict(self), "layout": self.layout.to_json()}
-        return (json.dumps(document, indent=2) + "\n").encode()
+        return msgspec.json.format(encoded(document), indent=2) + b"\n"
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> Marker:
@@ -314,7 +314,7 @@ class RootLock:
 
     def _name_holder(self, descriptor: int) -> None:
         """Write the holder's pid and host to the lock file. The lock also holds if the disk is full."""
-        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        holder = encoded({"pid": os.getpid(), "host": socket.gethostname()})
         try:
             # truncate after the write: a full disk can still replace existing bytes
             os.pwrite(descriptor, holder, 0)
