@@ -52,12 +52,14 @@ class Life:
         self.store = store
         self.files, self.queue = [], []
         self.end = self.position = 0
-        self.state = LogState().apply(LogRecord(1, "create", 0, "", 0, genesis=GENESIS), "log")
+        first = LogRecord(1, "create", 0, "", 0, genesis=GENESIS)
+        self.state = LogState().apply(LogRecord.decode(first.encode(), "log"), "log")
 
     def append(self, *, replaced=(), position=None):
         number = self.state.number + 1
         positions = {} if position is None else {self.store: position}
-        record = LogRecord(number, "link", 1, "a", 0, positions=positions, replaced=tuple(replaced))
+        more = {"positions": positions, "replaced": tuple(replaced), "previous": self.state.digest}
+        record = LogRecord(number, "link", 1, "a", 0, **more)
         record = LogRecord.decode(record.encode(), "log")
         assert record.replaced == tuple(replaced)
         self.state = self.state.apply(record, "log")

@@ -211,7 +211,7 @@ def _changed_body(random: Random, data: bytes, whole: Trailer) -> InMemory:
     del groups, blocks, group
     directory = bytes(room[at : at + tail.directory_length])
     tail = tail._replace(directory_crc32=crc32(directory))
-    room[-TAIL_SIZE:] = tail.encode(int.from_bytes(data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12], "big"))
+    room[-TAIL_SIZE:] = tail.encode()
     # the metadata is unchanged
     return InMemory(bytes(room), Trailer(tail, Directory.decode(directory, "file"), whole.metadata))
 
