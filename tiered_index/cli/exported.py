@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -37,6 +36,7 @@ from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.sources.rows.text import NdjsonFile
 from tiered_index.storage.disk import Disk
+from tiered_index.stored import decoder_of
 
 _ROWS = 1 << 17
 _TAIL_BYTES = 1 << 20
@@ -83,8 +83,8 @@ class ExportedFile:
                     f"index with `tiered-index export`, and ingest that file"
                 )
             return None
-        about = json.loads(schema.metadata[METADATA])
-        UnsupportedVersion.unless_read(str(file.file), "export", EXPORT_VERSION, dict(about).get("version"))
+        about = decoder_of(dict[str, Any]).decode(schema.metadata[METADATA])
+        UnsupportedVersion.unless_read(str(file.file), "export", EXPORT_VERSION, about.get("version"))
         if about["offset_space"] not in get_args(OffsetSpace):
             raise ValueError(f"metadata name the offset space {about['offset_space']!r:.80}")
         Layout.from_json(about["layout"])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -35,6 +34,7 @@ from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.service.read.segments import Segments
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.files import encode
+from tiered_index.stored import decoder_of, encoded
 
 if TYPE_CHECKING:
     from tiered_index.kafka.source import KafkaSource
@@ -76,14 +76,13 @@ def encode_records(place: Place, records: pa.Table, keys: Sequence[str], topic_i
     }
     # a compressor for each column of a row group costs more than what it saves of an empty one
     texts = _TEXTS if records["headers"].null_count < len(records) else _TEXTS[:2]
-    notes = {KEYS_NOTE: json.dumps(list(keys))} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
+    notes = {KEYS_NOTE: encoded(list(keys)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
     return encode_columns(pa.table(columns, schema=SCHEMA), records[SIZE].to_numpy(), texts, notes)
 
 
 def keys_of_file(end: bytes) -> list[str]:
     """Return what `--key` gave when an archived file was written, by its footer or all of it."""
-    keys: list[str] = json.loads(notes_of(end)[KEYS_NOTE])
-    return keys
+    return decoder_of(list[str]).decode(notes_of(end)[KEYS_NOTE])
 
 
 def topic_id_of_file(end: bytes) -> str:
