@@ -112,8 +112,8 @@ def answers_of(living):
 
     def right(ask, topic, key, bodies):
         def asked():
-            found = living.answered(ask, topic, key)
-            messages = found if isinstance(found, list) else [found]
+            answer = living.answered(ask, topic, key)
+            messages = answer if isinstance(answer, list) else [answer]
             return sorted(message["body"] for message in messages) == bodies and messages
 
         return until(asked)
