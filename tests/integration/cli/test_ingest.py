@@ -207,8 +207,9 @@ def test_a_full_disk_bound_is_code_7_and_loses_nothing(ingest, places):
 
 def holds_lock(root, pid):
     try:
-        return f'"pid": {pid},' in (root / "lock").read_text()
-    except FileNotFoundError:
+        return json.loads((root / "lock").read_bytes())["pid"] == pid
+    except (FileNotFoundError, json.JSONDecodeError):
+        # not written yet
         return False
 
 
