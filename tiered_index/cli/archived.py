@@ -34,7 +34,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names
-from tiered_index.follow import FIRST, Loss
+from tiered_index.follow import FIRST, Loss, no_entries
 from tiered_index.format.columnar import NUMBER
 from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
@@ -50,7 +50,6 @@ from tiered_index.kafka.archived import (
     source_of,
 )
 from tiered_index.kafka.names import Name, positions_by_store
-from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
 from tiered_index.rocketmq.follow.dispatcher import note_tags
@@ -282,7 +281,7 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
 
         resumed = {name: index.durable_position(source) for name, source in sources.items()}
         for position_name, at in archived.rule_positions.items():
-            index.put_source_batch(NO_ENTRIES, position_name, at)
+            index.put_source_batch(no_entries(index), position_name, at)
         with putting.progress("ingesting the archive", archived.size_bytes) as progress:
             for name in stores:
                 rows = archived.rows_of(name)

@@ -16,14 +16,13 @@ import pyarrow as pa
 
 from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument, StorageUnavailable, listed
-from tiered_index.follow import Batch
+from tiered_index.follow import Batch, no_entries
 from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import topic_of_store
 from tiered_index.kafka.archive import records_of
 from tiered_index.kafka.client import KafkaBroker, LogRange
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import Name, positions_by_store
-from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.kafka.record import KafkaRecord
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import LostRange
@@ -104,7 +103,7 @@ class AddedRules:
 
     def _put(self, positions: Mapping[str, int]) -> None:
         for name, at in positions.items():
-            self.index.put_source_batch(NO_ENTRIES, name, at)
+            self.index.put_source_batch(no_entries(self.index), name, at)
             self._positions[name] = at
 
     @property

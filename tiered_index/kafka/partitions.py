@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiered_index.errors import CorruptFile
-from tiered_index.follow import Batch, Loss
+from tiered_index.follow import Batch, Loss, no_entries
 from tiered_index.kafka.client import LogRange, Place
 from tiered_index.kafka.names import Name
+from tiered_index.service.index import IndexService
 from tiered_index.types import format_time, inclusive
 
-NO_ENTRIES: dict[str, Any] = {n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
-"""The columns of a batch that has only a position."""
 _UNKNOWN = LogRange(0, 0, 0)
 # the times of so many batches are known apart
 _MOST_BATCHES = 64
@@ -127,10 +126,10 @@ class Partition:
             f"stable offset, {self.log.end:,}, since {format_time(self.seen_ms)} or earlier"
         )
 
-    def pass_to(self, end: int, *losses: Loss) -> ReadBatch:
-        """Read on from `end`, and return a batch without records that advances the position to it."""
+    def pass_to(self, end: int, index: IndexService, *losses: Loss) -> ReadBatch:
+        """Read on from `end`, and return a batch without records that advances the position in the index to it."""
         self.read = end
-        batch = Batch(source=str(self.name), position=end, columns=NO_ENTRIES, losses=losses)
+        batch = Batch(source=str(self.name), position=end, columns=no_entries(index), losses=losses)
         return ReadBatch(self, batch, None, None, None)
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
-from tiered_index.follow import Loss
+from tiered_index.follow import Loss, no_entries
 from tiered_index.kafka.archive import topic_id_of_file
 from tiered_index.kafka.client import KafkaBroker, LogRange, Place
 from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, archived_end, keys_in
-from tiered_index.kafka.partitions import NO_ENTRIES, OffsetOutOfRange, OldestTimes, Partition, ReadBatch
+from tiered_index.kafka.partitions import OffsetOutOfRange, OldestTimes, Partition, ReadBatch
 from tiered_index.service.index import IndexService
 from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
 
@@ -115,9 +115,10 @@ class LogPositions:
         ):
             partition.name = partition.name.begun_again(same_log=False)
         # the position is first: else the begin would count for the next log of this name
-        self.index.put_source_batch(NO_ENTRIES, str(partition.name), partition.position)
+        columns = no_entries(self.index)
+        self.index.put_source_batch(columns, str(partition.name), partition.position)
         if partition.position:
-            self.index.put_source_batch(NO_ENTRIES, f"{BEGIN_PREFIX}{partition.name.store}", partition.position)
+            self.index.put_source_batch(columns, f"{BEGIN_PREFIX}{partition.name.store}", partition.position)
 
     def _begin_again(self, partition: Partition, at: int, same_log: bool) -> None:
         """Continue at an offset, under the name of another generation."""
@@ -134,7 +135,7 @@ class LogPositions:
         self._begin_again(partition, at, same_log)
         partition.newest_ms = None
         problem = f"{partition.place}: {why}: it is read from {at:,}"
-        self.put(partition.pass_to(at, Loss("rewritten", min(at, before), before, None, problem)))
+        self.put(partition.pass_to(at, self.index, Loss("rewritten", min(at, before), before, None, problem)))
 
     def _find_place(self, partition: Partition, begin: int, end: int) -> None:
         """Continue in a log, which has offsets [`begin`, `end`), in which the client has lost its place: it was cut, or
@@ -147,7 +148,7 @@ class LogPositions:
             if self.restart_at is None:
                 raise OffsetOutOfRange(partition.place, position, begin, end)
             target = begin if self.restart_at == "begin" else end
-            self.put(partition.pass_to(target, _gap(partition, begin, end, target)))
+            self.put(partition.pass_to(target, self.index, _gap(partition, begin, end, target)))
             return
         is_known, other = self._compared(partition, begin, end)
         if position > end:

@@ -55,7 +55,7 @@ from tiered_index.errors import (
     TieredIndexError,
     did_you_mean,
 )
-from tiered_index.follow import Batch, Lag
+from tiered_index.follow import Batch, Lag, no_entries
 from tiered_index.kafka.added_keys import AddedRules
 from tiered_index.kafka.calls import LATE_S, ClientStuck, stuck_clients
 from tiered_index.kafka.client import (
@@ -85,7 +85,7 @@ from tiered_index.kafka.group import GroupOffsets
 from tiered_index.kafka.intake import TakenRecords
 from tiered_index.kafka.keys import NAMED, RecordKeys
 from tiered_index.kafka.names import EPOCH_PREFIX, LOST_PREFIX, Name, positions_by_store
-from tiered_index.kafka.partitions import NO_ENTRIES, OffsetOutOfRange, Partition, ReadBatch
+from tiered_index.kafka.partitions import OffsetOutOfRange, Partition, ReadBatch
 from tiered_index.kafka.positions import LogPositions, RestartAt
 from tiered_index.kafka.reads import TopicReads
 from tiered_index.service.index import IndexService
@@ -502,7 +502,7 @@ class KafkaSource:
 
     def pass_over(self, store: str, end: int) -> None:
         """Keep that records of a log before an offset are lost for the archive. Any thread."""
-        self.index.put_source_batch(NO_ENTRIES, f"{LOST_PREFIX}{store}", end)
+        self.index.put_source_batch(no_entries(self.index), f"{LOST_PREFIX}{store}", end)
 
     def settled(self) -> list[tuple[Name, int]]:
         """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""
@@ -636,7 +636,8 @@ class KafkaSource:
             self._reads.has_moved = True
             # after the records: an older epoch than theirs only makes the records be compared
             if epoch is not None and epoch != partition.epoch:
-                yield Batch(source=f"{EPOCH_PREFIX}{batch.source}", position=epoch, columns=NO_ENTRIES)
+                columns = no_entries(self.index)
+                yield Batch(source=f"{EPOCH_PREFIX}{batch.source}", position=epoch, columns=columns)
                 partition.epoch = epoch
 
     def _consumed(self, until_s: float) -> Iterator[list[Any]]:
@@ -738,7 +739,7 @@ class KafkaSource:
         if (end := taken.ends.get(place)) is not None:
             partition.at_end = partition.is_checked = True
             if end > partition.read:  # compacted, aborted or control records follow the last record
-                self._pending.append(partition.pass_to(end))
+                self._pending.append(partition.pass_to(end, self.index))
 
     def _take_error(self, message: Any, place: Place) -> TieredIndexError | None:
         """Note an error of the client, in a message. Return it if it stops the partition at `place`."""
