@@ -418,8 +418,7 @@ class Replaced(Struct, frozen=True, dict=True):
     ) -> npt.NDArray[np.bool_]:
         """Return which of n entries are no answers (bool, n).
 
-        `items` are stored items or their columns by name, `topics` the name of each topic id. An entry whose topic id
-        has no name is hidden only if its queue is that of the rows of all topics.
+        `items` are stored items or their columns by name, `topics` the name of each topic id.
         """
         queues = items["queue_id"]
         hidden = np.zeros(len(queues), np.bool_)

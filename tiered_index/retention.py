@@ -251,7 +251,7 @@ class Expired(Struct, frozen=True, dict=True):
         """Return which entries (bool, n) are neither expired nor erased nor replaced.
 
         `items` are stored items or their columns by name, `seconds` (n) their epoch seconds, `topics` the name of each
-        topic id. An entry whose topic id has no name has expired if entries of every topic have expired at its second.
+        topic id.
         """
         is_shown = self._unexpired(seconds, items["topic_id"], topics)
         if self.tombstones and len(seconds):
@@ -268,8 +268,7 @@ class Expired(Struct, frozen=True, dict=True):
         # not a pass over all entries for each topic: there may be tens of thousands
         is_one = topic_ids.min() == topic_ids.max()
         ids, index = (topic_ids[:1], 0) if is_one else np.unique(topic_ids, return_inverse=True)
-        names = map(topics.get, ids.tolist())
-        horizons = [self.of_all_ms if name is None else self.before_ms(name) for name in names]
+        horizons = [self.before_ms(topics.get(topic_id, "")) for topic_id in ids.tolist()]
         return np.asarray(seconds >= np.array(list(map(_begin_s, horizons)))[index])
 
     def joined(self, other: Expired) -> Expired:

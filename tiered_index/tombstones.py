@@ -126,8 +126,7 @@ class Tombstones(Sequence[Tombstone]):
         """Return which entries (bool, n) are hidden.
 
         `items` are stored items or their columns by name, `seconds` (n) their epoch seconds, `topics` the name of each
-        topic id. An entry whose topic id has no name is recognised by the hash of its key alone: the hash depends on
-        the topic, too.
+        topic id.
         """
         hidden = np.zeros(len(seconds), np.bool_)
         ids = items["topic_id"]
@@ -151,7 +150,7 @@ class Tombstones(Sequence[Tombstone]):
         hashes, ids, times = normal_hashes(items["key_hash"][likely]), items["topic_id"][likely], seconds[likely]
         met = set(np.unique(hashes).tolist())
         for stone in [stone for stone in self.stones if not met.isdisjoint(stone.hashes)]:
-            named = [topic_id for topic_id in np.unique(ids).tolist() if topics.get(topic_id) in (None, stone.topic)]
+            named = [topic_id for topic_id in np.unique(ids).tolist() if topics.get(topic_id) == stone.topic]
             is_hidden = np.isin(hashes, stone.hashes) & np.isin(ids, named) & (times < stone.before_ms // 1000)
             if stone.fingerprint is not None:
                 is_hidden &= items["fingerprint"][likely] == stone.fingerprint

@@ -96,7 +96,7 @@ class _Source:
         packing = metadata.packing
         if packing is not None and not packing.fits_core:
             return False
-        ids = metadata.ids_by_topic if metadata.topics else None
+        ids = metadata.ids_by_topic
         begin_s, base = metadata.begin_ms // 1000, metadata.slot_map.base
         packed = None if packing is None else packing.in_core
         try:

@@ -29,7 +29,10 @@ def array_of(values: Array, kind: Any) -> Any:
 
 
 def topic_names(ids: Array, names: Mapping[int, str]) -> Any:
-    """Return the name of each topic id (n), null if it has none. Raises `InvalidArgument` for a lone surrogate."""
+    """Return the name of each topic id (n), null if a damaged entry has none.
+
+    Raises `InvalidArgument` for a lone surrogate.
+    """
     encoded = array_of(ids, pa.int32()).dictionary_encode()
     try:
         texts = pa.array([names.get(topic_id) for topic_id in encoded.dictionary.to_pylist()], pa.string())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -54,7 +54,7 @@ class Metadata(Struct, frozen=True, dict=True):
 
     - `second_min` and `second_max` are the true interval of the entries (inclusive, epoch seconds).
     - `begin_ms` and `end_ms` are those of the header.
-    - `topics` are the (id, name) pairs of the file.
+    - `topics` are the (id, name) pairs of the file: a name for each id of its entries.
     - `slot_base` and the half-open `slot_range` say which slots a shard holds. A whole file holds all.
     - `lane` is ``main`` or ``quarantine``.
     - `more` has the other fields of the document.
@@ -97,7 +97,8 @@ class Metadata(Struct, frozen=True, dict=True):
 
     def stats_by_topic(self) -> NamedStats:
         """Return the name and the stats of each topic."""
-        return named_stats([TopicStats(*row) for row in self.more["topic_stats"]], dict(self.topics))
+        names = dict(self.topics)
+        return [(names[row[0]], TopicStats(*row)) for row in self.more["topic_stats"]]
 
     @cached_property
     def slot_map(self) -> SlotMap:
@@ -181,11 +182,6 @@ def _only(topic_id: int) -> frozenset[int]:
 NamedStats = list[tuple[str, TopicStats]]
 
 
-def named_stats(stats: Iterable[TopicStats], names: Mapping[int, str]) -> NamedStats:
-    """Return each topic's name with its stats. An id without a name gets a name such as ``#17``."""
-    return [(names.get(topic.topic_id, f"#{topic.topic_id}"), topic) for topic in stats]
-
-
 def topic_stats(topic_ids: Array, sizes: Array, seconds: Array) -> list[TopicStats]:
     """Return the stats of each topic id in columns (integers in any byte order, n each), sorted by id."""
     columns = [np.asarray(column, column.dtype.newbyteorder("=")) for column in (topic_ids, sizes, seconds)]
@@ -258,6 +254,10 @@ def _metadata(document: Any) -> tuple[Metadata, str]:
         raise ValueError(f"The document is nested more than {_DEPTH} times")
     metadata: Metadata = typed({**document, "more": more}, Metadata)
     check_ids(metadata.topics)
+    if nameless := {row[0] for row in more["topic_stats"]} - {topic_id for topic_id, _ in metadata.topics}:
+        raise ValueError(f"`topics` has no name for topic id {min(nameless)}")
+    if not more["topic_stats"]:
+        raise ValueError("`topic_stats` is empty, and the file has entries")
     slots, (low, high), is_shard = metadata.slot_map, metadata.slot_range, metadata.is_shard
     most = slots.slots if is_shard else metadata.slot_base
     if not low < high <= most or not (is_shard or high - low == slots.slots):

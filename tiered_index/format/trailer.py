@@ -327,10 +327,10 @@ class Trailer:
             of_shard = (slots.split, slots.join, *metadata.slot_range) if metadata.is_shard else None
             interval = metadata.second_min, metadata.second_max
             file.from_source(_OpenSource, *interval, of_shard)
-            ids = metadata.ids_by_topic if metadata.topics else None
             packed = None if packing is None else packing.in_core
             try:
-                file.opened(ids, metadata.begin_ms // 1000, slots.base, groups, self.tail.file_size, packed)
+                begin_s = metadata.begin_ms // 1000
+                file.opened(metadata.ids_by_topic, begin_s, slots.base, groups, self.tail.file_size, packed)
             except ValueError:  # invalid values: the search by NumPy reports them
                 return None
             object.__setattr__(self, "_view", core.View(row_form(metadata.layout.schema), [(file, *interval)], [file]))

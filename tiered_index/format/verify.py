@@ -168,9 +168,8 @@ class _FileCheck:
             self.interval = min(low, int(seconds.min())), max(high, int(seconds.max()))
             outside = (seconds < meta.second_min) | (seconds > meta.second_max)
             self._report("interval", outside, "are outside the file's interval", sound)
-            if len(topics):
-                nameless = ~np.isin(items["topic_id"], topics)
-                self._report("topic", nameless, "have a topic id without name", sound)
+            nameless = ~np.isin(items["topic_id"], topics)
+            self._report("topic", nameless, "have a topic id without name", sound)
             if words is not None:
                 keys = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
                 absent = np.flatnonzero(~blocks_may_hold(words[block_numbers(keys, len(words))], keys))

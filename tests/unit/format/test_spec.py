@@ -295,7 +295,7 @@ def test_a_shard_agrees_with_its_section():
     writer = ShardWriter(layout, SlotMap(1000, join=8), (0, 125), *times, 3, PackingOptions.of(items, (), 3))
     begin = writer.begin()
     body = begin + bytes(writer.add(items))
-    data = body + writer.finish("f", "test", "custom", {}, {"table": "t", "window_s": 3600, "sequence": 1})
+    data = body + writer.finish("f", "test", "custom", {0: "t"}, {"table": "t", "window_s": 3600, "sequence": 1})
     assert begin[:4] == b"TIXS" and begin[20:] == bytes(8)
     meta = json.loads(parse_trailer(data, "shard", len(data)).metadata.encode())
     section = SPEC.read_text().split("## 10. ")[1].split("\n## ")[0]

@@ -107,6 +107,11 @@ def rebuilt(data, *, body=None, items=None, metadata=None, more=None, directory=
     return body + build_trailer(trailer.tail.position, Directory(groups, blocks), meta, filter_bytes)
 
 
+def stats_of(topic_id, meta):
+    """Return the rows of one topic id."""
+    return [row for row in meta.more["topic_stats"] if row[0] == topic_id]
+
+
 def moved(field, by):
     """Change a number of the metadata."""
     return {"metadata": lambda meta: {field: getattr(meta, field) + by}}
@@ -143,14 +148,18 @@ def packed_line(**change):
 
 
 ONE_TOPIC = {"metadata": {"topics": ((1, "orders"),)}}
+STATS_OF_ONE = {
+    "metadata": lambda meta: {**ONE_TOPIC["metadata"], "more": {**meta.more, "topic_stats": stats_of(1, meta)}}
+}
 ANY_FILE, ANY_SHARD = ("file", "packed file"), ("shard", "packed shard")
 BOUNDS = ("hash_min", "hash_max", "second_min", "second_max")
 DEFECTS = [
     *[(kind, moved(name, by), {"interval"}) for kind in ANY_FILE for name in BOUNDS[2:] for by in (-1, 1)],
     *[("shard", moved("second_max", by), {"interval"}) for by in (-1, 1, 86_400)],
-    *[(kind, ONE_TOPIC, {"topic"}) for kind in (*ANY_FILE, *ANY_SHARD)],
-    # a topic does not narrow a lookup in a file without a topic table
-    *[(kind, {"metadata": {"topics": ()}}, set()) for kind in ("file", "shard")],
+    *[(kind, STATS_OF_ONE, {"topic"}) for kind in (*ANY_FILE, *ANY_SHARD)],
+    *[(kind, ONE_TOPIC, {"metadata"}) for kind in (*ANY_FILE, *ANY_SHARD)],
+    *[(kind, {"metadata": {"topics": ()}}, {"metadata"}) for kind in (*ANY_FILE, *ANY_SHARD)],
+    *[(kind, {"more": {"topic_stats": []}}, {"metadata"}) for kind in (*ANY_FILE, *ANY_SHARD)],
     ("file", {"metadata": {"count": 13}}, {"metadata"}),
     ("packed file", {"metadata": {"count": 13}}, {"directory"}),
     ("file", {"metadata": {"slots_in_use": 1}}, {"header", "slots"}),

@@ -21,7 +21,6 @@ from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.read.cold_path import ColdPath
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -272,18 +271,3 @@ def test_several_indexes_each_with_its_own_horizon_and_tombstones(tmp_path, merg
             assert (len(result), result.expired_before_ms) == (sum(left), BASE_MS + 6 * HOUR_MS)
         late = reader.query("t", "k", BASE_MS + 7 * HOUR_MS)
         assert (len(late), late.expired_before_ms) == (6, None)
-
-
-def test_entries_of_a_topic_without_a_name_may_be_of_any(life, monkeypatch):
-    fill(life, range(5))
-    trailer = ColdPath.trailer
-
-    def nameless(cold, stored):
-        read = trailer(cold, stored)
-        return replace(read, metadata=replace(read.metadata, topics=()))
-
-    monkeypatch.setattr(ColdPath, "trailer", nameless)
-    rule = Retention(age_s=HOUR_S, topics={"audit": 1000 * HOUR_S})
-    life.clock.advance(100 * HOUR_S)
-    plan, _ = run_expiry(life.storage, life.log(), rule, life.clock, yes=False)
-    assert (plan.objects, len(plan.mixed)) == ((), 1)

@@ -91,12 +91,12 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
         trailer = source.trailer_of(schema)
         names = dict(trailer.metadata.topics)
         known = trailer.metadata.topic_names
-        tombstones = Tombstones(tuple([stone for stone in mine if not names or stone.topic in known]))
+        tombstones = Tombstones(tuple([stone for stone in mine if stone.topic in known]))
         hidden = looked_at = read_bytes = 0
         keys: set[tuple[int, int | None]] = set()
         places: set[tuple[int, int]] = set()
         begin_s = trailer.metadata.begin_ms // 1000
-        for window, items in scan_runs(source, _runs(trailer, tombstones, bool(names)), _WINDOW_BYTES):
+        for window, items in scan_runs(source, _runs(trailer, tombstones), _WINDOW_BYTES):
             seconds = items["time_diff_s"].astype(np.int64) + begin_s
             gone = items[tombstones.hides(items, seconds, names)]
             hidden += len(gone)
@@ -108,18 +108,14 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
             read_bytes += sum(run.length for run in window)
     except (CorruptFile, ObjectNotFound) as error:
         return ScannedObject(problem=str(error))
-    problem = None
-    if tombstones and not names and any(not stone.hashes for stone in tombstones):
-        problem = f"{stored.name} has no topic table: the number of its entries of one topic is unknown"
-    topics = trailer.metadata.topic_names
     return ScannedObject(
-        hidden, looked_at, read_bytes, problem, bool(tombstones), topics, frozenset(keys), frozenset(places)
+        hidden, looked_at, read_bytes, None, bool(tombstones), known, frozenset(keys), frozenset(places)
     )
 
 
-def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:
+def _runs(trailer: Trailer, stones: Tombstones) -> Iterator[Run]:
     """Yield the runs that may have hidden entries."""
-    if named and any(not stone.hashes for stone in stones):
+    if any(not stone.hashes for stone in stones):
         yield from trailer.directory.all_runs()
     elif len(stones.hashes):
         low, high = trailer.metadata.slot_range

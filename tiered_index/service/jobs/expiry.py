@@ -364,10 +364,7 @@ def _looked_up(objects: Sequence[StoredObject], cold: ColdPath, beat: Callable[[
 
     def read(stored: StoredObject) -> NamedStats:
         with contextlib.suppress(CorruptFile, ObjectNotFound):
-            metadata = cold.trailer(stored).metadata
-            named, stats = dict(metadata.topics), metadata.stats_by_topic()
-            # entries of an id without a name may be of any topic
-            return stats if all(of_topic.topic_id in named for _, of_topic in stats) else []
+            return cold.trailer(stored).metadata.stats_by_topic()
         return []
 
     by_name: dict[str, NamedStats] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from tiered_index.errors import DiskFull, SchemaMismatch, StorageError
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.packed import PackingOptions
+from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.slots import SlotMap, divided
@@ -105,8 +106,6 @@ class InputReader:
                     f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {self.base:,}"
                 )
         self.topics, self._changed_ids = _common_topics(self._trailers)
-        # the ids of all items; none: they are not known
-        self.topic_ids = [*self.topics] if all(map(_names_all, self._trailers)) else []
         self.read_counts = dict.fromkeys((stored.name for stored in self.inputs), 0)
 
     def pieces(self, most: int) -> Iterator[Piece]:
@@ -217,9 +216,7 @@ def _even_cuts(
 
 
 def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[dict[int, int]]]:
-    """Return the result's topic table and the changed ids of each input; empty if an input has no topic table."""
-    if any(not trailer.metadata.topics for trailer in trailers):
-        return {}, [{} for _ in trailers]
+    """Return the result's topic table and the changed ids of each input."""
     names: dict[int, str] = {}
     ids: dict[str, int] = {}
     changed = []
@@ -238,12 +235,6 @@ def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[di
     return names, changed
 
 
-def _names_all(trailer: Trailer) -> bool:
-    """Return whether the topics of a file name all ids of its items."""
-    names = dict(trailer.metadata.topics)
-    return all(row[0] in names for row in trailer.metadata.more["topic_stats"])
-
-
 @dataclass
 class _OpenShard:
     writer: ShardWriter
@@ -255,9 +246,8 @@ class _OpenShard:
 class TableRun:
     """Writes one window's run of base slots, as one shard or several.
 
-    Add pieces in order of base slots, the parts of a split slot newest first. `topics` has the names of topic ids,
-    `most` bounds the entries to come. `topic_ids` has the ids of all items to come; empty: they are not known.
-    `generation`: that of the replaced ranges which the items lack.
+    Add pieces in order of base slots, the parts of a split slot newest first. `topics` has the name of each topic id,
+    `most` bounds the entries to come. `generation`: that of the replaced ranges which the items lack.
     """
 
     descriptor: IndexDescriptor
@@ -268,7 +258,6 @@ class TableRun:
     most: int
     storage: Storage
     now_ms: int
-    topic_ids: Collection[int] = ()
     generation: int = 0
     finished: list[FinishedObject] = field(default_factory=list)
     _open: _OpenShard | None = None
@@ -320,7 +309,7 @@ class TableRun:
         begin_ms = window.begin_s * 1000
         file_id = new_file_id(begin_ms)
         end_ms = (window.begin_s + window.window_s) * 1000 - 1
-        slot_range, packing = window.slots.slots_of_base(low, high), PackingOptions.of(sample, self.topic_ids, capacity)
+        slot_range, packing = window.slots.slots_of_base(low, high), PackingOptions.of(sample, self.topics, capacity)
         writer = ShardWriter(layout, window.slots, slot_range, begin_ms, end_ms, capacity, packing)
         stream = self.storage.open_writer(data_name(file_id, secrets.token_hex(8)))
         stream.write(writer.begin())
@@ -335,13 +324,13 @@ class TableRun:
         window = self.window
         writer, stream = shard.writer, shard.stream
         writer.slot_range = window.slots.slots_of_base(low, high)
-        used = writer.topic_ids
-        topics = {topic_id: name for topic_id, name in self.topics.items() if topic_id in used}
         more = {"table": window.table, "window_s": window.window_s, "sequence": self.sequence}
-        trailer = writer.finish(
-            shard.file_id, f"tiered_index {__version__}", self.descriptor.offset_space, topics, more
-        )
         with stream:
+            if not writer.topic_ids <= self.topics.keys():
+                raise UnlistedTopic
+            topics = {topic_id: self.topics[topic_id] for topic_id in writer.topic_ids}
+            about = f"tiered_index {__version__}", self.descriptor.offset_space, topics, more
+            trailer = writer.finish(shard.file_id, *about)
             stream.write(trailer)
             parsed = parse_trailer(trailer, stream.name, stream.size_bytes)
         sent = SentObject(stream.name, stream.size_bytes, self.now_ms)
@@ -390,9 +379,8 @@ class RewriteTask:
             of_index = self.inputs, layout.schema, layout.slots
             reader = InputReader(cold, *of_index, *slots, step, self.seconds, self.readers)
             most = sum(stored.count for stored in self.inputs)
-            # an entry is only known as replaced by the name of its topic
-            generation = self.expired.replaced.generation if reader.topic_ids else 0
-            more = slots, reader.topics, self.sequence, most, storage, now_ms, reader.topic_ids, generation
+            generation = self.expired.replaced.generation
+            more = slots, reader.topics, self.sequence, most, storage, now_ms, generation
             tables = [TableRun(self.descriptor, window, *more) for window in self.windows]
             checksum = expired = expired_checksum = 0
             with contextlib.ExitStack() as undo:

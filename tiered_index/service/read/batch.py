@@ -368,23 +368,20 @@ class LookupBatch:
         items: Array | Mapping[str, Array],
         lookups: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.int64],
-        topic_pairs: Iterable[tuple[int, str]] | None,
+        topic_pairs: Iterable[tuple[int, str]],
         schema: Schema,
     ) -> Matches:
         """Return the rows of `items` (m) whose hash matches `lookups` (m) and that answer them.
 
-        `topic_pairs` are the (id, name) pairs of the file; None: it has no topic table.
+        `topic_pairs` are the (id, name) pairs of the file.
         """
         keep = (seconds >= self.second_min[lookups]) & (seconds <= self.second_max[lookups])
         if schema.keyed:
             keep &= items["fingerprint"] == self.fingerprint[lookups]
-        if topic_pairs is not None:
-            place = self._topic_places
-            allowed = np.array(
-                [place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64
-            )
-            topics = self.topic_index[lookups] << 32 | items["topic_id"].astype(np.int64)
-            keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
+        place = self._topic_places
+        allowed = np.array([place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64)
+        topics = self.topic_index[lookups] << 32 | items["topic_id"].astype(np.int64)
+        keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
         for (at, queue_id), begin in self.queues.items():
             keep &= (self.topic_index[lookups] != at) | (items["queue_id"] != queue_id) | (seconds >= begin)
         if self.replaced:
@@ -449,14 +446,13 @@ class LookupBatch:
     def within(self, metadata: Metadata) -> npt.NDArray[np.bool_]:
         """Return which lookups (bool, n) a file may answer, by its topics and the interval of its entries."""
         within = (self.second_min <= metadata.second_max) & (self.second_max >= metadata.second_min)
-        if metadata.topics:
-            names = {name for _, name in metadata.topics}
-            within &= np.array([topic in names for topic in self.topics], bool)[self.topic_index]
+        names = metadata.topic_names
+        within &= np.array([topic in names for topic in self.topics], bool)[self.topic_index]
         return within
 
-    def topic_pairs(self, metadata: Metadata) -> list[tuple[int, str]] | None:
-        """Return the (id, name) pairs of a file for the topics of the batch; None if the file has no topic table."""
-        return [pair for pair in metadata.topics if pair[1] in self._topic_places] if metadata.topics else None
+    def topic_pairs(self, metadata: Metadata) -> list[tuple[int, str]]:
+        """Return the (id, name) pairs of a file for the topics of the batch."""
+        return [pair for pair in metadata.topics if pair[1] in self._topic_places]
 
     @cached_property
     def first(self) -> tuple[int, int, int, int]:
@@ -713,7 +709,7 @@ def matching(
     batch: LookupBatch,
     items: Array | Mapping[str, Array],
     seconds_of: Callable[[Any], npt.NDArray[np.int64]],
-    topic_pairs: Sequence[tuple[int, str]] | None,
+    topic_pairs: Sequence[tuple[int, str]],
     schema: Schema,
     among: npt.NDArray[np.int64] | None = None,
 ) -> Matches:

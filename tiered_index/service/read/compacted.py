@@ -81,7 +81,7 @@ class LocalBytes:
         if (packing := metadata.packing) is not None and not packing.fits_core:
             return None
         if self._in_core is None:
-            layout, ids = metadata.layout, metadata.ids_by_topic if metadata.topics else None
+            layout, ids = metadata.layout, metadata.ids_by_topic
             rule = HASH_RULES.index(layout.hash)
             made = core.LocalFile(
                 row_form(layout.schema), self.data, ids, rule, metadata.begin_ms // 1000, layout.slots
@@ -184,13 +184,13 @@ class StorageBytes:
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to lack `topic`."""
         trailer = self.cold.known_trailer(self.stored)
-        return trailer is not None and bool(known := trailer.metadata.topic_names) and topic not in known
+        return trailer is not None and topic not in trailer.metadata.topic_names
 
     @property
     def known_topics(self) -> frozenset[str] | None:
         """The names of the file's topics; None: not known without a request."""
         trailer = self.cold.known_trailer(self.stored)
-        return trailer.metadata.topic_names or None if trailer is not None else None
+        return trailer.metadata.topic_names if trailer is not None else None
 
 
 @dataclass
@@ -231,7 +231,7 @@ class CompactedFile:
     def known_topics(self) -> frozenset[str] | None:
         """See `Handle.known_topics`."""
         if self.local is not None:
-            return self.local.trailer().metadata.topic_names or None
+            return self.local.trailer().metadata.topic_names
         return self.stored.known_topics if self.stored is not None else None
 
     def excludes(self, batch: LookupBatch) -> str | None:

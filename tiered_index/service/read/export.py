@@ -86,7 +86,7 @@ class _File:
 class Export(Iterator[pa.RecordBatch]):
     """An iterator of Arrow batches with a row per entry, in any order. Close it, or use it as a context manager.
 
-    - Columns: topic (text; null if a file names none), topic_id, queue_id, offset, size, timestamp_ms (int64, by whole
+    - Columns: topic (text), topic_id, queue_id, offset, size, timestamp_ms (int64, by whole
       seconds), key_hash, and the extra columns of the schema. Numbers have their stored width (half floats: float32),
       bytes are binary, text columns are strings.
     - `entries` and `checksum` (u64, see `entries_checksum`) cover the batches so far.
@@ -230,8 +230,6 @@ class Export(Iterator[pa.RecordBatch]):
         trailer, wanted = source.trailer(), self._wanted
         metadata = trailer.metadata
         if wanted.topics is not None:
-            if not metadata.topics:
-                raise InvalidArgument(f"{source.file} doesn't name its topics: export all topics")
             self.known_topics |= metadata.topic_names
             if not metadata.topic_names & wanted.topics:
                 return

@@ -176,9 +176,8 @@ class StoredSource:
                 return False
             if cold.core_bytes + len(groups) + stored.filter_length > cold.settings.directory_cache_bytes:
                 return False
-            ids = metadata.ids_by_topic if metadata.topics else None
             packed = None if packing is None else packing.in_core
-            begin_s, slots = metadata.begin_ms // 1000, metadata.slot_map.base
+            ids, begin_s, slots = metadata.ids_by_topic, metadata.begin_ms // 1000, metadata.slot_map.base
             try:
                 if file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed):
                     cold.core_bytes += len(groups) + stored.filter_length

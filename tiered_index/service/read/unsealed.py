@@ -27,7 +27,7 @@ from tiered_index.format.compacted import filter_of
 from tiered_index.format.hashing import HASH_RULES
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
-from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
+from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import row_form
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chains
@@ -159,7 +159,10 @@ class UnsealedEntries(LocalHandle):
         """See `Handle.topic_stats`."""
         entries = self._searched()
         stats = topic_stats(entries["topic_id"], entries["size"], self._seconds_of(entries))
-        return named_stats(stats, self.journal.topics)
+        names = dict(self._topics())
+        if nameless := {topic.topic_id for topic in stats} - names.keys():
+            raise CorruptFile(str(self.path), f"entries have topic id {min(nameless)}, which the journal does not name")
+        return [(names[topic.topic_id], topic) for topic in stats]
 
     def _put_in_core(self) -> None:
         """Let the compiled core search the file. Its map has the whole file."""

@@ -195,7 +195,7 @@ def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordB
             columns = [
                 pa.array(np.full(count, part.side, np.int32)),
                 *(cells_of(packed(part.columns, kind(schema)), each) for kind in (identity_dtype, value_dtype)),
-                none if part.topics is None else part.topics.cast(pa.string()),
+                part.topics.cast(pa.string()),
                 none if part.keys is None else part.keys.cast(pa.string()),
                 pa.array([part.name] * count, pa.string()),
             ]

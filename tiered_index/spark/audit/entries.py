@@ -197,10 +197,8 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             yield Unread(stored.name)
 
 
-def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.DictionaryArray | None:
-    """Return each item's topic by the file's table, None without a table; unknown ids get a name no topic has."""
-    if not table:
-        return None
+def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.DictionaryArray:
+    """Return each item's topic by the file's table; unknown ids get a name that no topic has."""
     names = {topic_id: name.encode(errors="surrogatepass").decode(errors="replace") for topic_id, name in table}
     encoded = pa.array(np.ascontiguousarray(ids, ids.dtype.newbyteorder("="))).dictionary_encode()
     topic_ids = encoded.dictionary.to_pylist()

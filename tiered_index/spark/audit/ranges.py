@@ -30,11 +30,11 @@ _ARROW = arrow_schema(SUMS)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some entries of one side: columns (n), topics if known, keys (of a source), and the object's name."""
+    """Some entries of one side: columns (n), topics, keys (of a source), and the object's name."""
 
     side: int
     columns: Mapping[str, npt.NDArray[Any]]
-    topics: pa.DictionaryArray | None
+    topics: pa.DictionaryArray
     keys: pa.Array | None = None
     name: str | None = None
 
@@ -103,8 +103,6 @@ def digests(part: Part, names: Sequence[tuple[str, np.dtype[Any]]]) -> npt.NDArr
     # integers are mixed by their values, others by their bytes
     told = (part.columns[n] if kind.kind in "iu" else part.columns[n].astype(kind) for n, kind in names)
     mixed = mixed_columns(told, np.zeros(len(part.columns["second"]), np.int64))
-    if part.topics is None:
-        return mixed
     texts = [blake2b(name.encode(), digest_size=8).digest() for name in part.topics.dictionary.to_pylist()]
     topics = np.frombuffer(b"".join(texts), "<i8")[part.topics.indices.to_numpy(zero_copy_only=False)]
     return mixed_columns([topics], mixed)

@@ -127,8 +127,6 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     source, selection = StorageBytes(cold, part.stored), plan.selection
     trailer = source.trailer_of(plan.schema)
     metadata, names = trailer.metadata, dict(trailer.metadata.topics)
-    if selection.topics is not None and not names:
-        raise InvalidArgument(f"{part.stored.name} doesn't name its topics: read without the option topic")
     if selection.topics is not None and selection.topics.isdisjoint(names.values()):
         return
     for _, items in scan_runs(source, _share(trailer, part, selection), _WINDOW_BYTES):

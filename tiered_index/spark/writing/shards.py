@@ -232,7 +232,7 @@ class _PartitionWriter:
             slots = table.base_slots(shard * table.pieces_a_shard, table.pieces_a_shard)
             most = (self._most + 1) * table.pieces_a_shard
             more = plan.sequence, most, self._storage, self._now_ms
-            run = TableRun(plan.genesis, table.window, slots, self._topics, *more, topic_ids=self._topics)
+            run = TableRun(plan.genesis, table.window, slots, self._topics, *more)
             self._runs.append(run)
             self._shard = (index, shard)
         low, high = table.base_slots(number, 1)

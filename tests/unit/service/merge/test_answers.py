@@ -9,12 +9,11 @@ from tests.support.changes import replace
 from tests.support.damage import checked
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, RegionItem, small_shards
 from tiered_index import Lookup, LostFile
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.metadata import Metadata
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.lost import give_up
-from tiered_index.service.read.cold_path import ColdPath
 
 KINDS = {"native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}}
 
@@ -82,36 +81,24 @@ def test_topic_ids_that_clash(merging):
         assert sum(stored.count for stored in shards) == life.messages
 
 
-def publish_without_topics(life, patch):
+def test_an_entry_of_a_topic_without_a_name_is_not_merged(merging, monkeypatch):
+    life = merging()
+    for topic_id, topic in ((10, "orders"), (11, "payments")):
+        life.put([(BASE_MS + n * 1000, f"k{n}") for n in range(20)], topic, topic_id=topic_id)
     real = Metadata.encode
-    with patch.context() as patched:
-        patched.setattr(Metadata, "encode", lambda self: real(replace(self, topics=())))
+
+    def of_one_topic(meta):
+        stats = [row for row in meta.more["topic_stats"] if row[0] == 10]
+        return real(replace(meta, topics=((10, "orders"),), more={**meta.more, "topic_stats": stats}))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Metadata, "encode", of_one_topic)
         life.publish()
-
-
-@pytest.mark.parametrize("preset", ["rocketmq", "native"])
-def test_one_source_without_a_topic_table(merging, monkeypatch, preset):
-    life = merging(preset=preset)
-    for hour in range(4):
-        for number, topic in enumerate(("orders", "payments")):
-            # Keys that differ by topic. Without names, only hashes distinguish topics.
-            rows = [(BASE_MS + hour * HOUR_MS + n * 1000, f"{topic}-{n % 5}") for n in range(20)]
-            life.put(rows, topic, topic_id=10 + number)
-        if hour == 2:
-            publish_without_topics(life, monkeypatch)
-        else:
-            life.publish()
     life.later()
-    life.check()
-    report = life.merge()
-    assert (report.sources, report.entries, report.tables) == (4, 160, 1)
-    life.check()
-    (shards,) = life.state.tables.values()
-    cold = ColdPath(life.storage, keyed=preset == "native")
-    try:
-        assert {cold.trailer(stored).metadata.topics for stored in shards} == {()}
-    finally:
-        cold.close()
+    names = {listed.name for listed in life.storage.list("data/")}
+    with pytest.raises(InvalidArgument, match="restore the file that verify --deep names"):
+        life.merge()
+    assert {listed.name for listed in life.storage.list("data/")} == names and not life.state.tables
 
 
 KEYS = [f"k{number}" for number in range(60)]
