@@ -1,10 +1,14 @@
 """Each layer imports only downwards (docs/architecture.md). Imports are at the top, so functions hide no cycle."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import pytest
 
 import tiered_index
 
@@ -16,7 +20,6 @@ LAZY = {
     ("message_sources.py", "tiered_index.rocketmq.archive.messages"): "the same",
     ("message_sources.py", "tiered_index.sources.linked_rows"): "the same",
     ("service/read/lookups.py", "tiered_index.service.read.export"): "a lookup of one key needs no Arrow",
-    ("service/reader.py", "tiered_index.service.jobs.segment_archive"): "few readers ask for archived segments",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of classes of PySpark",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
     ("spark/session.py", "tiered_index.spark.datasource.lookup_function"): "the same",
@@ -48,12 +51,46 @@ def imports(tree):
                 yield node, node.module
 
 
-def test_a_module_imports_only_what_lies_below_it():
-    """pyproject.toml declares the layers, and the folders of each."""
+def linted(folder):
+    """Return the process that checked the contracts of the pyproject.toml of a folder."""
     # a separate process, because the linter sets up the logging of its process
     command = [sys.executable, "-c", "import sys, importlinter.cli as cli; sys.exit(cli.lint_imports(no_cache=True))"]
-    checked = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_module_imports_only_what_lies_below_it():
+    """pyproject.toml declares the layers, and the folders of each."""
+    checked = linted(PACKAGE.parent)
     assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("folder", "back"),
+    [
+        (".", ""),
+        ("storage", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "),
+        ("storage/s3", "def later():\n    "),
+    ],
+)
+def test_a_circle_of_modules_is_refused(tmp_path, folder, back):
+    """Also if one of its imports is only for types, or within a function."""
+    settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
+    contracts = [contract for contract in settings.pop("contracts") if contract["type"] == "acyclic_siblings"]
+    lines = ["[tool.importlinter]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
+    for contract in contracts:
+        lines += ["[[tool.importlinter.contracts]]", *(f"{name} = {json.dumps(to)}" for name, to in contract.items())]
+    (tmp_path / "pyproject.toml").write_text("\n".join(lines))
+    package = Path("tiered_index", folder)
+    (tmp_path / package).mkdir(parents=True)
+    for part in (package, *package.parents[:-1]):
+        (tmp_path / part / "__init__.py").touch()
+    name = ".".join(package.parts)
+    (tmp_path / package / "one.py").write_text(f"import {name}.two\n")
+    (tmp_path / package / "two.py").touch()
+    assert linted(tmp_path).returncode == 0
+    (tmp_path / package / "two.py").write_text(f"{back}import {name}.one\n")
+    refused = linted(tmp_path)
+    assert refused.returncode == 1 and f"No cycles are allowed in {name}." in refused.stdout
 
 
 def test_imports_are_at_the_top():

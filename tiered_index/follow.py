@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
-from tiered_index.retention import Expired
 from tiered_index.service.index import IndexService
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.reads import read_name
 from tiered_index.service.log.records import LostObject, LostRange, RangeKind
 from tiered_index.service.write.validation import as_mapping, distinct_topics, has_columns_of_keys, numbers_of

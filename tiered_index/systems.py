@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
-from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log import topic_keys
 from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
+from tiered_index.service.read.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.reader import IndexReader
 from tiered_index.spelling import split_name
 

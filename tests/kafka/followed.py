@@ -8,8 +8,9 @@ from tests.support.cutting_proxy import Fault, cutting_proxy
 from tests.support.kafka_cluster import Cluster, kafka_cluster
 from tiered_index.follow import Follower
 from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import KafkaArchiver, records_of
+from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.client import KafkaAddress
+from tiered_index.kafka.columns import records_of
 from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.source import KafkaSource
 

@@ -16,9 +16,9 @@ from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import KafkaArchiver, encode_records, records_of
+from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.client import KafkaBroker, TopicRetention, kafka, record_of
-from tiered_index.kafka.columns import RecordLists, times_in
+from tiered_index.kafka.columns import RecordLists, encode_records, records_of, times_in
 from tiered_index.kafka.partitions import OldestTimes
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import MAX_TIMESTAMP_MS

@@ -15,9 +15,9 @@ from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.kafka.archive import archived_files, encode_records
+from tiered_index.kafka.archive import archived_files
 from tiered_index.kafka.client import kafka
-from tiered_index.kafka.columns import RecordLists
+from tiered_index.kafka.columns import RecordLists, encode_records
 from tiered_index.kafka.messages import KafkaMessages
 from tiered_index.spelling import key_text
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 from tests.property.published import Mark, Published, mark
 from tests.support.model import Answer, ModelEntry, OrderKey, ReferenceModel
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX
-from tiered_index.retention import NOTHING, Expired
+from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments

@@ -50,7 +50,7 @@ from tiered_index.errors import (
     StorageError,
     TieredIndexError,
 )
-from tiered_index.retention import LEAST_GRACE_S, Expired, Retention
+from tiered_index.retention import LEAST_GRACE_S, Retention
 from tiered_index.service.anew import begin_anew
 from tiered_index.service.jobs.copying import COPY_OF, Copier
 from tiered_index.service.jobs.erase import EraseRequest, erase
@@ -61,6 +61,7 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import JobOverdue
 from tiered_index.service.log.state import LogState

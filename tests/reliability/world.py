@@ -12,8 +12,9 @@ from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
-from tiered_index.retention import Expired, Retention
+from tiered_index.retention import Retention
 from tiered_index.service.jobs.erase import EraseRequest
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk

@@ -28,8 +28,7 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
 from tiered_index.errors import OwnedBySource
 from tiered_index.format.names import TOPICS_QUEUE
-from tiered_index.kafka.archive import encode_records
-from tiered_index.kafka.columns import SCHEMA, SIZE
+from tiered_index.kafka.columns import SCHEMA, SIZE, encode_records
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host

@@ -25,7 +25,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.retention import Expired
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit.audit import AuditResult, audit

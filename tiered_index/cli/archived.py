@@ -50,7 +50,6 @@ from tiered_index.kafka.archived import (
     source_of,
 )
 from tiered_index.kafka.names import Name, positions_by_store
-from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
 from tiered_index.rocketmq.follow.dispatcher import note_tags
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
@@ -58,6 +57,7 @@ from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, RangeKind
 from tiered_index.service.read.export import entries_checksum
 from tiered_index.service.reader import IndexReader

@@ -6,7 +6,7 @@ It handles one run at a time, bit by bit. Memory: about 100 bytes per item of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,28 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import MOST_ITEMS
+from tiered_index.format.schema import Schema
 from tiered_index.format.slots import hash_rank
-
-if TYPE_CHECKING:
-    from tiered_index.format.packed import Packing
+from tiered_index.format.time_line import TimeLine
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
+
+
+class PackedLayout(Protocol):
+    """The packing of the runs of one file: `packed.Packing`."""
+
+    schema: Schema
+    base: int
+    line: TimeLine
+    topics: npt.NDArray[np.int32]
+    words: np.dtype[Any]
+    order: tuple[str, ...]
+    of_keys: int
+    header_dtype: np.dtype[Any]
+    quotients: int
+    ranks: int
 
 
 class UnlistedTopic(InvalidArgument):
@@ -31,7 +45,7 @@ class UnlistedTopic(InvalidArgument):
         super().__init__("an entry has a topic id without a name: restore the file that verify --deep names")
 
 
-def unpack(packing: Packing, data: bytes | memoryview, count: int, file: str, ranks: Int64 | None) -> Array:
+def unpack(packing: PackedLayout, data: bytes | memoryview, count: int, file: str, ranks: Int64 | None) -> Array:
     """Return the items of one run, as `Packing.unpack` does."""
     dtype, of_keys = packing.header_dtype, packing.of_keys
     if len(data) < dtype.itemsize:
@@ -92,7 +106,7 @@ def _numbers(bits: Array) -> UInt64:
     return np.packbits(wide, axis=1, bitorder="little").view("<u8")[:, 0]
 
 
-def pack(packing: Packing, items: Array) -> bytes:
+def pack(packing: PackedLayout, items: Array) -> bytes:
     """Return one packed run, as `Packing.pack` does."""
     words = items.view(packing.words)
     columns: list[Array] = [

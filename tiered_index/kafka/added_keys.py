@@ -19,8 +19,8 @@ from tiered_index.errors import InvalidArgument, StorageUnavailable, listed
 from tiered_index.follow import Batch, no_entries
 from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import topic_of_store
-from tiered_index.kafka.archive import records_of
 from tiered_index.kafka.client import KafkaBroker, LogRange
+from tiered_index.kafka.columns import records_of
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import Name, positions_by_store
 from tiered_index.kafka.record import KafkaRecord

@@ -1,4 +1,4 @@
-"""Records of Kafka in an index's archive: the archiver beside a source, and the columns of the archived files.
+"""Records of Kafka in an index's archive: the archiver beside a source. `columns` has the form of its files.
 
 The log of a partition is a store of the archive (`Name.store`), and a columnar segment has the records of a range of
 its offsets. The index's log says up to which offset a partition is archived; nothing else does. So the archiver
@@ -16,35 +16,26 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
 from tiered_index.errors import StorageUnavailable, listed
 from tiered_index.follow import Loss
-from tiered_index.format.columnar import encode_columns, notes_of
 from tiered_index.kafka.client import Place, ReadStopped, TopicRetention
-from tiered_index.kafka.columns import SCHEMA, SIZE, RecordLists, times_in
+from tiered_index.kafka.columns import RecordLists, encode_records, times_in
 from tiered_index.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end, positions_by_store
-from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.service.read.segments import Segments
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.files import encode
-from tiered_index.stored import decoder_of, encoded
 
 if TYPE_CHECKING:
     from tiered_index.kafka.source import KafkaSource
 
-KEYS_NOTE = "tiered_index.keys"
-"""The values of `--key`, in the footer of a file: a list in JSON."""
-TOPIC_ID_NOTE = "tiered_index.topic_id"
-"""The id of the topic that a file's records are from, in its footer: 32 hexadecimal digits."""
-# the columns of texts in a file
-_TEXTS = ("key", "value", "headers.list.element.key", "headers.list.element.value")
 # the bytes of a record in memory, less those of its texts
 _RECORD_BYTES = 100
 # One log record names at most so many objects, and about so many bytes of them
@@ -60,48 +51,6 @@ _ASK_S, _ASK_AGAIN_S, _SHORT_S, _TOO_SHORT_S = 60.0, 10.0, 600, 60
 # So long wait records at most that are old already, by their own times
 _OLD_S = 15.0
 EVERY_S = 3600.0
-
-
-def encode_records(place: Place, records: pa.Table, keys: Sequence[str], topic_id: str = "") -> bytes:
-    """Return the file of records of one partition; its footer has `keys` and, unless it is unknown, `topic_id`.
-
-    `records` have the columns of `SCHEMA`, of which those of the place are not read, and `SIZE`.
-    """
-    of_place = dict(zip(("topic", "partition"), place, strict=True))
-    columns = {
-        field.name: pa.repeat(pa.scalar(of_place[field.name], field.type), len(records))
-        if field.name in of_place
-        else records[field.name]
-        for field in SCHEMA
-    }
-    # a compressor for each column of a row group costs more than what it saves of an empty one
-    texts = _TEXTS if records["headers"].null_count < len(records) else _TEXTS[:2]
-    notes = {KEYS_NOTE: encoded(list(keys)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
-    return encode_columns(pa.table(columns, schema=SCHEMA), records[SIZE].to_numpy(), texts, notes)
-
-
-def keys_of_file(end: bytes) -> list[str]:
-    """Return what `--key` gave when an archived file was written, by its footer or all of it."""
-    return decoder_of(list[str]).decode(notes_of(end)[KEYS_NOTE])
-
-
-def topic_id_of_file(end: bytes) -> str:
-    """Return the id of the topic that a file's records are from, by its footer or all of it; empty: unknown."""
-    return notes_of(end).get(TOPIC_ID_NOTE, "")
-
-
-def records_of(table: pa.Table) -> list[KafkaRecord]:
-    """Return the records of an archived file's rows."""
-    times = table["timestamp"].cast(pa.int64()).to_pylist()
-    columns = [table[name].to_pylist() for name in SCHEMA.names if name != "timestamp"]
-    return [
-        KafkaRecord(topic, partition, offset, key, value, _headers(headers), time_ms, TimestampType(clock + 1))
-        for time_ms, key, value, topic, partition, offset, clock, headers in zip(times, *columns, strict=True)
-    ]
-
-
-def _headers(rows: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
-    return tuple((row["key"], row["value"]) for row in rows or ())
 
 
 def archived_files(reader: IndexReader, topic: str) -> list[str]:

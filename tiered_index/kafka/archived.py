@@ -18,15 +18,23 @@ from msgspec import structs
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import encode_records, keys_of_file, records_of, topic_id_of_file
 from tiered_index.kafka.client import Place
-from tiered_index.kafka.columns import SCHEMA, SIZE, entry_columns, times_in
+from tiered_index.kafka.columns import (
+    SCHEMA,
+    SIZE,
+    encode_records,
+    entry_columns,
+    keys_of_file,
+    records_of,
+    times_in,
+    topic_id_of_file,
+)
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end
 from tiered_index.service.index import IndexService
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log import topic_keys
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.types import inclusive
 
 # one log record names at most so many copied objects, and about so many bytes of records

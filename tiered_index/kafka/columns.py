@@ -1,4 +1,4 @@
-"""Records of one partition as a table, of messages of Kafka's client."""
+"""Records of one partition as a table, of messages of Kafka's client, and as an archived file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.format.columnar import encode_columns, notes_of
 from tiered_index.format.segment import Times, times_of
 from tiered_index.kafka.client import Place, headers_of, kafka
 from tiered_index.kafka.keys import Headers
+from tiered_index.kafka.record import KafkaRecord, TimestampType
+from tiered_index.stored import decoder_of, encoded
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 # those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
@@ -30,6 +33,12 @@ SCHEMA = pa.schema(
 )
 SIZE = "size"
 """The column of the bytes of key, value and headers, which no file has."""
+KEYS_NOTE = "tiered_index.keys"
+"""The values of `--key`, in the footer of a file: a list in JSON."""
+TOPIC_ID_NOTE = "tiered_index.topic_id"
+"""The id of the topic that a file's records are from, in its footer: 32 hexadecimal digits."""
+# the columns of texts in a file
+_TEXTS = ("key", "value", "headers.list.element.key", "headers.list.element.value")
 _NO_TIME_MS = -1
 
 
@@ -128,6 +137,48 @@ def entry_columns(
         "size": sizes,
         "timestamp_ms": times,
     }
+
+
+def encode_records(place: Place, records: pa.Table, keys: Sequence[str], topic_id: str = "") -> bytes:
+    """Return the file of records of one partition; its footer has `keys` and, unless it is unknown, `topic_id`.
+
+    `records` have the columns of `SCHEMA`, of which those of the place are not read, and `SIZE`.
+    """
+    of_place = dict(zip(("topic", "partition"), place, strict=True))
+    columns = {
+        field.name: pa.repeat(pa.scalar(of_place[field.name], field.type), len(records))
+        if field.name in of_place
+        else records[field.name]
+        for field in SCHEMA
+    }
+    # a compressor for each column of a row group costs more than what it saves of an empty one
+    texts = _TEXTS if records["headers"].null_count < len(records) else _TEXTS[:2]
+    notes = {KEYS_NOTE: encoded(list(keys)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
+    return encode_columns(pa.table(columns, schema=SCHEMA), records[SIZE].to_numpy(), texts, notes)
+
+
+def keys_of_file(end: bytes) -> list[str]:
+    """Return what `--key` gave when an archived file was written, by its footer or all of it."""
+    return decoder_of(list[str]).decode(notes_of(end)[KEYS_NOTE])
+
+
+def topic_id_of_file(end: bytes) -> str:
+    """Return the id of the topic that a file's records are from, by its footer or all of it; empty: unknown."""
+    return notes_of(end).get(TOPIC_ID_NOTE, "")
+
+
+def records_of(table: pa.Table) -> list[KafkaRecord]:
+    """Return the records of an archived file's rows."""
+    times = table["timestamp"].cast(pa.int64()).to_pylist()
+    columns = [table[name].to_pylist() for name in SCHEMA.names if name != "timestamp"]
+    return [
+        KafkaRecord(topic, partition, offset, key, value, _headers(headers), time_ms, TimestampType(clock + 1))
+        for time_ms, key, value, topic, partition, offset, clock, headers in zip(times, *columns, strict=True)
+    ]
+
+
+def _headers(rows: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((row["key"], row["value"]) for row in rows or ())
 
 
 def times_in(records: pa.Table) -> Times | None:

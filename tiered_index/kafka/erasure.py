@@ -13,14 +13,13 @@ import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import encode_records, keys_of_file, records_of, topic_id_of_file
-from tiered_index.kafka.columns import SIZE, times_in
+from tiered_index.kafka.columns import SIZE, encode_records, keys_of_file, records_of, times_in, topic_id_of_file
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import Name
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.segment_archive import SegmentArchive
 
 
 @dataclass(frozen=True)

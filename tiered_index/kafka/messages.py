@@ -22,14 +22,14 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
-from tiered_index.kafka.archive import keys_of_file, records_of
 from tiered_index.kafka.client import Deleted, KafkaBroker, NoTopic
+from tiered_index.kafka.columns import keys_of_file, records_of
 from tiered_index.kafka.keys import FUNCTION, KeyFunction, RecordKeys
 from tiered_index.kafka.names import Name, keys_in
 from tiered_index.kafka.record import KafkaRecord
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Fetched, MessageState, Search
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each

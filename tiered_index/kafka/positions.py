@@ -9,8 +9,8 @@ from typing import Literal
 
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
 from tiered_index.follow import Loss, no_entries
-from tiered_index.kafka.archive import topic_id_of_file
 from tiered_index.kafka.client import KafkaBroker, LogRange, Place
+from tiered_index.kafka.columns import topic_id_of_file
 from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, archived_end, keys_in
 from tiered_index.kafka.partitions import OffsetOutOfRange, OldestTimes, Partition, ReadBatch

@@ -24,7 +24,6 @@ from tiered_index.encoding import BodyFormat
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.kafka.messages import parse_place
 from tiered_index.kafka.record import KafkaRecord
-from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.archive.messages import MANY, Containing, RocketmqMessages, messages_by_id
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting.browsing import BrowsedMessages, Browser
@@ -38,6 +37,7 @@ from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
+from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.read.budget import RequestStats
 from tiered_index.service.read.messages import FoundMessage, MessagesResult, pause_s
 from tiered_index.service.read.results import PageTotals, QueryResults

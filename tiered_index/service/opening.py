@@ -34,7 +34,6 @@ from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.format.schema import Schema
-from tiered_index.service.jobs.row_places import RowPlaces
 from tiered_index.service.life.context import LifecycleContext
 from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.life.merge_worker import MergeHealth, MergeWorker
@@ -51,6 +50,7 @@ from tiered_index.service.read.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.read.query import QueryEngine
+from tiered_index.service.read.row_places import RowPlaces
 from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.service.root import CACHE, SENT, Marker, Root, RootLock, allow_many_files, disk_errors
 from tiered_index.service.root.files import FileList, ListedFile

@@ -27,7 +27,6 @@ from tiered_index.errors import (
     StorageError,
     TieredIndexError,
 )
-from tiered_index.service.jobs.row_places import RowPlaces, alive
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.log.state import LogState
@@ -45,7 +44,9 @@ from tiered_index.service.read.polled import Polled, wait_for
 from tiered_index.service.read.prefix import Child, children_of
 from tiered_index.service.read.query import QueryEngine
 from tiered_index.service.read.root_view import UnsealedView
+from tiered_index.service.read.row_places import RowPlaces, alive
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.several import Listed, Several
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
@@ -58,7 +59,6 @@ from tiered_index.types import ItemT, OpenedT, shortened
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexSettings
-    from tiered_index.service.jobs.segment_archive import SegmentArchive
 
 
 class _Archives(Mapping[str | None, "SegmentArchive"]):
@@ -328,9 +328,6 @@ class IndexReader(Lookups[ItemT]):
         return None if self._several is None else view.storage.uri
 
     def _archive_of(self, view: IndexView) -> SegmentArchive:
-        # imported here: few lookups need it, and it loads the jobs
-        from tiered_index.service.jobs.segment_archive import SegmentArchive
-
         refresh = partial(self._read_log, view.storage.uri)
         return SegmentArchive(
             view.storage,

@@ -32,8 +32,8 @@ from tiered_index.follow import FIRST, PatientPut, ReadTime
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.index import IndexService
-from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.records import Replacement
+from tiered_index.service.read.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources import restart
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts

@@ -33,11 +33,12 @@ from tiered_index.format.names import POINTS, points_store, topic_of_store
 from tiered_index.kernels import compressed, gzip_error, inflater
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
-from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
+from tiered_index.service.jobs.segment_uploads import send_segment
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.sources.streams import StreamedText
 from tiered_index.storage.context import check_deadline
 

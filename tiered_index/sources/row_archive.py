@@ -37,10 +37,10 @@ from tiered_index.format.segment import LinkedSegment, times_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.messages import Search
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources.identity import OldOffsets, first_name
 from tiered_index.sources.known_files import Plan

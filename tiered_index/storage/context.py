@@ -15,14 +15,28 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tiered_index.errors import BudgetExceeded
 
-if TYPE_CHECKING:
-    from tiered_index.storage.metering import RepeatCounter, Usage
-
 _T = TypeVar("_T")
+
+
+class RequestCount(Protocol):
+    """A count of requests and bytes that may limit them: `metering.Usage`."""
+
+    @property
+    def limited(self) -> bool: ...
+    @property
+    def requests_left(self) -> int | None: ...
+    def count_between(self, size_bytes: int, /) -> None: ...
+
+
+class Listener(Protocol):
+    """Notified of the requests that a backend sends, and of the bytes that it reads again."""
+
+    def sending(self) -> None: ...
+    def wasted(self, size_bytes: int, /) -> None: ...
 
 
 class RequestContext(NamedTuple):
@@ -35,8 +49,8 @@ class RequestContext(NamedTuple):
     """
 
     deadline_s: float | None = None
-    usages: tuple[Usage, ...] = ()
-    listeners: tuple[RepeatCounter, ...] = ()
+    usages: tuple[RequestCount, ...] = ()
+    listeners: tuple[Listener, ...] = ()
     submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
     waits: bool = True
 
@@ -54,7 +68,7 @@ class RequestContext(NamedTuple):
         """Return this context with `submit` for parts of the work."""
         return self._replace(submit=submit)
 
-    def counting(self, usage: Usage) -> RequestContext:
+    def counting(self, usage: RequestCount) -> RequestContext:
         """Return this context with `usage` also counting the requests to metered storages."""
         return RequestContext(self.deadline_s, (*self.usages, usage), self.listeners, self.submit, self.waits)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.storage.base import Call, OpenObject, Storage, WrapperStorage
@@ -246,7 +246,8 @@ class MeteredStorage(WrapperStorage):
             # Parent and child share its connections: each could read the other's responses
             raise IndexClosed(IndexClosed.FORKED)
         context = active_context()
-        usages = [self.total, *context.usages]
+        # contexts count only in usages of this module
+        usages = [self.total, *cast("tuple[Usage, ...]", context.usages)]
         _begin(usages, call)
         repeats = RepeatCounter(usages, call)
         _enter(usages)

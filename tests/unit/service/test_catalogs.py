@@ -16,8 +16,8 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.names import linked_store, log_name
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
-from tiered_index.retention import Expired, Horizon, Retention
-from tiered_index.service.jobs import catalogs, segment_archive
+from tiered_index.retention import Horizon, Retention
+from tiered_index.service.jobs import catalogs, segment_uploads
 from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
 from tiered_index.service.jobs.copying import difference
 from tiered_index.service.jobs.erase import EraseRequest, erase
@@ -27,11 +27,12 @@ from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
-from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.memory import MemoryStorage
 
@@ -176,8 +177,8 @@ def test_segments_that_overlap_are_refused_found_and_never_merged():
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothing(open_index, monkeypatch, nth, when):
     """Columnar segments are sent and named, again after each error; a catalog is in the way of neither."""
-    monkeypatch.setattr(segment_archive, "LINES_OF_RECORD", 2)
-    monkeypatch.setattr(segment_archive, "MOST_CATALOGS", 2)
+    monkeypatch.setattr(segment_uploads, "LINES_OF_RECORD", 2)
+    monkeypatch.setattr(segment_uploads, "MOST_CATALOGS", 2)
     storage = FaultStorage(MemoryStorage())
     index = open_index(storage_backend=storage)
     index.run_lifecycle()
@@ -230,8 +231,8 @@ def test_what_changes_during_a_merge_is_as_the_log_says_after_it():
 @pytest.mark.parametrize("least", [1, 3])
 def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, monkeypatch, least):
     """The writer makes catalogs; old segments are deleted only after the grace; a copy has them all."""
-    monkeypatch.setattr(segment_archive, "LINES_OF_RECORD", 1)
-    monkeypatch.setattr(segment_archive, "MOST_LINES", least)
+    monkeypatch.setattr(segment_uploads, "LINES_OF_RECORD", 1)
+    monkeypatch.setattr(segment_uploads, "MOST_LINES", least)
     monkeypatch.setattr(catalogs, "MOST_LINES", least)
     data = bytes(range(256)) * 40
 

@@ -20,11 +20,12 @@ from tiered_index.archives import erase_index
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.format import compacted
 from tiered_index.format.hashing import key_hash
-from tiered_index.retention import Expired, Horizon
+from tiered_index.retention import Horizon
 from tiered_index.service.jobs import erase_find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
 from tiered_index.service.jobs.job import publish
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState

@@ -14,12 +14,13 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable, WriterFenced
-from tiered_index.retention import NOTHING, Retention
+from tiered_index.retention import Retention
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.expiry import expire as run_expiry
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.life.lifecycle import Lifecycle
+from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage

@@ -9,9 +9,9 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.names import CATALOG_PREFIX, linked_store
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
-from tiered_index.retention import Expired
 from tiered_index.service.jobs import catalogs, linking
 from tiered_index.service.jobs.catalogs import names_removed_by, send_catalog
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.memory import MemoryStorage

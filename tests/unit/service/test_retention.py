@@ -10,8 +10,9 @@ from tiered_index import IndexConfig
 from tiered_index.errors import ConfigError
 from tiered_index.format.metadata import TopicStats
 from tiered_index.format.slots import SlotMap
-from tiered_index.retention import NOTHING, Expired, Horizon, Retention
+from tiered_index.retention import Horizon, Retention
 from tiered_index.service.jobs.expiry import SegmentTotals, plan_expiry, with_sums
+from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.records import ArchivedSegment, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments

@@ -39,8 +39,8 @@ from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.message import HEAD_BYTES
 from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread, segment_name
 from tiered_index.service.index import IndexService
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.context import check_deadline
 

@@ -24,8 +24,8 @@ from tiered_index.rocketmq.log.message import body_crc
 from tiered_index.rocketmq.log.property_columns import key_columns
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages, Patch
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.types import inclusive
 
 _BODY_CRC_AT = 8

@@ -34,11 +34,11 @@ from tiered_index.rocketmq.log.message import (
     peek_topic,
 )
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment, LostRange
 from tiered_index.service.read.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.lookups import Lookups
 from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult, MessageState
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
 from tiered_index.systems import ROCKETMQ, Words, words_of

@@ -27,15 +27,15 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
-from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import ENTRY as QUEUE_ENTRY
 from tiered_index.rocketmq.log.store import ConsumeQueue
 from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, StoreQueues, UnknownOffsets, checked_message
-from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import ArchivedSegment, LostRange
 from tiered_index.service.read.caches import ByteCache
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.storage.pools import DaemonPool
 from tiered_index.tombstones import ALWAYS
 

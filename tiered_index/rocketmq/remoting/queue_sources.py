@@ -18,7 +18,6 @@ from typing import Any
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.queue_offsets import decode_directory
-from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.archive.archive import QueueScan
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
@@ -35,9 +34,10 @@ from tiered_index.rocketmq.remoting.archived_queues import (
     archived_segments,
 )
 from tiered_index.rocketmq.remoting.pulling import Queues, StoreQueues, UnknownOffsets
-from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.read.caches import ByteCache
 from tiered_index.service.read.messages import Fetched
+from tiered_index.service.read.segment_archive import SegmentArchive
 
 # Memory of directories, and of queue offsets that were read from messages
 _DIRECTORIES_BYTES, _SCANS_BYTES = 64 << 20, 256 << 20

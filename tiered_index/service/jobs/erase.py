@@ -22,13 +22,13 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, linked_store, topic_of_store
 from tiered_index.format.segment import LinkedSegment
-from tiered_index.retention import Expired
 from tiered_index.service.jobs.erase_find import FindHidden, Found, ScannedObject, find_hidden
 from tiered_index.service.jobs.erase_segments import FindMessages, erase_messages
 from tiered_index.service.jobs.expiry import groups
 from tiered_index.service.jobs.job import Rewrite, Workers, in_threads
 from tiered_index.service.jobs.merge_run import rewrite_objects
 from tiered_index.service.jobs.orphans import UNNAMED_S, sweep, unnamed
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState

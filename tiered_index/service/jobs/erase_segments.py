@@ -28,12 +28,13 @@ from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import Times
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, Workers
-from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
+from tiered_index.service.jobs.segment_uploads import send_segment
 from tiered_index.service.jobs.whole import Named, defects_of
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import MissingCatalog, Segments
 from tiered_index.storage.base import Storage
 from tiered_index.types import no_progress

@@ -20,10 +20,11 @@ from msgspec import structs
 from tiered_index.clock import MOST_SKEW_MS, Clock, SteadyClock, SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
-from tiered_index.retention import Expired, Horizon, Retention
+from tiered_index.retention import Horizon, Retention
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.merge_run import rewrite_objects
 from tiered_index.service.jobs.orphans import Orphans, sweep
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState

@@ -30,8 +30,8 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.slots import SlotMap, divided
 from tiered_index.format.trailer import Trailer, parse_trailer
-from tiered_index.retention import Expired
 from tiered_index.service.jobs.job import TaskResult
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.publication import FinishedObject, SentObject, abandon, stored_file
 from tiered_index.service.log.records import IndexDescriptor, Origin, StoredObject
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings

@@ -30,7 +30,6 @@ from tiered_index.errors import (
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, data_name
 from tiered_index.heap import give_back
-from tiered_index.retention import NOTHING
 from tiered_index.service.jobs.expiry import KnownStats, record_expiry
 from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.jobs.ranges import drop_ranges, file_of, store_ranges
@@ -44,6 +43,7 @@ from tiered_index.service.life.context import (
 )
 from tiered_index.service.life.same_file import check_same
 from tiered_index.service.life.trusted_time import TrustedTime
+from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.log.log import fenced, publishing
 from tiered_index.service.log.publication import Publication, Unpublished, stored_file
 from tiered_index.service.log.reads import READ_PREFIX

@@ -18,22 +18,39 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Container, Mapping
+from typing import Protocol
 
 from tiered_index.errors import CorruptFile, ObjectNotFound, RootBehind, StorageBehind
 from tiered_index.format.names import log_name
 from tiered_index.service.root import ASIDE, Root
 from tiered_index.service.root.seen import Seen, SeenFile
 
-if TYPE_CHECKING:
-    from tiered_index.service.log.records import LogRecord
-    from tiered_index.service.log.state import LogState
-
 _WAY_ON = "run `tiered-index recover --root ROOT`, which sends the entries that the storage lacks"
 # a writer's own attempts, by which it distinguishes its records from those of a clone of its root
 _ATTEMPTS_KEPT = 1000
 _log = logging.getLogger(__name__)
+
+
+class LinkedRecord(Protocol):
+    """A record of a log: its digest, and that of the record before it."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def previous(self) -> str: ...
+
+
+class LastRecords(Protocol):
+    """The last record of a log that was read, and the last record of each root, by its id."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def roots(self) -> Mapping[str, tuple[int, str]]: ...
+    def digest_at(self, number: int, /) -> str: ...
 
 
 class ListedCheckpoint(Protocol):
@@ -103,7 +120,7 @@ class RootBeside:
         """Raises typed errors of the disk."""
         self._root, self._before = root, SeenFile(root).read()
 
-    def check(self, identity: Identity, state: LogState, *, deep: bool = True) -> None:
+    def check(self, identity: Identity, state: LastRecords, *, deep: bool = True) -> None:
         """Compare a log that was read with the root; `deep` as in `Identity.check_seen`.
 
         Raises `StorageBehind`, `RootBehind`, and typed errors of the disk.
@@ -126,7 +143,7 @@ class Identity:
     def __init__(
         self,
         uri: str,
-        record: Callable[[int], LogRecord],
+        record: Callable[[int], LinkedRecord],
         gone: Callable[[int], Exception],
         *,
         root_id: str = "",
@@ -141,7 +158,7 @@ class Identity:
         """The number of the newest record that the log's root has seen; 0: none, or there is no root."""
         return self._seen.last.number if self._seen is not None else 0
 
-    def note(self, state: LogState, attempt: str | None = None) -> None:
+    def note(self, state: LastRecords, attempt: str | None = None) -> None:
         """Note durably in the root that it knows `state`, and tries to append a record as `attempt`.
 
         Raises the errors of the root's disk.
@@ -154,18 +171,18 @@ class Identity:
             self._attempts.append(attempt)
             self._seen.note(state.number, state.digest, attempt)
 
-    def check_root(self, state: LogState) -> None:
+    def check_root(self, state: LastRecords) -> None:
         """Compare a log that was read with its root, with at most one request. Raises `StorageBehind`, `RootBehind`."""
         if self._seen is not None:
             self.check_seen(state, self._seen.last)
             self.check_attempts(state)
 
-    def check_attempts(self, state: LogState) -> None:
+    def check_attempts(self, state: LastRecords) -> None:
         """Raise `RootBehind` if the log has a record of its root that this root did not try to append. No request."""
         if self._seen is not None:
             self.check_own(state, self.root_id, self._seen.last, self._attempts)
 
-    def check_own(self, state: LogState, root_id: str, seen: Seen | None, attempts: Container[str] = ()) -> None:
+    def check_own(self, state: LastRecords, root_id: str, seen: Seen | None, attempts: Container[str] = ()) -> None:
         """Raise `RootBehind` if the log has records of a root beyond those that it has `seen` and its `attempts`.
 
         Then the root is an older copy, or another root has its id.
@@ -182,7 +199,7 @@ class Identity:
             found=own[0],
         )
 
-    def check_seen(self, state: LogState, seen: Seen, *, deep: bool = True) -> None:
+    def check_seen(self, state: LastRecords, seen: Seen, *, deep: bool = True) -> None:
         """Compare the log that was read with the position that a root has `seen`. Raises `StorageBehind`.
 
         `deep`: use a request if the log has more records since.
@@ -239,7 +256,7 @@ class Identity:
             _log.debug("%s can't be compared with the log: %s", checkpoint.name, error)
         return True
 
-    def mixed(self, state: LogState, stray: ListedCheckpoint) -> StorageBehind:
+    def mixed(self, state: LastRecords, stray: ListedCheckpoint) -> StorageBehind:
         """Return the error for a checkpoint that is not of the log with `state`."""
         number = stray.number
         return StorageBehind(

@@ -36,7 +36,7 @@ from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.kernels import crc32
 from tiered_index.replaced import Range, RangeTable
 from tiered_index.replaced import Replacement as Replacement
-from tiered_index.retention import NOTHING, Expired, StoredExpired
+from tiered_index.service.log.expired import NOTHING, Expired, StoredExpired
 from tiered_index.spelling import split_name
 from tiered_index.stored import (
     Count,

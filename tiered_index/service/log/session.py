@@ -38,7 +38,7 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import LEASE_PREFIX, lease_name
-from tiered_index.retention import NOTHING, Expired
+from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.log import LAST, StorageLog, fenced, own_objects
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, LostObject
 from tiered_index.service.log.state import LogState

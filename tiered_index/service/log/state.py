@@ -15,9 +15,9 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.catalog import LogRows
 from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.replaced import NO_RANGES, RangeTable
-from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log import checkpoint
 from tiered_index.service.log.columns import columns_of
+from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.identity import check_follows
 from tiered_index.service.log.reads import read_before_ms, reads_in
 from tiered_index.service.log.records import (

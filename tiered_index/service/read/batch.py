@@ -25,7 +25,7 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled, compiled_views
 from tiered_index.replaced import ReplacedRanges
-from tiered_index.retention import Expired
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.read.lookup_columns import LookupColumns
 from tiered_index.service.read.replaced_rows import PageEnds, ReplacedRows
 from tiered_index.service.read.rows import (

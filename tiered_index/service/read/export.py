@@ -24,7 +24,7 @@ from tiered_index.format.arrow import array_of, topic_names
 from tiered_index.format.hashing import HashRule, assigned_topic_id, joint_rule, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import entry_checksum
-from tiered_index.retention import Expired
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings, MissingObject, lost_error

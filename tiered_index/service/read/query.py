@@ -23,8 +23,8 @@ from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
-from tiered_index.retention import NOTHING as NOTHING_EXPIRED
-from tiered_index.retention import Expired
+from tiered_index.service.log.expired import NOTHING as NOTHING_EXPIRED
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.read.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches
 from tiered_index.service.read.budget import NOTHING, RequestStats
 from tiered_index.service.read.catalog import Handle
@@ -32,8 +32,9 @@ from tiered_index.service.read.cold_path import MissingObject
 from tiered_index.service.read.file_view import Noted, Partly, WholeView, reports_of
 from tiered_index.service.read.logs import Logs, Unexpired
 from tiered_index.service.read.replaced_rows import ReplacedRows, distinct, on_pages
-from tiered_index.service.read.results import AnswerForm, QueryResults
+from tiered_index.service.read.results import QueryResults
 from tiered_index.service.read.rows import (
+    AnswerForm,
     Array,
     OrderKey,
     PreparedLookup,
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
 
     from tiered_index._views import Answers as PlainAnswers
     from tiered_index._views import ViewRows
-    from tiered_index.service.jobs.row_places import RowPlaces
+    from tiered_index.service.read.row_places import RowPlaces
 
 # for a view, which makes no requests
 _NO_PRICES = PriceTable()

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.schema import Schema, text_of, texts
-from tiered_index.kernels import compiled_views
+from tiered_index.format.schema import Schema
 from tiered_index.service.read.batch import Answers, LookupBatch
-from tiered_index.service.read.rows import AnswerRows, Array, cursor_after
+from tiered_index.service.read.rows import AnswerForm, AnswerRows, cursor_after
 from tiered_index.storage.prices import rounded_usd
 from tiered_index.types import (
     Answer,
@@ -27,13 +26,11 @@ from tiered_index.types import (
     Freshness,
     IndexItem,
     ItemT,
-    KeyedIndexItem,
     Provenance,
     QueryResult,
     Status,
     describe_places,
     freshness_of,
-    table_of,
     to_pandas,
     with_places,
 )
@@ -42,126 +39,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from tiered_index._views import ItemForm
-    from tiered_index.service.jobs.row_places import RowPlaces
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
-
-
-class AnswerForm:
-    """Makes items of `item_type`, documents and tables from rows. Immutable.
-
-    With `sources` (names by number), the last column of rows is the number of their index. `places` are those of files.
-    """
-
-    def __init__(
-        self,
-        schema: Schema,
-        item_type: type[IndexItem],
-        sources: Mapping[int, str] | None = None,
-        places: RowPlaces | None = None,
-    ) -> None:
-        self.item_type = item_type
-        self._places = places
-        self._extra = [c.name for c in schema.extra]
-        self._texts = schema.text_columns
-        self._text_places = [place for place, c in enumerate(schema.extra) if c.is_text]
-        self._sources = sources
-        # these classes only store their fields
-        self.only_stores = item_type is KeyedIndexItem or item_type is IndexItem
-        if sources is not None:
-            self._numbers, self._extra[-1] = self._extra[-1], "source"
-        # makes the items faster than their constructor; None: it can't
-        self.in_core: ItemForm | None = None
-        core = compiled_views()
-        if core is not None and self.only_stores and self._extra == ["fingerprint"] * schema.keyed:
-            self.in_core = core.ItemForm(item_type, schema.keyed)
-
-    def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
-        """Return the rows (n) as items."""
-        if self.in_core is not None:
-            return self.in_core.items(topic, np.ascontiguousarray(rows))
-        item_type, extra, sources = self.item_type, self._extra, self._sources
-        made = []
-        for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():
-            if sources is not None:
-                more[-1] = sources[more[-1]]
-            for place in self._text_places:
-                more[place] = text_of(more[place])
-            fields: dict[str, Any] = {
-                "topic": topic,
-                "topic_id": topic_id,
-                "queue_id": queue_id,
-                "offset": offset,
-                "size": size,
-                "timestamp_ms": second * 1000,
-                "key_hash": key_hash,
-                "source": None,
-            }
-            fields.update(zip(extra, more, strict=True))
-            made.append(item_type(**fields))
-        return tuple(made)
-
-    def has_files(self, topic: str) -> bool:
-        """Return whether a topic has files. No request."""
-        return self._places is not None and self._places.has(topic)
-
-    def places_of(self, topic: str, rows: Array) -> tuple[FilePlace | None, ...] | None:
-        """Return the places of rows (n) of a topic, as `RowPlaces.of`. None: the topic has no files."""
-        # before the rows become lists
-        if self._places is None or not self._places.has(topic):
-            return None
-        sources: Sequence[str | None] = [None] * len(rows)
-        if self._sources is not None:
-            sources = [self._sources[number] for number in rows[self._numbers].tolist()]
-        return self._places.of(topic, sources, rows["queue_id"].tolist(), rows["offset"].tolist())
-
-    def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:
-        """Return the documents of rows (n) with topics (n). Only if `only_stores`."""
-        fixed = (rows[name].tolist() for name in ("topic_id", "queue_id", "offset", "size"))
-        made: list[dict[str, Any]] = [
-            {
-                "topic": topic,
-                "topic_id": topic_id,
-                "queue_id": queue_id,
-                "offset": offset,
-                "size": size,
-                "timestamp_ms": timestamp_ms,
-                "key_hash": key_hash,
-            }
-            for topic, topic_id, queue_id, offset, size, timestamp_ms, key_hash in zip(
-                topics, *fixed, (rows["second"] * 1000).tolist(), rows["key_hash"].tolist(), strict=True
-            )
-        ]
-        if self._sources is not None:
-            for document, number in zip(made, rows[self._numbers].tolist(), strict=True):
-                document["source"] = self._sources[number]
-        for name in self._extra:
-            if name != "source":
-                for document, value in zip(made, rows[name].tolist(), strict=True):
-                    document[name] = value
-        return made
-
-    def table(self, topic: str, rows: Array) -> pa.Table:
-        """Return the table that `items_table` returns for the items of rows."""
-        # loaded when used, as in `table_of`
-        import pyarrow as pa
-
-        text = pa.string()
-        columns: dict[str, Any] = {
-            "topic": pa.repeat(pa.scalar(topic, text), len(rows)),
-            "timestamp_ms": rows["second"] * 1000,
-        }
-        if self._sources is None:
-            columns["source"] = pa.nulls(len(rows), text)
-        else:
-            columns["source"] = [self._sources[number] for number in rows[self._numbers].tolist()]
-        for name in rows.dtype.names or ():
-            if name in self._texts:
-                columns[name] = texts(rows[name])
-            elif name != "second":
-                columns[name] = rows[name].tolist() if rows[name].dtype.kind == "V" else rows[name].copy()
-        return table_of(columns, self.item_type)
 
 
 @dataclass(eq=False, repr=False)

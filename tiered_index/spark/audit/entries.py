@@ -21,7 +21,7 @@ from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.hashing import HashRule, folded_hashes, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run
-from tiered_index.retention import NOTHING, Expired
+from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.compacted import StorageBytes

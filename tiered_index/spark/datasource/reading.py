@@ -20,7 +20,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.retention import Expired
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState

@@ -12,9 +12,9 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.messages import Fetched
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.frames import gathered
 from tiered_index.spark.lookup.keys import LOOKUP

@@ -38,11 +38,19 @@ from tiered_index.service.write.owned import SourceQueues, names_of
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, described
-from tiered_index.spark.writing.census import Census, WindowScale, take_census
+from tiered_index.spark.writing.census import Census, WindowScale
 from tiered_index.spark.writing.plan import BuildPlan, plan_build
 from tiered_index.spark.writing.positions import MicroBatch, SourceRange
 from tiered_index.spark.writing.shards import PartitionResult, check_sums, write_shards
-from tiered_index.spark.writing.sources import Entries, SourceLike, check_source, entries_of, has_log_offsets, is_frame
+from tiered_index.spark.writing.sources import (
+    Entries,
+    SourceLike,
+    check_source,
+    entries_of,
+    has_log_offsets,
+    is_frame,
+    take_census,
+)
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.probe import probe_put_if_absent

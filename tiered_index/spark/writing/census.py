@@ -5,13 +5,12 @@ A second outside the plausible range is in a *quarantine window* of 2**31 second
 
 from __future__ import annotations
 
-import pickle
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +23,7 @@ from tiered_index.service.jobs.merge_plan import window_seconds
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import is_text
-from tiered_index.spark.frames import large_batches
 from tiered_index.types import MAX_TIMESTAMP_MS
-
-if TYPE_CHECKING:
-    from tiered_index.spark.writing.sources import Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +95,6 @@ class Census:
         self.skipped_bytes += other.skipped_bytes
         self.skipped = (*self.skipped, *other.skipped)[:_NAMED]
         self.parts += other.parts
-
-
-def take_census(entries: Entries, scale: WindowScale, max_windows: int) -> Census:
-    """Count a source's entries in tasks. Raises `InvalidArgument`."""
-    names = [name for name in CENSUS_COLUMNS if name in entries.names]
-
-    def count(batches: Iterable[pa.RecordBatch | Census]) -> Iterator[pa.RecordBatch]:
-        counted = pickle.dumps(census_of(batches, scale, max_windows))
-        yield pa.record_batch({"census": pa.array([counted], pa.binary())})
-
-    total = Census()
-    counting = entries.mapped(count, [*names, HAS_KEY], "census binary")
-    with large_batches(entries.frame.sparkSession), counting as censuses:
-        for row in censuses.collect():
-            total.add(pickle.loads(row[0]))
-    return total
 
 
 def census_of(batches: Iterable[pa.RecordBatch | Census], scale: WindowScale, max_windows: int) -> Census:

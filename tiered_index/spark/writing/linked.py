@@ -31,12 +31,12 @@ from tiered_index.format.segment import LinkedSegment, Segment
 from tiered_index.kernels import crc32
 from tiered_index.service.jobs.catalogs import check_behind, send_catalog
 from tiered_index.service.jobs.linking import link
-from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, Replacement, latest_ms
 from tiered_index.service.log.state import LogState
 from tiered_index.service.log.topic_keys import added_positions, rules_of
+from tiered_index.service.read.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
@@ -60,9 +60,9 @@ from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import described
 from tiered_index.spark.workers import between_tasks
 from tiered_index.spark.writing.build import BuildResult, BuiltIndex, expected_result
-from tiered_index.spark.writing.census import HAS_KEY, Census, WindowScale, take_census
+from tiered_index.spark.writing.census import HAS_KEY, Census, WindowScale
 from tiered_index.spark.writing.files import check_stored_folder, row_ends
-from tiered_index.spark.writing.sources import Entries
+from tiered_index.spark.writing.sources import Entries, take_census
 from tiered_index.storage.base import Storage
 from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 

@@ -8,6 +8,7 @@ docs/spark.md lists the fields.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ from tiered_index.sources.listing import missing_paths
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
-from tiered_index.spark.frames import arrow_type_of, broadcast
+from tiered_index.spark.frames import arrow_type_of, broadcast, large_batches
 from tiered_index.spark.workers import spare_collections
-from tiered_index.spark.writing.census import HAS_KEY, Census
+from tiered_index.spark.writing.census import CENSUS_COLUMNS, HAS_KEY, Census, WindowScale, census_of
 from tiered_index.spark.writing.files import MessageFiles, PartsReader
 from tiered_index.spark.writing.log_sources import LOG_COLUMNS, LogReader, is_archive, log_stretches
 
@@ -154,6 +155,22 @@ class Entries:
                     raise
 
             yield frame.mapInArrow(made_of_parts, schema)
+
+
+def take_census(entries: Entries, scale: WindowScale, max_windows: int) -> Census:
+    """Count a source's entries in tasks. Raises `InvalidArgument`."""
+    names = [name for name in CENSUS_COLUMNS if name in entries.names]
+
+    def count(batches: Iterable[pa.RecordBatch | Census]) -> Iterator[pa.RecordBatch]:
+        counted = pickle.dumps(census_of(batches, scale, max_windows))
+        yield pa.record_batch({"census": pa.array([counted], pa.binary())})
+
+    total = Census()
+    counting = entries.mapped(count, [*names, HAS_KEY], "census binary")
+    with large_batches(entries.frame.sparkSession), counting as censuses:
+        for row in censuses.collect():
+            total.add(pickle.loads(row[0]))
+    return total
 
 
 def entries_of(

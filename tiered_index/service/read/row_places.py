@@ -5,17 +5,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tiered_index.errors import IndexClosed
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segment import LinkedSegment
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments
 from tiered_index.types import FilePlace
-
-if TYPE_CHECKING:
-    from tiered_index.service.jobs.segment_archive import SegmentArchive
-    from tiered_index.service.log.state import LogState
 
 T = TypeVar("T")
 FILES_QUEUE = 0
@@ -65,7 +63,7 @@ class RowPlaces:
     """The places of the rows of files.
 
     `states` returns the states of the indexes' logs, `archives` their archives, by the `source` of entries, and `names`
-    the names of all positions. The archives load the jobs, so they are asked for only if there are files.
+    the names of all positions. The archives are asked for only if there are files.
     """
 
     states: Callable[[], Sequence[LogState]]
