@@ -14,8 +14,8 @@ import tiered_index
 
 PACKAGE = Path(tiered_index.__file__).parent
 LAZY = {
-    ("config.py", "tiered_index.conversion"): "most readers have only a URI and paths, which need no conversion",
-    ("kernels.py", "tiered_index.zipped"): "only a package in a zip file needs it",
+    ("config.py", "tiered_index.base.conversion"): "most readers have only a URI and paths, which need no conversion",
+    ("kernels.py", "tiered_index.base.zipped"): "only a package in a zip file needs it",
     ("message_sources.py", "tiered_index.kafka.messages"): "messages of one system need no reader of another",
     ("message_sources.py", "tiered_index.rocketmq.archive.messages"): "the same",
     ("message_sources.py", "tiered_index.sources.linked_rows"): "the same",

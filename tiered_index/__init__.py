@@ -16,14 +16,14 @@ and docs/using.md has examples.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tiered_index._version import __version__
+from tiered_index.base.version import __version__
 
 if TYPE_CHECKING:
     from tiered_index.archives import erase_index as erase
+    from tiered_index.base.retention import Retention
     from tiered_index.config import IndexConfig
     from tiered_index.format.hash_sql import hash_key_sql
     from tiered_index.format.hashing import key_hash as hash_key
-    from tiered_index.retention import Retention
     from tiered_index.service.async_reader import AsyncIndexReader
     from tiered_index.service.index import IndexService
     from tiered_index.service.jobs.copying import CopyReport
@@ -101,7 +101,7 @@ _NAMES = {
     "config": ("IndexConfig",),
     "format.hash_sql": ("hash_key_sql",),
     "format.hashing": ("hash_key",),
-    "retention": ("Retention",),
+    "base.retention": ("Retention",),
     "service.async_reader": ("AsyncIndexReader",),
     "service.jobs.erase": ("Erasure",),
     "service.index": ("IndexService",),

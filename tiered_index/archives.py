@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.kafka.erasure import RecordsToErase
 from tiered_index.kafka.names import keys_in
 from tiered_index.rocketmq.archive.erasure import MessagesToErase

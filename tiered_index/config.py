@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
 from msgspec import Meta, Struct
 
+from tiered_index.base.retention import TABLES_OF_TOPICS, Retention
+from tiered_index.base.units import UNITS_S, human_duration, parse_bytes, parse_duration, parse_tiers
 from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout, Preset
 from tiered_index.format.schema import Schema
-from tiered_index.retention import TABLES_OF_TOPICS, Retention
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage, spelled, split_uri
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
-from tiered_index.units import UNITS_S, human_duration, parse_bytes, parse_duration, parse_tiers
 
 PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's tests, which are not settings
@@ -342,7 +342,7 @@ def _setting(name: str, value: Any, problems: Problems) -> Any:
 
 def _table(table: str, values: Mapping[Any, Any], problems: Problems) -> Any:
     """Return the checked table of settings, or add to `problems`."""
-    from tiered_index.conversion import converted, kinds
+    from tiered_index.base.conversion import converted, kinds
 
     known, checked, before = TABLES[table].__struct_fields__, {}, len(problems)
     for name, value in values.items():
@@ -410,7 +410,7 @@ def _value(name: str, value: Any) -> Any:
         if value is not None and not (isinstance(value, type) and issubclass(value, IndexItem)):
             raise ValueError("must be a class that derives from IndexItem")
         return value
-    from tiered_index.conversion import converted, kinds
+    from tiered_index.base.conversion import converted, kinds
 
     if name.endswith("_s") and isinstance(value, str) and value.strip()[-1:] in UNITS_S:
         value = parse_duration(value.strip())

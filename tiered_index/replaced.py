@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
+from tiered_index.base.documents import Count, Place, Seconds
 from tiered_index.format.names import queue_of_store
 from tiered_index.format.ranges import COLUMNS
 from tiered_index.format.segment import Stored, Times
-from tiered_index.stored import Count, Place, Seconds
 
 ALWAYS_S = (-(2**42), 2**42)
 """The seconds of rows whose times are not known."""

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from tiered_index.base.documents import Int32, Milliseconds
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import lookup_numbers, normal_hashes
-from tiered_index.stored import Int32, Milliseconds
 
 MOST_TOMBSTONES = 4096
 """Most tombstones of one index: each checkpoint has them all."""

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import NODEFAULT, structs
 
 from tiered_index import IndexConfig
+from tiered_index.base.retention import Retention
 from tiered_index.config import TABLES
-from tiered_index.retention import Retention
 
 __all__ = ["page"]
 

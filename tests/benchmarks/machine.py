@@ -31,11 +31,11 @@ from tests.support.processes import own_environment
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tests.support.unsynced_disk import UnsyncedDisk
+from tiered_index.base.process import give_back
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, StorageUnavailable
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.heap import give_back
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from tests.benchmarks.memory import proc_lines
-from tiered_index._version import __version__
-from tiered_index.kernels import compiled
+from tiered_index.base.kernels import compiled
+from tiered_index.base.version import __version__
 
 TOP = Path(__file__).parents[2]
 Measured = dict[str, list[float]]

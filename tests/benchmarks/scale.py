@@ -17,7 +17,7 @@ from tests.benchmarks.memory import memory_bytes
 from tests.benchmarks.report import finish, note, numbers, options, scratch
 from tests.support.log_records import publish
 from tiered_index import IndexReader
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.format.slots import SlotMap

@@ -12,7 +12,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.merging import Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage

@@ -10,7 +10,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.filled import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.life import lifecycle
 from tiered_index.service.root import Root

@@ -17,8 +17,8 @@ from tests.support.batches import columns_of
 from tests.support.changes import replace
 from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging
-from tiered_index.clock import ManualClock
-from tiered_index.retention import Retention
+from tiered_index.base.clock import ManualClock
+from tiered_index.base.retention import Retention
 from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
 from tiered_index.service.jobs.expiry import expire
 from tiered_index.service.jobs.merge_run import merge

@@ -12,7 +12,7 @@ from tests.support.cold_index import Recorder
 from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tests.support.storage_faults import FaultStorage
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable
 from tiered_index.service.jobs.merge_run import merge
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans

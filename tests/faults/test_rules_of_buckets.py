@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import ObjectArchived
 from tiered_index.format.names import log_name
 from tiered_index.service.jobs.catalogs import merge_catalogs

@@ -10,12 +10,12 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.filled import merge_all
 from tests.support.log_records import GENESIS
 from tests.support.storage_faults import LateRecords
-from tiered_index.clock import ManualClock
+from tiered_index.base.call import active_context
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
-from tiered_index.storage.context import active_context
 from tiered_index.storage.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.log_records import publish
 from tests.support.processes import started
 from tiered_index import IndexService
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import ObjectExists
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject

@@ -23,7 +23,7 @@ from tests.support.log_records import an_object, open_log, publish
 from tests.support.processes import started, without_settings
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
 from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
 from tiered_index.service.jobs.merge_run import MergeOptions, merge

@@ -10,7 +10,7 @@ from tests.rocketmq import large_store
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.store_writer import checkpoint_bytes
 from tiered_index import IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, SLOT_SIZE
 from tiered_index.rocketmq.classic import classic_file_names, read_entries
 from tiered_index.rocketmq.log.columns import ALL_TOPICS

@@ -23,7 +23,7 @@ from tests.support.filled import merge_all
 from tests.support.hanging import beside
 from tests.support.log_records import checkpoint_document
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.journal import Journal, encode_open, parse_journal
 from tiered_index.format.layout import NATIVE, Layout

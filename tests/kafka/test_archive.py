@@ -12,7 +12,7 @@ from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.format.columnar import decode_columns

@@ -12,7 +12,7 @@ from tests.kafka.followed import archive, archived, ingest
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Retention, config, erase, expire
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.kafka.archive import archived_files
 from tiered_index.kafka.messages import KafkaMessages
 

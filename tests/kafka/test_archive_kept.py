@@ -14,7 +14,7 @@ from tests.kafka.followed import archive, ingest
 from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.kafka.archive import archived_files
 from tiered_index.kafka.client import kafka
 from tiered_index.kafka.columns import RecordLists, encode_records

@@ -14,12 +14,12 @@ from tests.kafka.followed import archive, ingest
 from tests.server.conftest import serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
+from tiered_index.base.call import RequestContext
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectRefused, StorageUnavailable
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages, parse_place
 from tiered_index.kafka.record import KafkaRecord
 from tiered_index.message_sources import MessageSources
-from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 
 TIME_MS = 1_700_000_000_000

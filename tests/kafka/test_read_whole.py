@@ -5,7 +5,7 @@ import pytest
 from tests.kafka.followed import ingest, source_of
 from tests.support.hanging import until
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.follow import Follower
 from tiered_index.kafka.names import Name

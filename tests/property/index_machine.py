@@ -24,7 +24,7 @@ from tests.support.batches import columns_of
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import StorageError, TieredIndexError
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 

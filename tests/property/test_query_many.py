@@ -15,7 +15,7 @@ from tests.support.cold_index import Recorder
 from tests.support.model import Answer, ReferenceModel
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
 from tiered_index.format import compacted
 from tiered_index.format.schema import KEYED_SCHEMA

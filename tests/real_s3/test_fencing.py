@@ -15,7 +15,7 @@ from tests.real_s3.sample import Sample
 from tests.support.hanging import until
 from tests.support.processes import started
 from tiered_index import IndexReader
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 

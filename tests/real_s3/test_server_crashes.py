@@ -17,7 +17,7 @@ from tests.real_s3.sample import MESSAGES, Sample
 from tests.support.plain_files import plain_files
 from tests.support.processes import started
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import ObjectExists, StorageError, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage

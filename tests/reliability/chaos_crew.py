@@ -27,9 +27,9 @@ import numpy as np
 from tests.reliability.chaos_oracle import KEYS, QUEUES, Declared, Gone, Journal, Notes, batch, problem_with, seconds
 from tests.support.log_records import open_log
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
+from tiered_index.base.retention import LEAST_GRACE_S, Retention
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, TieredIndexError, WriterFenced
-from tiered_index.retention import LEAST_GRACE_S, Retention
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.expiry import expire
 from tiered_index.service.jobs.merge_run import MergeOptions, merge

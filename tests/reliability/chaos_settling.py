@@ -18,7 +18,7 @@ from tests.support.later import Later
 from tests.support.log_records import open_log
 from tests.support.processes import without_settings
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import LockHeld, StorageError
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.merge_run import MergeOptions, merge

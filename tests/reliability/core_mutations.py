@@ -26,6 +26,7 @@ import pytest
 from tests.reliability import resealed
 from tests.reliability.tally import Tally, main
 from tests.support.core import compiled_core, using
+from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format import compacted as compaction
 from tiered_index.format import shard
@@ -40,7 +41,6 @@ from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import GROUP_DTYPE, TAIL_SIZE, Directory, Trailer, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
-from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.read.batch import LookupBatch, Matches, OrderedRows, in_core
 from tiered_index.service.read.compacted import LocalBytes
 from tiered_index.service.read.file_search import collected, search_file

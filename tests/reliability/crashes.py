@@ -38,7 +38,7 @@ from tests.reliability.world import QUESTIONS, World
 from tests.support.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 from tests.support.storage_faults import Watched
 from tiered_index import IndexReader, Lookup, QueryResult
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import BackPressure, IndexClosed, StorageError
 from tiered_index.service.read.lookups import Lookups
 from tiered_index.storage.base import WrapperStorage

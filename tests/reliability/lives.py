@@ -7,7 +7,7 @@ from tests.reliability.world import NOW_MS, World
 from tests.support.batches import columns_of
 from tests.support.filled import merge_all
 from tests.support.log_records import open_log
-from tiered_index.retention import Retention
+from tiered_index.base.retention import Retention
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.merge_run import MergeOptions, merge

@@ -17,7 +17,7 @@ from tests.rocketmq import golden_store
 from tests.support.classic_writer import ClassicIndexFile
 from tests.support.compacted_files import reader
 from tests.support.foreign_lookups import find_compacted, find_unsealed
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, recognise

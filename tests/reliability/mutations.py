@@ -57,8 +57,8 @@ from tests.reliability.tally import Hang, Tally, bounded, fast_folder, main
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.log_records import open_log
 from tiered_index import Lookup
+from tiered_index.base.clock import ManualClock
 from tiered_index.cli.main import run as run_command
-from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import TAIL_SIZE

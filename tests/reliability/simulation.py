@@ -38,6 +38,7 @@ from tests.reliability.tally import Tally, fast_folder, main
 from tests.support.disk_faults import ERRORS
 from tests.support.log_records import open_log
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
+from tiered_index.base.retention import LEAST_GRACE_S, Retention
 from tiered_index.errors import (
     BudgetExceeded,
     ConfigError,
@@ -50,7 +51,6 @@ from tiered_index.errors import (
     StorageError,
     TieredIndexError,
 )
-from tiered_index.retention import LEAST_GRACE_S, Retention
 from tiered_index.service.anew import begin_anew
 from tiered_index.service.jobs.copying import COPY_OF, Copier
 from tiered_index.service.jobs.erase import EraseRequest, erase

@@ -3,7 +3,7 @@
 from tests.reliability import core_mutations
 from tests.reliability.core_mutations import KINDS, run
 from tests.support.core import compiled_core
-from tiered_index import kernels
+from tiered_index.base import kernels
 
 
 def test_a_sample_of_every_kind():

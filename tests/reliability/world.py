@@ -10,9 +10,9 @@ from typing import Any
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService, QueryResult
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
+from tiered_index.base.retention import Retention
 from tiered_index.errors import TieredIndexError
-from tiered_index.retention import Retention
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog

@@ -8,7 +8,7 @@ from tests.rocketmq import golden_store
 from tests.rocketmq.messages import full, log, write_log
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.commitlog import CommitLogReader

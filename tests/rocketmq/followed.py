@@ -13,7 +13,7 @@ from tests.rocketmq.messages import NOW_MS
 from tests.support.model import Answer, ReferenceModel
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.follow import Loss, Torn
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher

@@ -20,7 +20,7 @@ from tests.rocketmq.messages import blank, full, joined, log, write_log
 from tests.rocketmq.remoting_client import ask, records
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format import archived as format_archived

@@ -14,7 +14,7 @@ from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
 from tiered_index import IndexReader, erase
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import RootBehind, StorageUnavailable
 from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver

@@ -13,7 +13,7 @@ from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, check, missing, rounds, scan
 from tests.support.disk_faults import FaultDisk
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.follow.fingerprints import Scrubber
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection

@@ -27,6 +27,7 @@ from tests.rocketmq.archived_store import (
 from tests.rocketmq.archived_store import stored_bytes as encoded
 from tests.rocketmq.messages import NOW_MS, V6, joined, log, message, write_log
 from tiered_index import Fetched, IndexReader
+from tiered_index.base.call import remaining_s
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectRefused, StorageMisconfigured
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
@@ -36,7 +37,6 @@ from tiered_index.rocketmq.log.layout import STORE_V6
 from tiered_index.rocketmq.log.message import show_body
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.service.read.messages import MessagesResult
-from tiered_index.storage.context import remaining_s
 
 
 def test_an_archived_segment_that_is_refused_is_the_state_of_its_messages(index, store, storage):

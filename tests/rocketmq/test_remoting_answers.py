@@ -35,7 +35,8 @@ from tests.rocketmq.test_remoting_frames import KEYS, SECRET, frames, requests
 from tests.support.damage import flip_object, flipped
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index.base.call import active_context
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
@@ -55,7 +56,6 @@ from tiered_index.rocketmq.remoting.frames import (
 )
 from tiered_index.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.rocketmq.remoting.server import RemotingServer
-from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.server.conftest import on_a_port, published, serving
 from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, Lookup
+from tiered_index.base.encoding import STATUS
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import decoded, table_of
-from tiered_index.encoding import STATUS
 from tiered_index.errors import StorageUnavailable
 from tiered_index.server import wire
 from tiered_index.server.problems import Redaction

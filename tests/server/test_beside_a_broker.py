@@ -16,6 +16,8 @@ from tests.support.hanging import until
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
 from tiered_index import IndexReader, IndexService
+from tiered_index.base import call
+from tiered_index.base.call import remaining_s
 from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import NotThere
@@ -23,8 +25,6 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.server.served import Caps
-from tiered_index.storage import context
-from tiered_index.storage.context import remaining_s
 
 T = 1_762_000_000_000
 # a name that an application may give its messages
@@ -198,7 +198,7 @@ def test_no_body_is_decompressed_after_the_deadline(tmp_path, monkeypatch):
         return fetched
 
     # the clock of deadlines
-    monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s))
+    monkeypatch.setattr(call, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s))
     params = {"topic": "orders", "key": "k", "timeout_s": PATIENCE_S}
     with serving_log(tmp_path, [{"body": body, "sys_flag": flags, "keys": ["k"]}]) as client:
         assert client.get("/v1/messages", params=params).json()["messages"][0]["message"]["body"] == "0" * 1000

@@ -9,12 +9,12 @@ from tests.rocketmq.test_archived_queues import write_store
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tests.support.memory import traced_memory
+from tiered_index.base.call import deadline_at
 from tiered_index.errors import BudgetExceeded
 from tiered_index.rocketmq.archive.messages import Containing
 from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 from tiered_index.service.read.messages import Fetched
-from tiered_index.storage.context import deadline_at
 
 T = 1_700_000_000_000
 BODIES = [b"Paid 17 EUR", b"refused: card", b"\xff\0binary", "Grüße".encode() * 100, b"paid 18 EUR", b"PAID"]

@@ -26,8 +26,8 @@ from docs.generators import metrics_page
 from tests.support.batches import batch
 from tests.support.later import Later
 from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.base.clock import SystemClock
 from tiered_index.cli.main import LateCommand, app
-from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.server.tokens import Tokens, add_token
 from tiered_index.service.jobs.merge_run import MergeOptions, merge

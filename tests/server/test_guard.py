@@ -20,12 +20,12 @@ from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, on_a_p
 from tests.support.core import compiled_core
 from tests.support.hanging import until
 from tiered_index import IndexReader, IndexService
+from tiered_index.base.call import active_context
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.server import bounds, calls, wire
 from tiered_index.server.served import Audit, Caps
 from tiered_index.server.tokens import Caller, Tokens, add_token
 from tiered_index.storage.base import Call
-from tiered_index.storage.context import active_context
 from tiered_index.storage.prices import PriceTable
 
 QUERY = {"topic": "orders", "key": "order-4711"}

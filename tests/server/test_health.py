@@ -12,10 +12,10 @@ from tests.server.conftest import PATIENCE_S, index_in, published, put_entries, 
 from tests.support.disk_faults import FaultDisk
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, erase
-from tiered_index._version import __version__
+from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.base.version import __version__
 from tiered_index.cli.main import run
 from tiered_index.cli.session import Session
-from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
 from tiered_index.server import served
 from tiered_index.server.listening import HttpListener

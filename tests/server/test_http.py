@@ -13,7 +13,7 @@ import pytest
 from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, on_a_port, service_of, serving
 from tests.support.memory import traced_memory
 from tiered_index import IndexItem, IndexReader, IndexService, column
-from tiered_index.encoding import STATUS
+from tiered_index.base.encoding import STATUS
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.server import parameters, stored, wire
 from tiered_index.server.served import Caps

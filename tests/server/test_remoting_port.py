@@ -17,6 +17,7 @@ from tests.server.test_serve_command import process_of
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
+from tiered_index.base.call import remaining_s
 from tiered_index.cli import serving
 from tiered_index.cli.main import run
 from tiered_index.cli.serving import Serving
@@ -29,7 +30,6 @@ from tiered_index.server.metrics import Metrics
 from tiered_index.server.remoting import read_keys, remoting_listener
 from tiered_index.server.served import Audit, Caps, Served, redaction_of
 from tiered_index.service.read.budget import LookupLimits
-from tiered_index.storage.context import remaining_s
 from tiered_index.storage.opening import open_storage
 
 SECRET = "0123456789abcdef"

@@ -13,7 +13,7 @@ from tests.property.published import Published, mark
 from tests.support.later import Later
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService, hash_key
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage

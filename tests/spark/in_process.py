@@ -16,7 +16,7 @@ import pyarrow as pa
 from tests.spark.entries import BEGIN_MS, DAY_MS
 from tests.support.changes import replace
 from tests.support.later import Later
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog

@@ -17,7 +17,7 @@ from tests.storage.scripted_server import error
 from tests.support.counting_proxy import Action, counting_proxy
 from tests.support.merging import BASE_MS, RegionItem
 from tiered_index import IndexConfig, IndexService, hash_key
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,

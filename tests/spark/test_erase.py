@@ -17,9 +17,9 @@ from tests.support.damage import flip_object
 from tests.support.log_records import open_log
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, erase
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.base.retention import Retention
 from tiered_index.format.archived import HEAD_BYTES
-from tiered_index.retention import Retention
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.jobs.catalogs import merge_catalogs

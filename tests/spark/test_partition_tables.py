@@ -21,7 +21,7 @@ from tests.spark.in_process import GENESIS, SCALE, Address, build_here, count, l
 from tests.support.log_records import open_log
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.format.hashing import assigned_topic_id, code_units, hash_batch
 from tiered_index.format.schema import KEYED_SCHEMA

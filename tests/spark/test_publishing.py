@@ -20,7 +20,7 @@ from tests.spark.in_process import GENESIS, count, left_over, opened, planned, s
 from tests.support.log_records import open_log
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.jobs.merge_plan import window_seconds
 from tiered_index.service.log.log import StorageLog

@@ -14,7 +14,7 @@ from tests.spark.in_process import planned, shards_of, written
 from tests.support.changes import replace
 from tests.support.log_records import open_log
 from tiered_index import IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog

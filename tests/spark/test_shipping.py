@@ -139,7 +139,7 @@ def test_executors_unpack_the_compiled_core_or_say_that_it_is_missing(tmp_path, 
         for name in package.namelist():
             others.writestr(name.replace(".so", "-of-another-system.so"), package.read(name))
     core, said = imported_from(tmp_path / "others.zip", tmp_path)
-    assert core == f"False False {filter_hash(1, 2)}" and "has no tiered_index._core for this Python" in said
+    assert core == f"False False {filter_hash(1, 2)}" and "has no tiered_index.base._core for this Python" in said
     with zipfile.ZipFile(whole) as package, zipfile.ZipFile(tmp_path / "damaged.zip", "w") as damaged:
         for name in package.namelist():
             damaged.writestr(name, b"no module" if name.endswith(".so") else package.read(name))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.storage.sqlite import CHUNK_BYTES
 
 PATIENCE_S = 60

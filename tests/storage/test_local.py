@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.local.storage import LocalStorage

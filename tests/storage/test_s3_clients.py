@@ -36,9 +36,9 @@ from tests.storage.test_s3_answers import listing
 from tests.support.authority import Authority
 from tests.support.hanging import beside, until
 from tests.support.s3_server import S3Server
+from tiered_index.base.call import deadline_at
 from tiered_index.errors import BudgetExceeded, ConfigError, ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import ObjectInfo
-from tiered_index.storage.context import deadline_at
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3 import reads
 from tiered_index.storage.s3 import storage as storage_of_s3

@@ -8,9 +8,9 @@ import pytest
 
 from tests.storage.conftest import WAYS
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part
+from tiered_index.base.call import deadline_at
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PART_BYTES
-from tiered_index.storage.context import deadline_at
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
@@ -44,7 +44,7 @@ class Waits:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     waits = Waits()
-    monkeypatch.setattr("tiered_index.storage.context.time", SimpleNamespace(monotonic=lambda: waits.now_s))
+    monkeypatch.setattr("tiered_index.base.call.time", SimpleNamespace(monotonic=lambda: waits.now_s))
     return waits
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tiered_index import kernels
+from tiered_index.base import kernels
 
 _use_numpy = False
 

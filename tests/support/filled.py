@@ -1,7 +1,7 @@
 """Entries for an index, lookups of them, and a merge of all files."""
 
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
 from tiered_index.service.jobs.merge_plan import MergeOptions
 from tiered_index.service.jobs.merge_run import MergeReport, merge
 from tiered_index.service.log.log import StorageLog

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from tiered_index.clock import Clock, ManualClock
+from tiered_index.base.clock import Clock, ManualClock
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.log.checkpoint import CHECKPOINT_VERSION
 from tiered_index.service.log.log import StorageLog, publishing

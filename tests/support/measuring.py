@@ -1,6 +1,6 @@
 """Counts of the requests in a block."""
 
-from tiered_index.storage.context import Activation, active_context
+from tiered_index.base.call import Activation, active_context
 from tiered_index.storage.metering import Usage
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.service.jobs import merge_plan
 from tiered_index.service.jobs.merge_run import MergeOptions, MergeReport, merge, plan
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans

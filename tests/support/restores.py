@@ -12,7 +12,7 @@ from tests.support.damage import flip
 from tests.support.filled import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import RootBehind, StorageUnavailable, WriterFenced
 from tiered_index.service.anew import BegunAnew, begin_anew
 from tiered_index.service.log.log import StorageLog

@@ -16,7 +16,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, OrderKey, ReferenceModel
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, QueryResult
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.service.read.parts import source_number
 from tiered_index.storage.base import Storage
 

@@ -12,7 +12,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.local.storage import LocalStorage
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tests.support.classic_writer import ClassicIndex, ClassicIndexFile, load_classic_index
 from tests.support.stored_messages import format_properties, message_size
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import java_string_hash
 from tiered_index.rocketmq.classic import Geometry

@@ -9,11 +9,11 @@ from typing import Literal
 import pytest
 from msgspec import Struct
 
-from tiered_index.encoding import json_line, json_text, show_bytes
+from tiered_index.base.documents import Count, FileId, decoded
+from tiered_index.base.encoding import json_line, json_text, show_bytes
 from tiered_index.errors import CorruptFile
 from tiered_index.server import wire
 from tiered_index.service.jobs.verify_report import Defect
-from tiered_index.stored import Count, FileId, decoded
 from tiered_index.types import Freshness, LostFile
 
 
@@ -93,7 +93,7 @@ _BESIDE = """
 import sys, threading
 from typing import Annotated
 from msgspec import Meta, Struct
-from tiered_index.stored import decoded
+from tiered_index.base.documents import decoded
 
 def read():
     read.values.append(decoded(b'{"part": {"count": 1}}', Whole, "file", "list").part.count)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PROGRAM = """
-from tiered_index.heap import give_back
+from tiered_index.base.process import give_back
 
 def resident_bytes():
     with open("/proc/self/statm") as file:

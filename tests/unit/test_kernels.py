@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core import compiled_core, using
-from tiered_index import kernels
+from tiered_index.base import kernels
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import KEYED_SCHEMA, Column, Schema
 from tiered_index.format.unsealed import UnsealedTable

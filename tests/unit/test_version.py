@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index._version import RELEASE, version_of
+from tiered_index.base.version import RELEASE, version_of
 
 TOP = Path(__file__).parent.parent.parent
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -59,7 +59,7 @@ def test_a_build_holds_the_version_as_text(git, tmp_path, commit, version):
     (git / "HEAD").write_text("f" * 40)
     (tmp_path / "tiered_index").mkdir()
     (tmp_path / "tiered_index/__init__.py").touch()
-    for name in ("setup.py", "tiered_index/_version.py"):
+    for name in ("setup.py", "tiered_index/base/version.py"):
         shutil.copy(TOP / name, tmp_path / name)
     line = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_py", "--build-lib", "built"]
     subprocess.run(line, cwd=tmp_path, check=True, env=os.environ | {"TIERED_INDEX_COMMIT": commit}, timeout=60)

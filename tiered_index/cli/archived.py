@@ -24,13 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
+from tiered_index.base.clock import SystemClock
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.ingesting import IngestOptions
 from tiered_index.cli.options import GeometryOptions
 from tiered_index.cli.output import counted
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session, open_stored_index
-from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names

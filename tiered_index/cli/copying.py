@@ -7,10 +7,11 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tiered_index.base.clock import SystemClock
+from tiered_index.base.units import human_duration
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.output import error_document
 from tiered_index.cli.session import Session, check_root_of, storage_uri
-from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     CorruptFile,
@@ -26,7 +27,6 @@ from tiered_index.service.log.publication import JobOverdue
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.prices import rounded_usd
 from tiered_index.types import format_time
-from tiered_index.units import human_duration
 
 _SWEEP_S = 3600.0
 

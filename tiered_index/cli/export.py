@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tiered_index.base.encoding import json_text
 from tiered_index.cli.commands.write import Format
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import counted, discard, human_count, unknown_topic, writing_stdout
 from tiered_index.cli.session import Session
-from tiered_index.encoding import json_text
 from tiered_index.errors import DiskFull, InvalidArgument, PartialAnswer
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, Layout

@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import pyarrow as pa
 
+from tiered_index.base.documents import decoder_of
 from tiered_index.cli.export import PLACE_COLUMNS
 from tiered_index.cli.ingesting import IngestOptions
 from tiered_index.cli.output import human_count
@@ -36,7 +37,6 @@ from tiered_index.sources.rows.batch import RowFile
 from tiered_index.sources.rows.table import ColumnsFile
 from tiered_index.sources.rows.text import NdjsonFile
 from tiered_index.storage.disk import Disk
-from tiered_index.stored import decoder_of
 
 _ROWS = 1 << 17
 _TAIL_BYTES = 1 << 20

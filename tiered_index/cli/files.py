@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from tiered_index.base.units import human_duration
 from tiered_index.cli.contents import Array, Contents, contents_of, opened
 from tiered_index.cli.exit_codes import DONE, PARTIAL
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
@@ -27,7 +28,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.inventory import du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
-from tiered_index.units import human_duration
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiered_index.base.clock import SystemClock
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.ingesting import DEFAULT_TIME, IngestOptions
@@ -20,7 +21,6 @@ from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import ProgressDisplay, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
-from tiered_index.clock import SystemClock
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,

@@ -15,7 +15,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand
 
-from tiered_index._version import __version__
+from tiered_index.base.version import __version__
 from tiered_index.cli.exit_codes import CLOSED_PIPE, DONE, INTERRUPTED, NOT_LOADED, USAGE
 from tiered_index.cli.loading import loaded
 from tiered_index.cli.output import Output, discard, printable, tell

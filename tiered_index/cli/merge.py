@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tiered_index.base.units import human_duration, parse_tiers
 from tiered_index.cli.options import SparkOptions, WindowOptions
 from tiered_index.cli.output import Output, describe_object
 from tiered_index.cli.session import Session, StoredIndex, open_stored_index
@@ -18,7 +19,6 @@ from tiered_index.service.jobs.merge_run import estimate, plan
 from tiered_index.service.jobs.merge_run import merge as merge_tables
 from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.units import human_duration, parse_tiers
 
 
 def _options_of(windows: WindowOptions, shard_bytes: int) -> list[MergeOptions]:

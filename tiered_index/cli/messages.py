@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from tiered_index.base.encoding import BodyFormat, json_line, json_text
 from tiered_index.cli.commands.look_up import MessageOptions
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.explaining import lost_text, print_failed, print_not_read
@@ -21,7 +22,6 @@ from tiered_index.cli.output import Output, counted, human_bytes, states, value_
 from tiered_index.cli.paging import CommandBudget, Pages, similar_with_entries
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
-from tiered_index.encoding import BodyFormat, json_line, json_text
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id

@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tiered_index.encoding import json_text
+from tiered_index.base.encoding import json_text
+from tiered_index.base.tracing import request_id
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean, listed
-from tiered_index.tracing import request_id
 from tiered_index.types import LIKELY_SECONDS, MAX_TIMESTAMP_MS, format_time
 
 if TYPE_CHECKING:
@@ -465,7 +465,7 @@ def value_text(name: str, value: Any) -> str | None:
         return format_time(time_ms) if 0 <= time_ms <= MAX_TIMESTAMP_MS else str(value)
     if name.endswith("_s"):
         # imported on use: the list of commands needs none of what it loads
-        from tiered_index.units import human_duration
+        from tiered_index.base.units import human_duration
 
         return human_duration(value) if isinstance(value, int) else human_seconds(value)
     return f"${value:.6f}" if "usd" in name.split("_") else human_count(value)

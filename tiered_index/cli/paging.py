@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+from tiered_index.base.call import deadline_at
 from tiered_index.cli.explaining import lost_text, print_explained, print_failed
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, error_document, unknown_topic
@@ -25,7 +26,6 @@ from tiered_index.service.read.results import PageTotals
 from tiered_index.service.read.rows import once
 from tiered_index.service.reader import IndexReader
 from tiered_index.spelling import similar_keys
-from tiered_index.storage.context import deadline_at
 from tiered_index.systems import FILES, KAFKA, ROCKETMQ, Words, key_names_of, position_names, words_of
 from tiered_index.types import Explain, FileReport, Freshness, Lookup, QueryResult, TopicsResult, format_time
 

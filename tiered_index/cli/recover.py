@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tiered_index.base.clock import SystemClock
 from tiered_index.cli.output import counted
 from tiered_index.cli.session import Session, open_stored_index
-from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,

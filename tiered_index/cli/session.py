@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import typer
 
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.cli.declaring import CommonOptions, group_of
 from tiered_index.cli.exit_codes import CLOSED_PIPE, INTERRUPTED, UNEXPECTED
 from tiered_index.cli.explaining import print_not_read
 from tiered_index.cli.options import ServiceOptions, pairs
 from tiered_index.cli.output import JsonFormatter, Output, PrintableFormatter, describe_error, discard
-from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, holds, with_value
 from tiered_index.errors import (
     BudgetExceeded,

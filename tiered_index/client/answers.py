@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from tiered_index import errors, types
-from tiered_index.encoding import COLUMNS, STATUS
+from tiered_index.base.documents import typed
+from tiered_index.base.encoding import COLUMNS, STATUS
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.messages import Fetched, MessagesResult
-from tiered_index.stored import typed
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,8 +24,8 @@ from urllib.parse import quote
 
 import httpx
 
+from tiered_index.base.encoding import ARROW, JSON
 from tiered_index.client import answers
-from tiered_index.encoding import ARROW, JSON
 from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
 from tiered_index.service.read.budget import Limits
 from tiered_index.service.read.lookup_columns import check_lookups

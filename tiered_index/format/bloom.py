@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled
 from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.kernels import compiled
 
 FILTER_BLOCK_BYTES = 32
 # Bits per distinct key: about 1.1% false positives

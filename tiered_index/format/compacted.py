@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled, crc32
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.distinct import distinct_numbers
@@ -37,7 +38,6 @@ from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import by_slot, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
-from tiered_index.kernels import compiled, crc32
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled
 from tiered_index.errors import InvalidArgument
-from tiered_index.kernels import compiled
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,10 +16,10 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
+from tiered_index.base.documents import Count, Crc32, FileId, Milliseconds, Seconds, decoded, encoded
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import Positions, Predecessor, Topics
-from tiered_index.stored import Count, Crc32, FileId, Milliseconds, Seconds, decoded, encoded
 
 _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 3

@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from tiered_index.base.documents import typed
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
-from tiered_index.stored import typed
 
 HEADER_SIZE = 28
 # 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items

@@ -12,11 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from tiered_index.errors import UnsupportedVersion
-from tiered_index.format.layout import HEADER_SIZE, Layout
-from tiered_index.format.packed import Packing, StoredOptions, read_options
-from tiered_index.format.slots import SlotMap
-from tiered_index.stored import (
+from tiered_index.base.documents import (
     Count,
     Crc32,
     FileId,
@@ -29,6 +25,10 @@ from tiered_index.stored import (
     parsed,
     typed,
 )
+from tiered_index.errors import UnsupportedVersion
+from tiered_index.format.layout import HEADER_SIZE, Layout
+from tiered_index.format.packed import Packing, StoredOptions, read_options
+from tiered_index.format.slots import SlotMap
 
 Array = npt.NDArray[Any]
 

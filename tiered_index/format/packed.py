@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from tiered_index.base.documents import Int32, typed
+from tiered_index.base.kernels import compiled
 from tiered_index.format import packed_numpy
 from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.layout import MOST_ITEMS
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine
-from tiered_index.kernels import compiled
-from tiered_index.stored import Int32, typed
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]

@@ -11,9 +11,9 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.documents import unpacked
+from tiered_index.base.kernels import crc32
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.kernels import crc32
-from tiered_index.stored import unpacked
 
 RANGES_MAGIC = b"TIXRANG\n"
 RANGES_VERSION = 1

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from tiered_index.base.documents import typed
+from tiered_index.base.kernels import compiled_views
 from tiered_index.errors import ConfigError, SchemaMismatch
-from tiered_index.kernels import compiled_views
-from tiered_index.stored import typed
 from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, Provenance, QueryResult, column
 
 PREVIOUS = "previous"

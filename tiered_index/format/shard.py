@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import crc32
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
@@ -25,7 +26,6 @@ from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, answer_order, hash_rank, offset_columns
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
-from tiered_index.kernels import crc32
 
 Array = npt.NDArray[Any]
 _MASK = (1 << 64) - 1

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from tiered_index.base.kernels import compiled
 from tiered_index.errors import ConfigError
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import Schema
-from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]

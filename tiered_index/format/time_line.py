@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from tiered_index.stored import Int32
+from tiered_index.base.documents import Int32
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]

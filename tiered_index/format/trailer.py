@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, MOST_ITEMS
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import row_form
-from tiered_index.kernels import compiled_views, crc32
 
 FORMAT_VERSION = 6
 TAIL_MAGIC = b"TIXTAIL\n"

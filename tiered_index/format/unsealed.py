@@ -19,11 +19,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
-from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
 # Entries inserted or made at a time: a sort, or the bytes, that fit the cache are twice as fast as those of a batch

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import crc32
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
 from tiered_index.format.foreign import Read, read_exactly
@@ -25,7 +26,6 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.shard import entry_checksum
 from tiered_index.format.slots import hash_rank
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
-from tiered_index.kernels import crc32
 
 Array = npt.NDArray[Any]
 # Items of neighbouring runs that are checked together: NumPy takes as long for one run of some hundred items.

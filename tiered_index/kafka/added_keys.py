@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
 from tiered_index.errors import InvalidArgument, StorageUnavailable, listed
 from tiered_index.follow import Batch, no_entries
 from tiered_index.format.columnar import decode_columns

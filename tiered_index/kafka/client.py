@@ -18,6 +18,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
+from tiered_index.base.call import check_deadline
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -32,7 +33,6 @@ from tiered_index.errors import (
 from tiered_index.kafka.calls import Admin, ClientStuck, Consumer, awaited, open_admin
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.repeated_lines import OnceAMinute
-from tiered_index.storage.context import check_deadline
 
 try:
     import confluent_kafka

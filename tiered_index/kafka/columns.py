@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.base.documents import decoder_of, encoded
 from tiered_index.format.columnar import encode_columns, notes_of
 from tiered_index.format.segment import Times, times_of
 from tiered_index.kafka.client import Place, headers_of, kafka
 from tiered_index.kafka.keys import Headers
 from tiered_index.kafka.record import KafkaRecord, TimestampType
-from tiered_index.stored import decoder_of, encoded
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 # those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's

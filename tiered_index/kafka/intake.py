@@ -10,7 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
 from tiered_index.follow import Batch
 from tiered_index.kafka.client import headers_of, record_of
 from tiered_index.kafka.columns import RecordLists, entry_columns

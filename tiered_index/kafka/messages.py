@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tiered_index.base.call import check_deadline
+from tiered_index.base.threads import each
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
@@ -31,8 +33,6 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Fetched, MessageState, Search
 from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments
-from tiered_index.storage.context import check_deadline
-from tiered_index.storage.pools import each
 from tiered_index.systems import KAFKA
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 

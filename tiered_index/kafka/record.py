@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
+from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
 from tiered_index.spelling import key_text
 
 __all__ = ["KafkaRecord", "TimestampType", "key_text"]

@@ -46,7 +46,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,

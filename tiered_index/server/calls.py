@@ -21,15 +21,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from tiered_index.base.call import active_context
+from tiered_index.base.threads import DaemonPool
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import Spending
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Caps, Served
 from tiered_index.server.tokens import Caller
 from tiered_index.service.read.budget import LookupLimits
-from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
-from tiered_index.storage.pools import DaemonPool
 from tiered_index.storage.prices import PriceTable
 
 T = TypeVar("T")

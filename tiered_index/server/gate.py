@@ -21,12 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tiered_index.base.tracing import request_id as current_id
+from tiered_index.base.tracing import request_span, tell_request
 from tiered_index.errors import TieredIndexError
 from tiered_index.server.problems import PROTECTED, ProblemResponse, Redaction, Refused
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import ANYONE, Caller
-from tiered_index.tracing import request_id as current_id
-from tiered_index.tracing import request_span, tell_request
 
 _logger = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")

@@ -27,10 +27,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from tiered_index.base.strangers import FIRST_S, Strangers
 from tiered_index.errors import SetupUnavailable
 from tiered_index.repeated_lines import OnceAMinute
 from tiered_index.server.gate import CONNECTION, SEND_S
-from tiered_index.strangers import FIRST_S, Strangers
 
 _log = logging.getLogger(__name__)
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})

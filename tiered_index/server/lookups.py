@@ -20,7 +20,8 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiered_index.encoding import BodyFormat
+from tiered_index.base.call import check_deadline, deadline_at
+from tiered_index.base.encoding import BodyFormat
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.kafka.messages import parse_place
 from tiered_index.kafka.record import KafkaRecord
@@ -43,7 +44,6 @@ from tiered_index.service.read.messages import FoundMessage, MessagesResult, pau
 from tiered_index.service.read.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.linked_rows import FileRow
-from tiered_index.storage.context import check_deadline, deadline_at
 from tiered_index.systems import ROCKETMQ, key_names_of, position_names
 from tiered_index.types import Explain, QueryResult, TopicsResult
 

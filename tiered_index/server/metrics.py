@@ -20,7 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from tiered_index._version import __version__
+from tiered_index.base.version import __version__
 from tiered_index.metrics import Gauges, StateCollector
 from tiered_index.server.served import Index
 from tiered_index.types import Explain

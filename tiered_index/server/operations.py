@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, structs
 
 from tiered_index import types
-from tiered_index._version import __version__
+from tiered_index.base.version import __version__
 from tiered_index.server import answers, parameters
 from tiered_index.server.answers import Document, Problem
 from tiered_index.server.problems import MEDIA_TYPE

@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.datastructures import QueryParams
 
+from tiered_index.base.conversion import sentence_of
+from tiered_index.base.documents import decoder_of
 from tiered_index.config import Wait
-from tiered_index.conversion import sentence_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.problems import Refused
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.service.read.lookup_columns import LookupColumns
-from tiered_index.stored import decoder_of
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 
 M = TypeVar("M", bound=Struct)

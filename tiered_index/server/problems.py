@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from starlette.responses import Response
 
+from tiered_index.base.encoding import json_text
 from tiered_index.config import IndexConfig
-from tiered_index.encoding import json_text
 from tiered_index.errors import (
     BackPressure,
     BudgetExceeded,

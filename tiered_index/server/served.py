@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tiered_index.encoding import json_text
+from tiered_index.base.call import deadline_at
+from tiered_index.base.encoding import json_text
 from tiered_index.errors import SetupUnavailable, TieredIndexError
 from tiered_index.message_sources import MessageSources
 from tiered_index.metrics import Gauges
@@ -24,7 +25,6 @@ from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.context import deadline_at
 
 Index = IndexReader | IndexService
 """The library's object that answers lookups: a reader of storages, or the writer of one index."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tiered_index.base.threads import DaemonPool
 from tiered_index.server import answers, wire
 from tiered_index.server.answers import Verification
 from tiered_index.server.calls import Calls, Handlers, body_of, caller_of
@@ -22,7 +23,6 @@ from tiered_index.server.served import Served
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.read.inventory import describe_handle, du_document, du_groups, files_document
-from tiered_index.storage.pools import DaemonPool
 
 _MOST = 16
 _RETRY_S = 5

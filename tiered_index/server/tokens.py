@@ -33,11 +33,11 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
+from tiered_index.base.documents import typed
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable, did_you_mean
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.server.problems import Refused
 from tiered_index.service.write.owned import prefix_of_follower
-from tiered_index.stored import typed
 
 Role = Literal["read", "write", "admin"]
 # Each role includes the earlier ones

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from tiered_index.encoding import ARROW, COLUMNS, JSON, NDJSON, STATUS, json_text, plain
+from tiered_index.base.encoding import ARROW, COLUMNS, JSON, NDJSON, STATUS, json_text, plain
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
 from tiered_index.service.read.results import QueryResults

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, TieredIndexError
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED, linked_store

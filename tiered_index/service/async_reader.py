@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
-from tiered_index.clock import Clock
+from tiered_index.base.call import active_context
+from tiered_index.base.clock import Clock
+from tiered_index.base.threads import DaemonPool
 from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed
 from tiered_index.service.log.session import WriterStatus
@@ -27,9 +29,7 @@ from tiered_index.service.read.parts import hand_over
 from tiered_index.service.read.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
-from tiered_index.storage.pools import DaemonPool
 from tiered_index.types import ItemT, Lookup, OpenedT, QueryResult, TopicsResult
 
 if TYPE_CHECKING:

@@ -33,7 +33,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
-from tiered_index.clock import Clock, SteadyClock, SystemClock
+from tiered_index.base.call import RequestContext, remaining_s, request_context
+from tiered_index.base.clock import Clock, SteadyClock, SystemClock
+from tiered_index.base.kernels import compiled_views
+from tiered_index.base.locks import check_not_nested, collecting, is_held_elsewhere, is_held_here
+from tiered_index.base.threads import DaemonPool, ThreadedCall, close_until_s, have_ended
+from tiered_index.base.tracing import is_traced
 from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import (
     BudgetExceeded,
@@ -49,7 +54,6 @@ from tiered_index.format.hashing import HashRule
 from tiered_index.format.names import queue_of_log
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Times
-from tiered_index.kernels import compiled_views
 from tiered_index.replaced import Replacement
 from tiered_index.service.hooks import Hooks, PositionHook, ProblemHook
 from tiered_index.service.jobs.segment_uploads import MessagesOf, QueuesOf, ReadSegment, SegmentUploads, SourceSegment
@@ -81,12 +85,8 @@ from tiered_index.service.write.validation import (
     message_row,
 )
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import RequestContext, remaining_s, request_context
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.locks import check_not_nested, collecting, is_held_elsewhere, is_held_here
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.pools import DaemonPool, ThreadedCall, close_until_s, have_ended
-from tiered_index.tracing import is_traced
 from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, TopicBounds, shortened
 
 if TYPE_CHECKING:

@@ -18,7 +18,9 @@ from typing import TypedDict
 
 from msgspec.structs import replace
 
-from tiered_index.clock import Clock, StepHealth
+from tiered_index.base.call import active_context
+from tiered_index.base.clock import Clock, StepHealth
+from tiered_index.base.threads import DaemonPool, close_until_s
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
@@ -60,10 +62,8 @@ from tiered_index.service.write.buffer import WriteBuffer
 from tiered_index.service.write.flusher import Flusher
 from tiered_index.service.write.validation import TopicTable
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import active_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.pools import DaemonPool, close_until_s
 
 # Small, because a wrong clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16

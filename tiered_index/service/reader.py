@@ -16,7 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.call import deadline_at, remaining_s
+from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.base.locks import collecting
+from tiered_index.base.threads import DaemonPool, close_until_s
 from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import (
     BudgetExceeded,
@@ -50,11 +53,8 @@ from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.several import Listed, Several
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.locks import collecting
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.pools import DaemonPool, close_until_s
 from tiered_index.types import ItemT, OpenedT, shortened
 
 if TYPE_CHECKING:

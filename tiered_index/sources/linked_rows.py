@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Self, cast
 
-from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
+from tiered_index.base.call import check_deadline
+from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
+from tiered_index.base.kernels import crc32
+from tiered_index.base.locks import call_lock
+from tiered_index.base.threads import each
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import linked_store, rows_store
 from tiered_index.format.segment import LOST, LinkedSegment
-from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.topic_keys import rules_in
 from tiered_index.service.read.messages import Fetched, Search
@@ -40,9 +43,6 @@ from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.sources.rows.table import TABLES, ColumnsFile
 from tiered_index.sources.rows.text import BLOCK_BYTES, SUM_BYTES, NdjsonFile, TextFile, decompressed, read_text
 from tiered_index.sources.values import rows_as_json
-from tiered_index.storage.context import check_deadline
-from tiered_index.storage.locks import call_lock
-from tiered_index.storage.pools import each
 from tiered_index.systems import position_names
 from tiered_index.types import FilePlace, IndexItem
 

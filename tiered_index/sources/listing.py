@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote, unquote
 
+from tiered_index.base.locks import call_lock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.globs import Glob, is_hidden, wildcard_at
@@ -22,7 +23,6 @@ from tiered_index.sources.places import LocalFile, StoredFile, local_path, opene
 from tiered_index.sources.table_folders import check_no_tables, table_error, table_folder
 from tiered_index.storage.base import ObjectInfo, Storage, list_whole
 from tiered_index.storage.buckets import NotListable
-from tiered_index.storage.locks import call_lock
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import beside, split_parameters
 

@@ -20,13 +20,13 @@ from types import SimpleNamespace
 from typing import IO, Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
+from tiered_index.base.kernels import crc32
+from tiered_index.base.threads import DaemonPool
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.kernels import crc32
 from tiered_index.storage import disk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import beside, split_parameters
-from tiered_index.storage.pools import DaemonPool
 
 # Extensions of file names
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)

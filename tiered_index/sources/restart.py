@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.base.call import check_deadline
+from tiered_index.base.kernels import compressed, gzip_error, inflater
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.columnar import (
@@ -30,7 +32,6 @@ from tiered_index.format.columnar import (
     row_group_before,
 )
 from tiered_index.format.names import POINTS, points_store, topic_of_store
-from tiered_index.kernels import compressed, gzip_error, inflater
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
 from tiered_index.service.jobs.segment_uploads import send_segment
@@ -40,7 +41,6 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
 from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.sources.streams import StreamedText
-from tiered_index.storage.context import check_deadline
 
 SPACING_BYTES = 4 << 20
 """About the most text between two points."""

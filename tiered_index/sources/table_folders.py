@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from tiered_index.base.threads import each
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageMisconfigured
 from tiered_index.sources.globs import wildcard_at
@@ -16,7 +17,6 @@ from tiered_index.sources.places import local_path
 from tiered_index.storage.base import PAGE, Storage, list_whole
 from tiered_index.storage.buckets import BucketStorage
 from tiered_index.storage.opening import beside, split_parameters
-from tiered_index.storage.pools import each
 
 # Folders of table formats
 TABLES = {"_delta_log", ".hoodie"}

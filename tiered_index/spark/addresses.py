@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import ConfigError
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState

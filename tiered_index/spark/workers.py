@@ -13,7 +13,7 @@ import gc
 import sys
 from collections.abc import Iterator
 
-from tiered_index.heap import give_back
+from tiered_index.base.process import give_back
 
 # `M_ARENA_MAX` of malloc.h.
 _M_ARENA_MAX = -8

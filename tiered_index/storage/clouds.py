@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from tiered_index.base.call import check_deadline, sending
+from tiered_index.base.threads import DaemonPool
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import (
     PART_BYTES,
@@ -34,10 +36,8 @@ from tiered_index.storage.base import (
 )
 from tiered_index.storage.buckets import BucketStorage, Extent
 from tiered_index.storage.cloud_settings import SETTINGS, CloudSettings, azure_settings, google_settings
-from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import Service
 from tiered_index.storage.obstores import NO_RETRIES, NOT_NAMED, StoreReads, client_options, obstore
-from tiered_index.storage.pools import DaemonPool
 from tiered_index.storage.retry import LONGEST_WAIT_S, RetryLoop
 
 # The policy of `RetryLoop`. Only obstore can repeat a part: it sends several at once, and `RetryLoop` whole calls

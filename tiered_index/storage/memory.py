@@ -15,10 +15,10 @@ from urllib.parse import SplitResult, unquote
 
 from sortedcontainers import SortedDict
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.base.locks import Lock, shared_lock
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import Bytes, ObjectInfo, SizedStorage, Writer, check_name, check_prefix
-from tiered_index.storage.locks import Lock, shared_lock
 
 
 class _Shelf:

@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar, cast
 
+from tiered_index.base.call import RequestContext, active_context
+from tiered_index.base.locks import shared_lock
+from tiered_index.base.tracing import span
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.storage.base import Call, OpenObject, Storage, WrapperStorage
-from tiered_index.storage.context import RequestContext, active_context
-from tiered_index.storage.locks import shared_lock
 from tiered_index.storage.prices import PriceTable
-from tiered_index.tracing import span
 
 _T = TypeVar("_T")
 # A response is not late as long as it may come at this rate

@@ -17,12 +17,12 @@ from datetime import timedelta
 from typing import Any, ClassVar
 from urllib.parse import urljoin, urlsplit
 
+from tiered_index.base.call import check_deadline, remaining_s, sending
+from tiered_index.base.threads import start_thread
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import PAGE, START_AFTER, ObjectInfo
 from tiered_index.storage.buckets import WAYS_ROUND, Extent, Headers, NotListable, Reads, plain_etag
-from tiered_index.storage.context import check_deadline, remaining_s, sending
 from tiered_index.storage.faults import NO_TLS, OWN_AUTHORITY, Refusal, of_certificate, of_refusal
-from tiered_index.storage.pools import start_thread
 from tiered_index.storage.retry import PassingFault, RetryLoop
 
 # Objects of a listing that are checked at once: obstore goes on with a page that a service repeats

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tiered_index.base.call import check_deadline, remaining_s, wasted
 from tiered_index.errors import BudgetExceeded, StorageUnavailable, TieredIndexError
-from tiered_index.storage.context import check_deadline, remaining_s, wasted
 
 
 class PassingFault(StorageUnavailable):

@@ -33,7 +33,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import SplitResult, quote
 
 from tiered_index import errors
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.storage.base import PAGE, Bytes, ObjectInfo, SizedStorage, Writer, check_name, check_prefix
 from tiered_index.storage.disk import blocks, local_path, typed_errors
 

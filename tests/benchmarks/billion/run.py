@@ -17,7 +17,7 @@ from tests.benchmarks.billion import oracle
 from tests.benchmarks.billion.data import BEGIN_S, CHANGED, DAY_S, FEW_KEYS, KEYS_FILE, SOURCE
 from tests.benchmarks.billion.watch import measured
 from tests.support.later import Later
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog

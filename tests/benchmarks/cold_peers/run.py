@@ -28,7 +28,7 @@ from tests.benchmarks.cold_peers.data import HOT_KEYS, Data
 from tests.benchmarks.report import TOP, Measured, compared, finish, note, numbers, options, scratch
 from tests.support.child import Child
 from tests.support.s3_server import CREDENTIALS, REGION
-from tiered_index._version import __version__
+from tiered_index.base.version import __version__
 from tiered_index.storage.prices import PriceTable
 
 _BUCKET = "bench"

@@ -7,7 +7,7 @@ import pytest
 from tests.brokers.kafka.topics import packet
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import ingest
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.storage.local.storage import LocalStorage
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tiered_index import IndexService
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 

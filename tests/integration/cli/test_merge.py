@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.log_records import record_document
 from tiered_index import IndexService
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.format.names import CHECKPOINT_PREFIX, log_name
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, digest_of, encode_document

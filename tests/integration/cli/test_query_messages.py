@@ -17,7 +17,7 @@ from tests.server.conftest import on_a_port
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
-from tiered_index.encoding import json_line, show_bytes
+from tiered_index.base.encoding import json_line, show_bytes
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED, Host, offset_msg_id
 from tiered_index.rocketmq.log.message import Message

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.cli.command_lines import TOP, run_here
 from tests.support.damage import flip
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import CorruptFile, WriterFenced
 from tiered_index.service.log.session import Lease
 from tiered_index.storage.opening import open_storage

@@ -8,7 +8,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.merging import Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.storage.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000

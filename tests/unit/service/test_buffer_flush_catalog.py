@@ -9,7 +9,7 @@ import pytest
 from tests.support.batches import batch
 from tests.support.rounds import upload
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.format import journal
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Catalog

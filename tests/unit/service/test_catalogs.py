@@ -12,11 +12,11 @@ from tests.support.later import Later, sweep
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS
 from tests.support.storage_faults import FaultStorage
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
+from tiered_index.base.retention import Horizon, Retention
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.names import linked_store, log_name
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
-from tiered_index.retention import Horizon, Retention
 from tiered_index.service.jobs import catalogs, segment_uploads
 from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
 from tiered_index.service.jobs.copying import difference

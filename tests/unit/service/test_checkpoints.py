@@ -17,7 +17,7 @@ from tests.support.log_records import GENESIS, an_object, checkpoint_document, o
 from tests.support.measuring import measured
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
 from tiered_index.format.names import checkpoint_name, checkpoint_of, log_name
 from tiered_index.format.slots import SlotMap

@@ -5,10 +5,10 @@ import contextlib
 import pytest
 
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS
-from tiered_index.clock import ManualClock, SteadyClock
+from tiered_index.base.clock import ManualClock, SteadyClock
+from tiered_index.base.retention import Retention
 from tiered_index.errors import ConfigError
 from tiered_index.format.names import data_name
-from tiered_index.retention import Retention
 from tiered_index.service.jobs.expiry import expire
 from tiered_index.storage.memory import MemoryStorage
 

@@ -17,10 +17,10 @@ from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.archives import erase_index
+from tiered_index.base.retention import Horizon
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.format import compacted
 from tiered_index.format.hashing import key_hash
-from tiered_index.retention import Horizon
 from tiered_index.service.jobs import erase_find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden

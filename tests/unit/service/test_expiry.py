@@ -12,9 +12,9 @@ from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.base.retention import Retention
 from tiered_index.errors import StorageUnavailable, WriterFenced
-from tiered_index.retention import Retention
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.expiry import expire as run_expiry
 from tiered_index.service.jobs.expiry import record_expiry

@@ -10,7 +10,7 @@ from tests.support.filled import merge_all
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, Lookup
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import StorageMisconfigured, WriterFenced
 from tiered_index.follow import ReadTime
 from tiered_index.format.slots import SlotMap

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.log_records import GENESIS, an_object, publish
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.root import Root

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from tests.support.log_records import GENESIS
 from tiered_index import IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.names import CATALOG_PREFIX, linked_store
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment

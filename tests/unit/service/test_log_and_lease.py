@@ -10,7 +10,7 @@ import pytest
 from tests.support.changes import replace
 from tests.support.log_records import GENESIS, an_object, open_log, publish
 from tests.support.storage_faults import FaultStorage
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,

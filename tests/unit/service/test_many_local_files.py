@@ -10,6 +10,7 @@ from tests.reliability.core_mutations import InMemory
 from tests.support.batches import batch
 from tests.support.core import compiled_core
 from tests.support.rounds import compact_only
+from tiered_index.base.kernels import compiled_views
 from tiered_index.errors import CorruptFile
 from tiered_index.format.compacted import Compaction, filter_of
 from tiered_index.format.hashing import lookup_numbers
@@ -17,7 +18,6 @@ from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import row_form
 from tiered_index.format.trailer import TAIL_SIZE, Tail, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
-from tiered_index.kernels import compiled_views
 from tiered_index.service.read.batch import LookupBatch
 from tiered_index.service.read.compacted import LocalBytes
 from tiered_index.service.read.file_view import LocalView

@@ -12,6 +12,7 @@ from tests.support.filled import merge_all
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.base.call import UNBOUNDED, Activation, active_context
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -21,7 +22,6 @@ from tiered_index.errors import (
     StorageMisconfigured,
 )
 from tiered_index.service.root import Root
-from tiered_index.storage.context import UNBOUNDED, Activation, active_context
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 

@@ -12,10 +12,10 @@ from tests.support.core import using
 from tests.support.hanging import Crew
 from tests.support.rounds import upload
 from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.base.kernels import compiled
 from tiered_index.errors import CorruptFile
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.names import JOURNAL_SUFFIX
-from tiered_index.kernels import compiled
 from tiered_index.service.jobs.verify import check_root
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.reads import read_name

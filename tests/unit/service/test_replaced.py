@@ -10,7 +10,7 @@ from tests.support.damage import checked, flip_object
 from tests.support.later import sweep
 from tests.support.log_records import GENESIS
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile
 from tiered_index.format.names import RANGES_PREFIX, TOPICS_QUEUE, linked_store

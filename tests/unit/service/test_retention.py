@@ -7,16 +7,16 @@ from tests.support.cases import each
 from tests.support.changes import replace
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S
 from tiered_index import IndexConfig
+from tiered_index.base.retention import Horizon, Retention
+from tiered_index.base.units import parse_bytes, parse_duration
 from tiered_index.errors import ConfigError
 from tiered_index.format.metadata import TopicStats
 from tiered_index.format.slots import SlotMap
-from tiered_index.retention import Horizon, Retention
 from tiered_index.service.jobs.expiry import SegmentTotals, plan_expiry, with_sums
 from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.records import ArchivedSegment, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
-from tiered_index.units import parse_bytes, parse_duration
 
 NOW_MS = BASE_MS + 100 * DAY_MS
 

@@ -16,9 +16,9 @@ from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
+from tiered_index.base.retention import Retention
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
-from tiered_index.retention import Retention
 from tiered_index.service.jobs.orphans import find_orphans
 from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.log import StorageLog

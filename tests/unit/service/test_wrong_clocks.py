@@ -10,7 +10,7 @@ from tests.support.filled import fill, holds, names_below, places
 from tests.support.later import Later
 from tests.support.log_records import open_log
 from tiered_index import IndexService
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans

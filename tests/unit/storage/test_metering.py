@@ -12,13 +12,13 @@ import pytest
 
 from tests.support.measuring import measured
 from tests.support.storage_faults import FaultStorage
+from tiered_index.base.call import check_deadline, deadline_at, remaining_s, sending
+from tiered_index.base.threads import DaemonPool
 from tiered_index.errors import BudgetExceeded, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage import metering
 from tiered_index.storage.base import PAGE, Call, ObjectInfo
-from tiered_index.storage.context import check_deadline, deadline_at, remaining_s, sending
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
-from tiered_index.storage.pools import DaemonPool
 from tiered_index.storage.prices import PriceTable
 
 THREADS = 32

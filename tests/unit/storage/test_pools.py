@@ -7,8 +7,9 @@ from concurrent.futures import Future
 import pytest
 
 from tests.support.hanging import beside
-from tiered_index.storage import obstores, pools
-from tiered_index.storage.pools import DaemonPool, NoThread
+from tiered_index.base import threads
+from tiered_index.base.threads import DaemonPool, NoThread
+from tiered_index.storage import obstores
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_calls_that_wait_for_a_thread_end_if_it_cannot_be_started(monkeypatch):
         raise NoThread("no thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pools, "start_thread", fail)
+        patch.setattr(threads, "start_thread", fail)
         with pytest.raises(NoThread):
             pool.submit(str, 2)
     with pytest.raises(NoThread):
@@ -68,7 +69,7 @@ def test_a_call_waits_for_the_other_thread_if_no_more_can_be_started(monkeypatch
         raise NoThread("no thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pools, "start_thread", fail)
+        patch.setattr(threads, "start_thread", fail)
         second = pool.submit(str, 2)
         pool.replace_thread(Future())
     go.set()
@@ -83,7 +84,7 @@ def test_an_interrupt_while_a_thread_is_started_cancels_the_call(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pools, "start_thread", interrupt)
+        patch.setattr(threads, "start_thread", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pool.submit(pytest.fail, "it was cancelled")
     assert pool.submit(str, 3).result(60) == "3"

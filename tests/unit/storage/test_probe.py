@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import ObjectExists, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes, ObjectInfo, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.base.call import check_deadline
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind, StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.names import ROWS
@@ -42,7 +43,6 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments
-from tiered_index.storage.context import check_deadline
 
 Stamp = tuple[int, ...]
 # The place of the queue offset in a message.

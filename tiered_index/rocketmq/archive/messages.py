@@ -17,7 +17,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from tiered_index.encoding import MAX_BODY_BYTES
+from tiered_index.base.call import check_deadline
+from tiered_index.base.encoding import MAX_BODY_BYTES
+from tiered_index.base.threads import each
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.archived import DAMAGED_PIECE, SegmentTable
 from tiered_index.format.names import topic_of_store
@@ -39,8 +41,6 @@ from tiered_index.service.read.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.lookups import Lookups
 from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult, MessageState
 from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.storage.context import check_deadline
-from tiered_index.storage.pools import each
 from tiered_index.systems import ROCKETMQ, Words, words_of
 from tiered_index.types import IndexItem, inclusive
 

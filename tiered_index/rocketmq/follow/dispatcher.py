@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.follow import Batch, Lag, Loss, ReadTime, no_entries
 from tiered_index.rocketmq.follow.fingerprints import (

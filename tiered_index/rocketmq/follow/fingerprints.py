@@ -27,13 +27,13 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Meta, Struct
 
+from tiered_index.base.documents import Count, Crc32, Milliseconds, Place, Size, decoded, encoded
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.rocketmq.follow.queue_ends import QueueEnds
 from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.segments import Segment, stored_bytes
 from tiered_index.service.root import FOLLOWERS, Root, disk_error, disk_errors
 from tiered_index.storage.disk import Disk
-from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, decoded, encoded
 
 _POLYNOMIAL = 0xEDB88320
 # Polynomials 1 and x^8; the bits are reflected: the highest is x^0.

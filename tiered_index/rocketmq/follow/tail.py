@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from tiered_index.base.documents import decoded
 from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
 from tiered_index.follow import Torn
 from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, Verdict
@@ -41,7 +42,6 @@ from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_se
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
-from tiered_index.stored import decoded
 
 _PAGE = 4_096
 # Bytes after a batch that are searched for a message's head

@@ -16,7 +16,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from tiered_index.encoding import EXCERPT_OF_BYTES, MAX_BODY_BYTES, BodyFormat, show_bytes
+from tiered_index.base.encoding import EXCERPT_OF_BYTES, MAX_BODY_BYTES, BodyFormat, show_bytes
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.layout import Host

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.threads import DaemonPool
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
@@ -36,7 +37,6 @@ from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import ArchivedSegment, LostRange
 from tiered_index.service.read.caches import ByteCache
 from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.storage.pools import DaemonPool
 from tiered_index.tombstones import ALWAYS
 
 Directories = ByteCache[tuple[str, str], QueueDirectory]

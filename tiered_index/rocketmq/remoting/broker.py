@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from tiered_index._version import __version__
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.base.version import __version__
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
+from tiered_index.base.call import check_deadline
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting.archived_queues import is_gone
 from tiered_index.rocketmq.remoting.pulling import Ends, PulledQueue, Queues
 from tiered_index.service.log.expired import Expired
-from tiered_index.storage.context import check_deadline
 from tiered_index.types import Explain
 
 MOST_QUEUES = 64

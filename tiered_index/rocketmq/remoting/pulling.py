@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.call import check_deadline
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.hashing import java_string_hash
 from tiered_index.rocketmq.follow.tail import TruncatedTail
@@ -23,7 +24,6 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import ConsumeQueue, queues_in
 from tiered_index.rocketmq.remoting.frames import ResponseCode
-from tiered_index.storage.context import check_deadline
 
 # A broker's bounds on one pull of messages in memory: messages, bytes, and entries that it reads
 _MOST_MESSAGES, _MOST_BYTES, _MOST_ENTRIES = 32, 256 << 10, 800

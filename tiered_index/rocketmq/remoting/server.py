@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
 
+from tiered_index.base.strangers import FIRST_S, Strangers
+from tiered_index.base.threads import DaemonPool
 from tiered_index.errors import InvalidArgument, SetupUnavailable, StorageUnavailable
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy, waits_for_messages
@@ -34,8 +36,6 @@ from tiered_index.rocketmq.remoting.frames import (
 )
 from tiered_index.service.async_reader import run_in_thread
 from tiered_index.service.read.messages import pause_s
-from tiered_index.storage.pools import DaemonPool
-from tiered_index.strangers import FIRST_S, Strangers
 
 _LENGTH_BYTES = 4
 _LEAST_FRAME_BYTES = 4

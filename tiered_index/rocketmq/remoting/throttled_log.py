@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass, field
 
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
 
 _EVERY_S = 10.0
 

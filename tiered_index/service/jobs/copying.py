@@ -25,7 +25,7 @@ from typing import Any
 
 from msgspec import structs
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, TieredIndexError
 from tiered_index.format.names import log_name
 from tiered_index.format.trailer import TAIL_SIZE

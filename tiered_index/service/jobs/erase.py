@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, linked_store, topic_of_store

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.archived import footer_bytes_of, segment_object_bytes
 from tiered_index.format.queue_offsets import check_queues

@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 
 from msgspec import structs
 
-from tiered_index.clock import MOST_SKEW_MS, Clock, SteadyClock, SystemClock
+from tiered_index.base.clock import MOST_SKEW_MS, Clock, SteadyClock, SystemClock
+from tiered_index.base.retention import Horizon, Retention
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
-from tiered_index.retention import Horizon, Retention
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.merge_run import rewrite_objects
 from tiered_index.service.jobs.orphans import Orphans, sweep

@@ -22,9 +22,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
+from tiered_index.base.process import give_back
 from tiered_index.errors import CorruptFile, ObjectNotFound, RootBehind, StorageBehind, TieredIndexError, without_frames
-from tiered_index.heap import give_back
 from tiered_index.service.jobs.whole import Named, not_there
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon

@@ -20,6 +20,7 @@ from operator import itemgetter
 
 from msgspec import structs
 
+from tiered_index.base.units import UNITS_S
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.slots import SlotMap
@@ -27,7 +28,6 @@ from tiered_index.service.jobs.job import Rewrite
 from tiered_index.service.jobs.rewrite import READERS, RewriteTask, Window
 from tiered_index.service.log.records import QUARANTINE_S, Origin, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.units import UNITS_S
 
 # memory for the streams of a task; if all windows need less, their number has no limit
 _HELD_BYTES = 256 << 20

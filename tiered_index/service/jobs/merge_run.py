@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.format.packed import packed_bytes
 from tiered_index.service.jobs.catalogs import merge_catalogs
 from tiered_index.service.jobs.job import Job, TaskResult, Workers, in_threads

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from tiered_index._version import __version__
+from tiered_index.base.version import __version__
 from tiered_index.errors import DiskFull, SchemaMismatch, StorageError
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.names import data_name, new_file_id

@@ -19,6 +19,7 @@ from functools import partial
 
 from msgspec import structs
 
+from tiered_index.base.locks import Lock
 from tiered_index.errors import (
     CorruptFile,
     IndexClosed,
@@ -42,7 +43,6 @@ from tiered_index.service.log.state import LogState, overlapped
 from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.storage.base import Writer
-from tiered_index.storage.locks import Lock
 
 QueuesOf = Callable[[], bytes]
 """Returns the queue offsets of a segment (`format/queue_offsets.py`); empty if they are unknown."""

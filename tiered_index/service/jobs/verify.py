@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,

@@ -13,8 +13,9 @@ from functools import cache, reduce
 
 from sortedcontainers import SortedDict, SortedList
 
-from tiered_index._version import __version__
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
+from tiered_index.base.locks import Lock, call_lock
+from tiered_index.base.version import __version__
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, SchemaMismatch
 from tiered_index.format.compacted import SealedFile
@@ -33,7 +34,6 @@ from tiered_index.service.root import Deletions, Root
 from tiered_index.service.write.appenders import QUARANTINE
 from tiered_index.service.write.flusher import Flusher
 from tiered_index.storage.base import Storage
-from tiered_index.storage.locks import Lock, call_lock
 
 
 class LocalFiles:

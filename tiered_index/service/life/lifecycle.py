@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from tiered_index.clock import StepTimes
+from tiered_index.base.clock import StepTimes
+from tiered_index.base.process import give_back
 from tiered_index.errors import (
     BackPressure,
     CorruptFile,
@@ -29,7 +30,6 @@ from tiered_index.errors import (
 )
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, data_name
-from tiered_index.heap import give_back
 from tiered_index.service.jobs.expiry import KnownStats, record_expiry
 from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.jobs.ranges import drop_ranges, file_of, store_ranges

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from tiered_index.clock import StepTimes
+from tiered_index.base.clock import StepTimes
+from tiered_index.base.process import give_back
+from tiered_index.base.units import human_duration
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -29,12 +31,10 @@ from tiered_index.errors import (
     WriterFenced,
     without_frames,
 )
-from tiered_index.heap import give_back
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.job import Job, JobOvertaken, TaskResult
 from tiered_index.service.jobs.merge_plan import USUAL, Bounds, MergeOptions, MergePlan, MergeRewrite, plan_merge
 from tiered_index.service.life.context import LifecycleContext
-from tiered_index.units import human_duration
 
 MIN_AGE_S = 3600
 """A window is merged once it ended this many seconds ago, as by the command."""

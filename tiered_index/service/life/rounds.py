@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from tiered_index.base.threads import start_thread
 from tiered_index.errors import TieredIndexError
-from tiered_index.storage.pools import start_thread
 
 # the longest wait that every system supports; a round follows it
 _LONGEST_S = 86_400.0

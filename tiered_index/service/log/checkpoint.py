@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from tiered_index.base.documents import Count, Digest, Milliseconds, checks, decoded, encoded, unpacked
+from tiered_index.base.kernels import compressed
 from tiered_index.format.names import DIGEST_DIGITS
-from tiered_index.kernels import compressed
 from tiered_index.replaced import RangeColumns
 from tiered_index.service.log.columns import Columns, Table, objects_of
 from tiered_index.service.log.records import (
@@ -20,7 +21,6 @@ from tiered_index.service.log.records import (
     decode_document,
     encode_document,
 )
-from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded, encoded, unpacked
 
 CHECKPOINT_VERSION = 10
 _STORED_OTHERWISE = ("tables", "hide", "ranges", "range_tables")

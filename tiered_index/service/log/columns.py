@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from tiered_index.base.documents import Count, FileId, Length, Milliseconds, Seconds, Size, typed
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.names import DATA_PREFIX, data_prefix
 from tiered_index.format.slots import SlotMap
@@ -23,7 +24,6 @@ from tiered_index.service.log.records import (
     StoredObject,
     TableShard,
 )
-from tiered_index.stored import Count, FileId, Length, Milliseconds, Seconds, Size, typed
 
 Tail = Annotated[str, Meta(pattern=rf"{DATA_NAME.pattern}|\A{DATA_PART}\Z")]
 """The part of an object's name behind its file's prefix. With a slash it is the whole name."""

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from tiered_index.base.documents import Milliseconds, Place
+from tiered_index.base.retention import Horizon
 from tiered_index.replaced import NOT_REPLACED, RangeTable, Replaced, StoredReplaced
-from tiered_index.retention import Horizon
-from tiered_index.stored import Milliseconds, Place
 from tiered_index.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
 
 

@@ -22,7 +22,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from tiered_index.clock import Clock
+from tiered_index.base.call import active_context
+from tiered_index.base.clock import Clock
+from tiered_index.base.locks import call_lock
+from tiered_index.base.threads import side_by_side
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
@@ -53,9 +56,6 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredO
 from tiered_index.service.log.state import LogReplay, LogState
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import ObjectInfo, Storage, list_whole
-from tiered_index.storage.context import active_context
-from tiered_index.storage.locks import call_lock
-from tiered_index.storage.pools import side_by_side
 
 # a smaller checkpoint (up to about 30,000 objects) is written after every record, so that a reader opens with 3
 # requests; a larger one after so many records

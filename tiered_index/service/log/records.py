@@ -18,6 +18,20 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
+from tiered_index.base.documents import (
+    Count,
+    Crc32,
+    Digest,
+    FileId,
+    Length,
+    Milliseconds,
+    Place,
+    Seconds,
+    Size,
+    decoded,
+    encoded,
+)
+from tiered_index.base.kernels import crc32
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.catalog import CatalogDirectory
@@ -33,24 +47,10 @@ from tiered_index.format.segment import Stored as Stored
 from tiered_index.format.segment import Text
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
-from tiered_index.kernels import crc32
 from tiered_index.replaced import Range, RangeTable
 from tiered_index.replaced import Replacement as Replacement
 from tiered_index.service.log.expired import NOTHING, Expired, StoredExpired
 from tiered_index.spelling import split_name
-from tiered_index.stored import (
-    Count,
-    Crc32,
-    Digest,
-    FileId,
-    Length,
-    Milliseconds,
-    Place,
-    Seconds,
-    Size,
-    decoded,
-    encoded,
-)
 from tiered_index.types import LostFile, inclusive
 
 LOG_VERSION = 9

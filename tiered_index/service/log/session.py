@@ -23,7 +23,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
+from tiered_index.base.documents import Milliseconds, decoded, encoded
+from tiered_index.base.threads import side_by_side
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -43,9 +45,7 @@ from tiered_index.service.log.log import LAST, StorageLog, fenced, own_objects
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
-from tiered_index.storage.pools import side_by_side
 from tiered_index.storage.probe import check_storage, probe_put_if_absent
-from tiered_index.stored import Milliseconds, decoded, encoded
 
 # time between reads of a watched lease
 _LOOK_S = 2.0

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled, compiled_views
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.bloom import filter_hash, filter_hashes
 from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
-from tiered_index.kernels import compiled, compiled_views
 from tiered_index.replaced import ReplacedRanges
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.read.lookup_columns import LookupColumns
@@ -49,7 +49,7 @@ from tiered_index.service.read.rows import (
 from tiered_index.types import MAX_KEY_UNITS, Lookup
 
 if TYPE_CHECKING:
-    from tiered_index._views import View, ViewBatch
+    from tiered_index.base._views import View, ViewBatch
 
 NEVER = -(2**63)
 """A second before all seconds of entries."""

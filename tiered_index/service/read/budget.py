@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypedDict, TypeVar
 
+from tiered_index.base.call import UNBOUNDED, Activation, active_context
 from tiered_index.errors import InvalidArgument, did_you_mean
-from tiered_index.storage.context import UNBOUNDED, Activation, active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.types import Explain, FileReport

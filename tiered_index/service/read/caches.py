@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.locks import Lock, call_lock
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.bloom import (
     FILTER_BLOCK_BYTES,
@@ -32,7 +33,6 @@ from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.read.disk_cache import CacheFolder
-from tiered_index.storage.locks import Lock, call_lock
 
 # estimated bytes that a miss reads
 _MISS_BYTES = GROUP_BYTES

@@ -17,12 +17,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from tiered_index.base.locks import call_lock
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.batch import LookupBatch, Matches
 from tiered_index.service.read.skiplist import Node, TimeRangeSkipList
-from tiered_index.storage.locks import call_lock
 
 V = TypeVar("V")
 # most changes whose files are kept

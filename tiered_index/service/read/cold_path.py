@@ -22,6 +22,10 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
+from tiered_index.base.call import RequestContext, active_context, check_deadline, remaining_s, request_context
+from tiered_index.base.kernels import crc32
+from tiered_index.base.locks import call_lock
+from tiered_index.base.threads import Condition, DaemonPool, NoThread, PoolFuture, have_ended, side_by_side
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BudgetExceeded,
@@ -34,14 +38,10 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.kernels import crc32
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.read.caches import Caches, Filters
 from tiered_index.service.read.disk_cache import CacheFolder
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import RequestContext, active_context, check_deadline, remaining_s, request_context
-from tiered_index.storage.locks import call_lock
-from tiered_index.storage.pools import Condition, DaemonPool, NoThread, PoolFuture, have_ended, side_by_side
 
 T = TypeVar("T")
 # most useless bytes that are read to save a request: reading them takes as long as a request

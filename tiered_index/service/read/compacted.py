@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.errors import CorruptFile, SchemaMismatch, TieredIndexError
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.hashing import HASH_RULES, HashRule
@@ -24,7 +25,6 @@ from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
-from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.read.batch import LookupBatch, Matches, search_batch
 from tiered_index.service.read.catalog import LocalHandle, unmap

@@ -33,9 +33,9 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
+from tiered_index.base.locks import call_lock
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
-from tiered_index.storage.locks import call_lock
 
 # shortest time between updates of an entry's time of use
 _TOUCH_S = 60.0

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.base.documents import encoded
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.arrow import array_of, topic_names
 from tiered_index.format.hashing import HashRule, assigned_topic_id, joint_rule, normal_hashes
@@ -32,7 +33,6 @@ from tiered_index.service.read.compacted import CompactedFile, DamagedFile, Stor
 from tiered_index.service.read.file_search import FileBytes, scan_runs
 from tiered_index.service.read.unsealed import UnsealedEntries
 from tiered_index.storage.base import Storage
-from tiered_index.stored import encoded
 
 Array = npt.NDArray[Any]
 Items = tuple[Array, int, Mapping[int, str]]

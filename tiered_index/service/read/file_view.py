@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.call import request_context
+from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.schema import Schema, row_form
-from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.log.records import LostObject, StoredObject
 from tiered_index.service.read.batch import LookupBatch, Matches, in_core
 from tiered_index.service.read.catalog import FileLabel, Handle, label_of
@@ -26,12 +27,11 @@ from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.service.read.window_table import WindowTable
 from tiered_index.storage.base import OpenObject
-from tiered_index.storage.context import request_context
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import FileReport, Freshness
 
 if TYPE_CHECKING:
-    from tiered_index._views import LocalFile, View, ViewRows
+    from tiered_index.base._views import LocalFile, View, ViewRows
     from tiered_index.service.read.cold_path import ColdPath
 
 # notes of `View.find`: out of range, left to the caller, excluded by the filter or by the topic

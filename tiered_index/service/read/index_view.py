@@ -16,7 +16,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from tiered_index.clock import Clock
+from tiered_index.base.call import UNBOUNDED, RequestContext, active_context, deadline_at, remaining_s
+from tiered_index.base.clock import Clock
+from tiered_index.base.kernels import compiled_views
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BudgetExceeded,
@@ -31,7 +33,6 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.schema import Schema
-from tiered_index.kernels import compiled_views
 from tiered_index.service.log.identity import RootBeside, exceeds, other_file
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
@@ -52,7 +53,6 @@ from tiered_index.service.read.scan import FileReader, LookupFiles
 from tiered_index.service.read.window_table import apply_changes
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import UNBOUNDED, RequestContext, active_context, deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Freshness

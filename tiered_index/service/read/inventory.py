@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageError, without_frames
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.names import COMPACTED, UPLOADED

@@ -15,11 +15,14 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
+from tiered_index.base.call import RequestContext, request_context
+from tiered_index.base.kernels import compiled_views
+from tiered_index.base.locks import Lock, check_not_nested
+from tiered_index.base.tracing import is_traced, span
 from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed, InvalidArgument, PartialAnswer, TieredIndexError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
-from tiered_index.kernels import compiled_views
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.budget import Limits, LookupBudget, LookupLimits
@@ -35,17 +38,14 @@ from tiered_index.service.read.results import QueryResults
 from tiered_index.service.read.rows import check_range, check_topic, encode_cursor, once, query_digest
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT, SearchAll
 from tiered_index.service.read.segments import Segments
-from tiered_index.storage.context import RequestContext, request_context
-from tiered_index.storage.locks import Lock, check_not_nested
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
-from tiered_index.tracing import is_traced, span
 from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiered_index._views import ViewRows
+    from tiered_index.base._views import ViewRows
     from tiered_index.config import IndexSettings
     from tiered_index.service.read.export import Export
 

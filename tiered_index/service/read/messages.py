@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Literal, Protocol
 
-from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat
+from tiered_index.base.call import check_deadline
+from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
@@ -28,7 +29,6 @@ from tiered_index.errors import (
 )
 from tiered_index.service.read.budget import LookupBudget, RequestStats, add_up
 from tiered_index.service.read.rows import OrderKey, check_range, encode_cursor, query_digest
-from tiered_index.storage.context import check_deadline
 from tiered_index.types import (
     MAX_TIMESTAMP_MS,
     Answer,

@@ -24,16 +24,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from tiered_index.clock import Clock
+from tiered_index.base.call import RequestContext, active_context, remaining_s
+from tiered_index.base.clock import Clock
+from tiered_index.base.locks import call_lock
+from tiered_index.base.threads import DaemonPool, NoThread, have_ended
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.parts import ReaderParts, ended
-from tiered_index.storage.context import RequestContext, active_context, remaining_s
-from tiered_index.storage.locks import call_lock
 from tiered_index.storage.metering import Usage
-from tiered_index.storage.pools import DaemonPool, NoThread, have_ended
 
 # after an error the state is tried again after this time at the latest, even if lookups don't need it
 _RETRY_S = 1.0

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled_views
+from tiered_index.base.locks import call_lock
 from tiered_index.errors import BudgetExceeded, FolderDenied, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
-from tiered_index.kernels import compiled_views
 from tiered_index.service.log.expired import NOTHING as NOTHING_EXPIRED
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.read.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches
@@ -58,7 +59,6 @@ from tiered_index.service.read.scan import (
     SearchAll,
     reports_of_pass,
 )
-from tiered_index.storage.locks import call_lock
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
     MAX_KEY_UNITS,
@@ -77,8 +77,8 @@ from tiered_index.types import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiered_index._views import Answers as PlainAnswers
-    from tiered_index._views import ViewRows
+    from tiered_index.base._views import Answers as PlainAnswers
+    from tiered_index.base._views import ViewRows
     from tiered_index.service.read.row_places import RowPlaces
 
 # for a view, which makes no requests

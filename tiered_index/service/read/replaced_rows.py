@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.locks import call_lock
 from tiered_index.format.schema import Schema
 from tiered_index.service.read.rows import Array, are_after, concatenate, repeats
-from tiered_index.storage.locks import call_lock
 
 Int64 = npt.NDArray[np.int64]
 Page = tuple[Int64, Array]

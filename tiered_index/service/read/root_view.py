@@ -18,6 +18,7 @@ from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
+from tiered_index.base.locks import call_lock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal, read_on
 from tiered_index.format.metadata import NamedStats
@@ -33,7 +34,6 @@ from tiered_index.service.read.unsealed import UnsealedEntries, verified_entries
 from tiered_index.service.root import ASIDE, Root, disk_error, disk_errors
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import map_file
-from tiered_index.storage.locks import call_lock
 
 # the coarsest resolution of file times in use
 STEP_NS = 2_000_000_000

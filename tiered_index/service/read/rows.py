@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled_views
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.schema import Column, Schema, text_of, texts
-from tiered_index.kernels import compiled_views
 from tiered_index.types import (
     MAX_KEY_UNITS,
     MAX_TIMESTAMP_MS,
@@ -39,7 +39,7 @@ from tiered_index.types import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiered_index._views import ItemForm
+    from tiered_index.base._views import ItemForm
     from tiered_index.service.read.row_places import RowPlaces
 
 Array = npt.NDArray[Any]

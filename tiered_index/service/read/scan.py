@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from tiered_index.base.call import RequestContext, active_context, request_context
+from tiered_index.base.threads import DaemonPool, NoThread, side_by_side
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
@@ -35,9 +37,7 @@ from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import MissingObject, lost_error
 from tiered_index.service.read.file_view import Noted, Viewed, excluded_by, reports_of, with_reads_of
 from tiered_index.service.read.logs import Logs
-from tiered_index.storage.context import RequestContext, active_context, request_context
 from tiered_index.storage.metering import Usage
-from tiered_index.storage.pools import DaemonPool, NoThread, side_by_side
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import FileReport, Freshness
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from tiered_index.base.threads import side_by_side
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.catalog import CatalogRows, Group, LogRows, decode_group
 from tiered_index.format.names import SEGMENTS_PREFIX, store_prefix, topic_of_store
@@ -22,7 +23,6 @@ from tiered_index.service.log.records import HiddenSegment, LostRange, StoredCat
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.caches import ByteCache, GroupCache
 from tiered_index.storage.base import Storage
-from tiered_index.storage.pools import side_by_side
 
 # bytes of one read of successive groups
 _READ_BYTES = 4 << 20

@@ -18,7 +18,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from tiered_index.clock import Clock
+from tiered_index.base.call import active_context, remaining_s
+from tiered_index.base.clock import Clock
+from tiered_index.base.locks import call_lock
+from tiered_index.base.threads import DaemonPool
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BudgetExceeded,
@@ -37,9 +40,6 @@ from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.parts import ReaderParts, begun
 from tiered_index.service.read.polled import Polled, Read, unread, wait_for
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
-from tiered_index.storage.context import active_context, remaining_s
-from tiered_index.storage.locks import call_lock
-from tiered_index.storage.pools import DaemonPool
 
 # a search ends by itself at the deadline; it is late after this time more
 _GRACE_S = 0.1

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.errors import CorruptFile
 from tiered_index.format.compacted import filter_of
 from tiered_index.format.hashing import HASH_RULES
@@ -31,7 +32,6 @@ from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import row_form
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chains
-from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.batch import LookupBatch, Matches, matching, search_batch
 from tiered_index.service.read.catalog import LocalHandle, label_of, unmap

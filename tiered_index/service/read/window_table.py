@@ -16,6 +16,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.threads import side_by_side
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.metadata import NamedStats
@@ -26,7 +27,6 @@ from tiered_index.service.read.catalog import Catalog, Handle
 from tiered_index.service.read.cold_path import ColdPath, MissingObject
 from tiered_index.service.read.compacted import CompactedFile, StorageBytes, open_stored
 from tiered_index.service.read.file_search import collected
-from tiered_index.storage.pools import side_by_side
 
 
 class WindowTable:

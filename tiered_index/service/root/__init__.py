@@ -36,6 +36,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
+from tiered_index.base.documents import FileId, decoded, encoded
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -58,7 +59,6 @@ from tiered_index.storage.disk import (
     make_path,
     map_file,
 )
-from tiered_index.stored import FileId, decoded, encoded
 
 CACHE = "cache"
 """Folder of the local cache of directories and filters; created when needed."""

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from tiered_index.base.documents import Count, Crc32, Seconds, decoded, encoded
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.names import STATES, UNSEALED, file_id_of
 from tiered_index.service.root import Root, disk_error, disk_errors
-from tiered_index.stored import Count, Crc32, Seconds, decoded, encoded
 
 _log = logging.getLogger(__name__)
 

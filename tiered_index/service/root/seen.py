@@ -15,9 +15,9 @@ import zlib
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from tiered_index.base.documents import Count, Crc32, decoded, encoded
 from tiered_index.errors import CorruptFile
 from tiered_index.service.root import Root, disk_error, disk_errors
-from tiered_index.stored import Count, Crc32, decoded, encoded
 
 SEEN = "seen"
 _PLACE_BYTES = 512

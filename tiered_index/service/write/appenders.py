@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.clock import Clock, StepTimes
+from tiered_index.base.clock import Clock, StepTimes
 from tiered_index.errors import DiskFull, TieredIndexError
 from tiered_index.format.journal import Journal, fit_record, in_records
 from tiered_index.format.layout import ROCKETMQ, Layout

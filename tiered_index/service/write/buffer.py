@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from tiered_index.base.kernels import compiled
+from tiered_index.base.locks import call_lock
 from tiered_index.errors import BackPressure, DiskFull, IndexClosed
 from tiered_index.format.hashing import HashRule, code_units, lookup_numbers
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
-from tiered_index.kernels import compiled
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.batch import LookupBatch, Matches, matching
 from tiered_index.service.read.catalog import LocalHandle
 from tiered_index.service.write.marks import Marks
 from tiered_index.service.write.validation import Columns, TopicTable, hash_columns, hash_few
-from tiered_index.storage.locks import call_lock
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
 ROWS = 1 << 12

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tiered_index.clock import Clock
+from tiered_index.base.clock import Clock
 from tiered_index.errors import IndexClosed, TieredIndexError
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.write.appenders import Appender, FlushRun

@@ -15,12 +15,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.source_names import SYSTEM_NAME, messages_of_log
 from tiered_index.errors import OwnedBySource
 from tiered_index.format.names import TOPICS_QUEUE, queue_of_log
 from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.log.state import LogState
 from tiered_index.service.log.topic_keys import TOPIC_KEYS
-from tiered_index.source_names import SYSTEM_NAME, messages_of_log
 
 _KEYS = f"{TOPIC_KEYS}(?:-[a-z]+)?:"
 # a program may say in two positions how much of its own source it has read

@@ -28,6 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.base.locks import call_lock
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format.hashing import (
     CodeUnits,
@@ -41,7 +42,6 @@ from tiered_index.format.hashing import (
 )
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.rows import check_integer, check_key, check_text, check_topic
-from tiered_index.storage.locks import call_lock
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, IndexItem
 
 

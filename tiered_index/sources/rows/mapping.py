@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.encoding import json_text
+from tiered_index.base.encoding import json_text
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.segment import LinkedSegment, TimeRule
 from tiered_index.json_paths import FieldReader, compiled_path, key_texts, plain_path

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer

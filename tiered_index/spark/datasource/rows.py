@@ -21,7 +21,8 @@ from msgspec import structs
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
+from tiered_index.base.documents import typed
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.segment import LinkedSegment, TimeRule, Times
@@ -49,7 +50,6 @@ from tiered_index.spark.datasource.writing import (
 from tiered_index.spark.frames import arrow_schema_of
 from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, publish_files
 from tiered_index.spark.writing.positions import BatchContent
-from tiered_index.stored import typed
 
 OF_ROWS = ("topic", "keys", "time", "timeUnit", "timeZone", "files")
 """The options of rows of files; `files` says that it is a write of rows."""

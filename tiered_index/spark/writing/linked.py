@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.base.kernels import crc32
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Segment
-from tiered_index.kernels import crc32
 from tiered_index.service.jobs.catalogs import check_behind, send_catalog
 from tiered_index.service.jobs.linking import link
 from tiered_index.service.log.log import StorageLog

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.service.jobs.job import Rewrite, TaskResult, Workers
 from tiered_index.service.jobs.merge_plan import MergeOptions, window_seconds
 from tiered_index.service.jobs.merge_run import MergeReport

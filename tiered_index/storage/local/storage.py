@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import SplitResult
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.errors import ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable, TieredIndexError
 from tiered_index.storage.base import (
     PART_BYTES,

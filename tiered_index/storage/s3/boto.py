@@ -19,8 +19,8 @@ from botocore.utils import parse_timestamp
 from msgspec.structs import replace
 from urllib3.exceptions import HTTPError
 
+from tiered_index.base.call import check_deadline, sending
 from tiered_index.errors import StorageMisconfigured, TieredIndexError
-from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import (
     NO_CREDENTIALS,
     NO_TLS,

@@ -13,10 +13,10 @@ from typing import Any
 from botocore.exceptions import BotoCoreError
 from urllib3.exceptions import HTTPError
 
+from tiered_index.base.call import wasted
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import ObjectInfo
 from tiered_index.storage.buckets import Extent, Headers, Reads, plain_etag
-from tiered_index.storage.context import wasted
 from tiered_index.storage.faults import NO_S3, S3
 from tiered_index.storage.obstores import epoch_ms
 from tiered_index.storage.retry import PassingFault, RetryLoop

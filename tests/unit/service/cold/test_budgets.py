@@ -13,7 +13,7 @@ from tests.support.model import Answer
 from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index import Lookup
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 
 FILES = 6

@@ -14,7 +14,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.storage.memory import MemoryStorage
 

@@ -19,9 +19,10 @@ from tests.support.pages import asking
 from tests.support.several_indexes import Watched
 from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
-from tiered_index import IndexReader, QueryResult, kernels
+from tiered_index import IndexReader, QueryResult
+from tiered_index.base import kernels
+from tiered_index.base.call import RequestContext
 from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
-from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.opening import PrefixedStorage, open_storage
@@ -194,7 +195,7 @@ def test_a_lookup_whose_storage_is_closed_under_it_reports_no_object_as_corrupt(
 _PROCESS = """
 import sys, threading
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.opening import open_storage
 

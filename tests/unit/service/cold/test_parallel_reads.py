@@ -15,7 +15,8 @@ from tests.support.merging import BASE_MS as WINDOW_MS
 from tests.support.merging import DAY_S, HOUR_MS, Merging, small_shards
 from tests.support.model import Answer
 from tests.support.thread_limit import ThreadLimit
-from tiered_index import IndexReader, Lookup, kernels
+from tiered_index import IndexReader, Lookup
+from tiered_index.base import kernels
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.storage.prices import PriceTable

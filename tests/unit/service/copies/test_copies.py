@@ -14,13 +14,13 @@ from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S, small_shards
 from tests.support.storage_faults import FaultStorage, Watched
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
+from tiered_index.base.retention import Horizon, Retention
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
 from tiered_index.format import verify
 from tiered_index.format.names import linked_store
 from tiered_index.format.ranges import encode_ranges, ranges_crc32
 from tiered_index.replaced import RangeTable, Replaced, ReplacedRanges
-from tiered_index.retention import Horizon, Retention
 from tiered_index.service.jobs import copying
 from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.copying import Copier, CopyStopped, difference

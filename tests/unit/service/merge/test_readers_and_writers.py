@@ -11,7 +11,7 @@ from tests.support.log_records import GENESIS, an_object
 from tests.support.log_records import publish as put_record
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S
 from tests.support.storage_faults import FaultStorage
-from tiered_index.clock import SystemClock
+from tiered_index.base.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.format.names import number_of
 from tiered_index.service.jobs.job import JobOvertaken, publish

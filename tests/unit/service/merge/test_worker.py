@@ -14,7 +14,7 @@ from tests.support.log_records import an_object
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.errors import ConfigError, CorruptFile, ObjectArchived, StorageUnavailable
 from tiered_index.format.layout import NATIVE, ROCKETMQ
 from tiered_index.format.names import CATALOG_PREFIX, linked_store

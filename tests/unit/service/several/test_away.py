@@ -8,7 +8,7 @@ from tests.server.conftest import serving
 from tests.support.hanging import beside, until
 from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index.base.clock import ManualClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage

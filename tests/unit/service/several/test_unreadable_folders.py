@@ -13,8 +13,8 @@ import pytest
 from tests.rocketmq.remoting_client import HERE, by_key
 from tests.support.several_indexes import Cluster, Watched, rows
 from tiered_index import IndexReader
+from tiered_index.base.clock import ManualClock
 from tiered_index.cli.main import run
-from tiered_index.clock import ManualClock
 from tiered_index.errors import FolderDenied, StorageMisconfigured
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import Command, RequestCode, ResponseCode

@@ -2,7 +2,7 @@
 # cython: embedsignature=True, auto_pickle=False
 """Compiled loops over entries. Each returns the same bytes as the NumPy code beside its call.
 
-Call them through `tiered_index.kernels`. Every loop over arrays releases the interpreter lock. It checks the sizes of
+Call them through `tiered_index.base.kernels`. Every loop over arrays releases the interpreter lock. It checks the sizes of
 its arguments before it reads them. Arithmetic is modulo 2**64. `data` is bytes of entries or items of `size` bytes
 each; their first column is the key's hash. Stored numbers are big-endian.
 """

@@ -1,6 +1,6 @@
 """Loads the compiled core, and the fastest CRC32 and compression that are installed.
 
-The core has two modules: `tiered_index._core` has loops over entries, `tiered_index._views` has lookups in files. For
+The core has two modules: `tiered_index.base._core` has loops over entries, `tiered_index.base._views` has lookups in files. For
 each loop there is NumPy code that returns the same bytes. It is used if the core could not be built, for example
 without a C compiler. The log says so once per process; as a warning if the package was shipped in a zip file.
 """
@@ -46,7 +46,7 @@ def _loaded(name: str) -> ModuleType:
     """Return a compiled module of this package. Raises `ImportError`."""
     loader: Any = globals().get("__loader__")
     if hasattr(loader, "archive"):
-        from tiered_index import zipped
+        from tiered_index.base import zipped
 
         return zipped.load(loader, name)
     # by name: tools that check imports see only Python modules
@@ -54,7 +54,7 @@ def _loaded(name: str) -> ModuleType:
 
 
 try:
-    _core, _views = map(_loaded, ("tiered_index._core", "tiered_index._views"))
+    _core, _views = map(_loaded, ("tiered_index.base._core", "tiered_index.base._views"))
     if (revisions := {getattr(module, "REVISION", 1) for module in (_core, _views)}) != {_REVISION}:
         raise ImportError(f"it is of revision {min(revisions)}, not {_REVISION}: install the package again")
 except ImportError as error:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct, structs
 
+from tiered_index.base.documents import Milliseconds
+from tiered_index.base.units import LONGEST_S, parse_bytes, parse_duration
 from tiered_index.errors import ConfigError
-from tiered_index.stored import Milliseconds
-from tiered_index.units import LONGEST_S, parse_bytes, parse_duration
 
 TABLES_OF_TOPICS = ("topics", "segments_topics")
 """The settings of a `Retention` that are tables of ages by topic."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from tiered_index.stored import Hook, typed
+from tiered_index.base.documents import Hook, typed
 
 _TRUTHS = {
     **dict.fromkeys(("true", "1", "yes", "on", "t", "y"), True),

@@ -2,7 +2,7 @@
 # cython: embedsignature=True, auto_pickle=False
 """Compiled lookups in files. A view has the files of a catalog, the newest first; it never changes.
 
-Call this through `tiered_index.kernels`. Every length, place and width that a file states is checked before use. If one
+Call this through `tiered_index.base.kernels`. Every length, place and width that a file states is checked before use. If one
 is wrong, the search declines the file. The caller then searches the file with Python code, which reports the damage.
 """
 from array import array
@@ -16,7 +16,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
-from tiered_index._core cimport (
+from tiered_index.base._core cimport (
     BUILD, MOST_ITEMS, OFFSET, SALTS, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, add_units, fail, filter_mix,
     find_in_run, first_one, is_text, long_at, may_hold, mixed32, normal_at, prefetch, read_ahead, read_cached,
     read_whole, seconds_now, set_columns, set_key_bits, word_at,

@@ -23,9 +23,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from tiered_index.base.call import active_context, remaining_s
+from tiered_index.base.locks import Lock, call_lock
 from tiered_index.errors import BudgetExceeded, IndexClosed, NestedCall, StorageUnavailable
-from tiered_index.storage.context import active_context, remaining_s
-from tiered_index.storage.locks import Lock, call_lock
 
 T = TypeVar("T")
 _CLOSE_S = 1.0
