@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tiered_index.archives import erase_index as erase
     from tiered_index.base.retention import Retention
     from tiered_index.config import IndexConfig
-    from tiered_index.format.hash_sql import hash_key_sql
-    from tiered_index.format.hashing import key_hash as hash_key
+    from tiered_index.format.keys.hash_sql import hash_key_sql
+    from tiered_index.format.keys.hashing import key_hash as hash_key
     from tiered_index.service.async_reader import AsyncIndexReader
     from tiered_index.service.index import IndexService
     from tiered_index.service.jobs.copying import CopyReport
@@ -99,8 +99,8 @@ _ALIASES = {
 _NAMES = {
     "archives": ("erase",),
     "config": ("IndexConfig",),
-    "format.hash_sql": ("hash_key_sql",),
-    "format.hashing": ("hash_key",),
+    "format.keys.hash_sql": ("hash_key_sql",),
+    "format.keys.hashing": ("hash_key",),
     "base.retention": ("Retention",),
     "service.async_reader": ("AsyncIndexReader",),
     "service.jobs.erase": ("Erasure",),

@@ -26,7 +26,7 @@ from msgspec import Meta, Struct
 from tiered_index.base.retention import TABLES_OF_TOPICS, Retention
 from tiered_index.base.units import UNITS_S, human_duration, parse_bytes, parse_duration, parse_tiers
 from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
-from tiered_index.format.hashing import HashRule
+from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout, Preset
 from tiered_index.format.schema import Schema
 from tiered_index.storage.base import Storage

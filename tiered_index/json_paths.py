@@ -10,8 +10,8 @@ from typing import Any, Self, cast
 import msgspec
 
 from tiered_index.errors import ConfigError, InvalidArgument, install_hint
+from tiered_index.format.keys.spelling import named_key
 from tiered_index.json_numbers import number_text
-from tiered_index.spelling import named_key
 
 try:
     import jmespath

@@ -27,8 +27,8 @@ from msgspec import Struct, field
 
 from tiered_index.base.documents import Count, Place, Seconds
 from tiered_index.format.names import queue_of_store
-from tiered_index.format.ranges import COLUMNS
-from tiered_index.format.segment import Stored, Times
+from tiered_index.format.segments.ranges import COLUMNS
+from tiered_index.format.segments.segment import Stored, Times
 
 ALWAYS_S = (-(2**42), 2**42)
 """The seconds of rows whose times are not known."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from tiered_index.format.keys.spelling import split_name
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.service.log import topic_keys
 from tiered_index.service.log.reads import READ_PREFIX
@@ -16,7 +17,6 @@ from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
 from tiered_index.service.read.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.reader import IndexReader
-from tiered_index.spelling import split_name
 
 if TYPE_CHECKING:
     from tiered_index.service.index import IndexService

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from tiered_index.base.documents import Int32, Milliseconds
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import lookup_numbers, normal_hashes
+from tiered_index.format.keys.hashing import lookup_numbers, normal_hashes
 
 MOST_TOMBSTONES = 4096
 """Most tombstones of one index: each checkpoint has them all."""

@@ -35,7 +35,7 @@ from tests.support.processes import own_environment
 from tests.support.storage_faults import LatencyStorage
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.format.hashing import key_hash, normal_hashes
+from tiered_index.format.keys.hashing import key_hash, normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, PRESETS, SLOT_SIZE, Layout
 from tiered_index.format.trailer import Run
 from tiered_index.service.read.compacted import CompactedFile, StorageBytes

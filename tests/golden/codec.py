@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.golden.naive import Case, Row
 from tiered_index.format.compacted import Compaction
-from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.keys.hashing import code_units, hash_batch
 from tiered_index.format.layout import ROCKETMQ, Layout, Preset
 from tiered_index.format.unsealed import UnsealedTable
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.second_reader import items_in
 from tiered_index import KeyedIndexItem, column
 from tiered_index.format.compacted import Compaction
-from tiered_index.format.hashing import code_units, fingerprint, hash_batch, key_hash
+from tiered_index.format.keys.hashing import code_units, fingerprint, hash_batch, key_hash
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import Schema

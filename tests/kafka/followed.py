@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.support.cutting_proxy import Fault, cutting_proxy
 from tests.support.kafka_cluster import Cluster, kafka_cluster
 from tiered_index.follow import Follower
-from tiered_index.format.columnar import decode_columns
+from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.client import KafkaAddress
 from tiered_index.kafka.columns import records_of

@@ -9,7 +9,7 @@ from tests.kafka.followed import archive, ingest, source_of
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import InvalidArgument
 from tiered_index.follow import Follower
-from tiered_index.format.hashing import fingerprint
+from tiered_index.format.keys.hashing import fingerprint
 from tiered_index.kafka import added_keys
 
 

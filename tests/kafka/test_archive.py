@@ -15,7 +15,7 @@ from tiered_index import IndexConfig, IndexService
 from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
-from tiered_index.format.columnar import decode_columns
+from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.client import KafkaBroker, TopicRetention, kafka, record_of
 from tiered_index.kafka.columns import RecordLists, encode_records, records_of, times_in

@@ -15,11 +15,11 @@ from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
 from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.format.keys.spelling import key_text
 from tiered_index.kafka.archive import archived_files
 from tiered_index.kafka.client import kafka
 from tiered_index.kafka.columns import RecordLists, encode_records
 from tiered_index.kafka.messages import KafkaMessages
-from tiered_index.spelling import key_text
 
 COUNT, TIME_MS = 600, 1_700_000_000_000
 

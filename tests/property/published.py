@@ -8,7 +8,7 @@ import numpy as np
 from tests.support.changes import replace
 from tests.support.model import ModelEntry, ReferenceModel
 from tiered_index.format.compacted import Compaction
-from tiered_index.format.hashing import fingerprint, key_hash, lookup_numbers
+from tiered_index.format.keys.hashing import fingerprint, key_hash, lookup_numbers
 from tiered_index.format.names import data_name
 from tiered_index.format.trailer import Tail, Trailer, parse_trailer
 from tiered_index.service.log.records import StoredObject

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.server.conftest import serving
 from tests.support.rounds import upload
 from tiered_index import IndexReader, IndexService, erase
-from tiered_index.spelling import key_text, similar_keys
+from tiered_index.format.keys.spelling import key_text, similar_keys
 
 T_MS = 1_700_000_000_000
 TEXTS = st.text(min_size=1, max_size=6).map(str.encode)

@@ -13,7 +13,7 @@ from tests.support.core import compiled_core, using
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.base.clock import ManualClock
-from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.keys.hashing import lookup_numbers
 from tiered_index.service.read.batch import LookupBatch
 from tiered_index.service.read.file_view import LocalView
 from tiered_index.service.read.rows import PreparedLookup

@@ -31,8 +31,8 @@ from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format import compacted as compaction
 from tiered_index.format import shard
 from tiered_index.format.compacted import Compaction
-from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.journal import Journal
+from tiered_index.format.keys.hashing import lookup_numbers
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.packed import PackingOptions

@@ -19,10 +19,10 @@ from tests.support.compacted_files import reader
 from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import TieredIndexError
-from tiered_index.format.archived import SegmentTable
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, recognise
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.layout import ROCKETMQ, Layout
+from tiered_index.format.segments.archived import SegmentTable
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 from tiered_index.rocketmq.classic import infer_geometry

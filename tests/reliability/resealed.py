@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tiered_index.format.archived import SEGMENT_MAGIC
 from tiered_index.format.layout import HEADER_SIZE
+from tiered_index.format.segments.archived import SEGMENT_MAGIC
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, TAIL_SIZE
 
 Reseal = Callable[[Random, bytes], bytes]

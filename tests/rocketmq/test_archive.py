@@ -23,8 +23,8 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.follow import Loss
-from tiered_index.format import archived as format_archived
 from tiered_index.format.names import log_name
+from tiered_index.format.segments import archived as format_archived
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher

@@ -16,7 +16,7 @@ from tests.support.stored_messages import compress
 from tiered_index import IndexReader, erase
 from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import RootBehind, StorageUnavailable
-from tiered_index.format.archived import HEAD_BYTES
+from tiered_index.format.segments.archived import HEAD_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.rocketmq.archive.messages import RocketmqMessages

@@ -10,7 +10,7 @@ from tests.support.cold_index import Recorder
 from tests.support.damage import flip_object
 from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile
-from tiered_index.format import archived as layout
+from tiered_index.format.segments import archived as layout
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.read.segment_archive import SegmentArchive

@@ -18,9 +18,9 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
 from tiered_index.base.retention import Retention
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.archived import PIECE_BYTES
-from tiered_index.format.queue_offsets import check_queues
-from tiered_index.format.segment import times_of
+from tiered_index.format.segments.archived import PIECE_BYTES
+from tiered_index.format.segments.queue_offsets import check_queues
+from tiered_index.format.segments.segment import times_of
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, SegmentFacts, segment_facts
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.archive.repair import StoreSegments

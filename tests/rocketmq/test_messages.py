@@ -29,7 +29,7 @@ from tests.rocketmq.messages import NOW_MS, V6, joined, log, message, write_log
 from tiered_index import Fetched, IndexReader
 from tiered_index.base.call import remaining_s
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectRefused, StorageMisconfigured
-from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format.segments.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log import commitlog

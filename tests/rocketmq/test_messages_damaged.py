@@ -25,7 +25,7 @@ from tests.rocketmq.messages import log, message
 from tests.support.damage import flip, flipped
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
-from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format.segments.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.segments import segment_name

@@ -9,7 +9,7 @@ from tests.server.test_guard import bearer
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
-from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format.segments.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import Host, offset_msg_id

@@ -29,7 +29,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
     StorageUnavailable,
 )
-from tiered_index.format.hashing import assigned_topic_id
+from tiered_index.format.keys.hashing import assigned_topic_id
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module

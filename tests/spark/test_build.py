@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep, total, write_parquet
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, StorageMisconfigured
-from tiered_index.format.hashing import assigned_topic_id
+from tiered_index.format.keys.hashing import assigned_topic_id
 from tiered_index.spark import build
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.storage import S3Storage

@@ -14,8 +14,8 @@ from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch
-from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.format.segments.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED

@@ -19,7 +19,7 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, erase
 from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.base.retention import Retention
-from tiered_index.format.archived import HEAD_BYTES
+from tiered_index.format.segments.archived import HEAD_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.jobs.catalogs import merge_catalogs

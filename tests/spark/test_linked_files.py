@@ -19,8 +19,8 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
 from tiered_index import FileRows, IndexConfig, IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX
+from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources import linked as linker

@@ -23,7 +23,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
-from tiered_index.format.hashing import assigned_topic_id, code_units, hash_batch
+from tiered_index.format.keys.hashing import assigned_topic_id, code_units, hash_batch
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.log.log import Checkpoints, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StreamBatch

@@ -21,7 +21,7 @@ from tests.support.core import compiled_core
 from tests.support.s3_server import CREDENTIALS
 from tiered_index import IndexService
 from tiered_index.errors import NotAnIndex
-from tiered_index.format.bloom import filter_hash
+from tiered_index.format.keys.bloom import filter_hash
 from tiered_index.spark import build, merge
 from tiered_index.spark.session import pack_package
 
@@ -118,7 +118,7 @@ def imported_from(package, tmp_path):
     script = (
         f"import sys; sys.path[:0] = [{str(package)!r}]; "
         f"from tiered_index.spark.writing import shards; import tiered_index as t; print(t.__file__); "
-        f"from tiered_index import kernels, format; from tiered_index.format.bloom import filter_hash; "
+        f"from tiered_index import kernels, format; from tiered_index.format.keys.bloom import filter_hash; "
         f"print(kernels.compiled() is not None, kernels.compiled_views() is not None, filter_hash(1, 2))"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.hashing import java_string_hash
+from tiered_index.format.keys.hashing import java_string_hash
 from tiered_index.rocketmq.classic import (
     ENTRY,
     ENTRY_BYTES,

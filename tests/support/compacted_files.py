@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tiered_index.format.bloom import FilterBuilder
+from tiered_index.format.keys.bloom import FilterBuilder
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import Finding, verify_compacted

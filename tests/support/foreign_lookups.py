@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
 from tiered_index.format.foreign import ForeignCompacted, ForeignUnsealed, Read, items_of, read_exactly
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout
 
 Array = npt.NDArray[Any]

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any
 
-from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.keys.hashing import fingerprint, key_hash
 from tiered_index.types import IndexItem, Lookup, QueryResult
 
 # (second, offset, queue_id, further identity columns): the end of a page.

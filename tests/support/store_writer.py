@@ -18,7 +18,7 @@ from tests.support.classic_writer import ClassicIndex, ClassicIndexFile, load_cl
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.hashing import java_string_hash
+from tiered_index.format.keys.hashing import java_string_hash
 from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.commitlog import CommitLogReader

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.sources.identity import (
     Block,
     Cut,

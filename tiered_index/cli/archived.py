@@ -35,10 +35,10 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names
 from tiered_index.follow import FIRST, Loss, no_entries
-from tiered_index.format.columnar import NUMBER
-from tiered_index.format.hashing import assigned_topic_id
+from tiered_index.format.keys.hashing import assigned_topic_id
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segments.columnar import NUMBER
+from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.format.shard import entry_checksum
 from tiered_index.kafka.archived import (
     ArchivedRecords,

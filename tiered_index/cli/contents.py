@@ -29,8 +29,8 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, Read, read_exactly, recognise
-from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.journal import Journal, parse_journal
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_header
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer

@@ -25,7 +25,7 @@ from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import counted, discard, human_count, unknown_topic, writing_stdout
 from tiered_index.cli.session import Session
 from tiered_index.errors import DiskFull, InvalidArgument, PartialAnswer
-from tiered_index.format.hashing import HashRule
+from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import UnsealedTable

@@ -26,7 +26,7 @@ from tiered_index.cli.session import Session
 from tiered_index.config import OffsetSpace
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.follow import PatientPut
-from tiered_index.format.hashing import HashRule
+from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 from tiered_index.service.read.export import EXPORT_VERSION, METADATA, entries_checksum, export_schema

@@ -22,7 +22,7 @@ from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
-from tiered_index.format.segment import ArchivedSegment
+from tiered_index.format.segments.segment import ArchivedSegment
 from tiered_index.service.jobs.ranges import droppable
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import DamagedFile

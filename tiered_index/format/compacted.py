@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled, crc32
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.bloom import FilterBuilder, filter_hashes
-from tiered_index.format.distinct import distinct_numbers
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.bloom import FilterBuilder, filter_hashes
+from tiered_index.format.keys.distinct import distinct_numbers
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, Header, Layout
 from tiered_index.format.metadata import (
     Metadata,

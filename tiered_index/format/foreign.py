@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.compacted import CHUNK
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import (
     HEADER_SIZE,
     NATIVE,

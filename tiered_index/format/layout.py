@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from tiered_index.base.documents import typed
 from tiered_index.errors import ConfigError, CorruptFile
-from tiered_index.format.hashing import HashRule
+from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 
 HEADER_SIZE = 28

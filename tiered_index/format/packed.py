@@ -24,7 +24,7 @@ from msgspec import Struct
 from tiered_index.base.documents import Int32, typed
 from tiered_index.base.kernels import compiled
 from tiered_index.format import packed_numpy
-from tiered_index.format.distinct import distinct_numbers
+from tiered_index.format.keys.distinct import distinct_numbers
 from tiered_index.format.layout import MOST_ITEMS
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import MOST_ITEMS
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import hash_rank

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from tiered_index.base.kernels import crc32
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.bloom import FilterBuilder, filter_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
 from tiered_index.format.metadata import Metadata, TopicStats, add_topic_stats, topic_stats
 from tiered_index.format.packed import Packing, PackingOptions

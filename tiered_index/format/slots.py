@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from tiered_index.base.kernels import compiled
 from tiered_index.errors import ConfigError
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import Schema
 

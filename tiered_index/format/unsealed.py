@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from tiered_index.base.clock import Clock
 from tiered_index.errors import InvalidArgument, StorageUnavailable, listed
 from tiered_index.follow import Batch, no_entries
-from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import topic_of_store
+from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.kafka.client import KafkaBroker, LogRange
 from tiered_index.kafka.columns import records_of
 from tiered_index.kafka.keys import FUNCTION, RecordKeys

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
 from tiered_index.follow import Loss
-from tiered_index.format.columnar import decode_columns
+from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.kafka.client import Place
 from tiered_index.kafka.columns import (
     SCHEMA,

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.documents import decoder_of, encoded
-from tiered_index.format.columnar import encode_columns, notes_of
-from tiered_index.format.segment import Times, times_of
+from tiered_index.format.segments.columnar import encode_columns, notes_of
+from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.kafka.client import Place, headers_of, kafka
 from tiered_index.kafka.keys import Headers
 from tiered_index.kafka.record import KafkaRecord, TimestampType

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.columnar import decode_columns
+from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.kafka.columns import SIZE, encode_records, keys_of_file, records_of, times_in, topic_id_of_file
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import Name

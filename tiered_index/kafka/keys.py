@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from tiered_index import json_numbers
 from tiered_index.errors import InvalidArgument, listed
+from tiered_index.format.keys.spelling import key_text, named_key, split_name
 from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, searched
 from tiered_index.kafka.record import KafkaRecord
-from tiered_index.spelling import key_text, named_key, split_name
 from tiered_index.types import MAX_KEY_UNITS
 
 KeyFunction = Callable[[KafkaRecord], Iterable[str]]

@@ -23,7 +23,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
     StorageUnavailable,
 )
-from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
+from tiered_index.format.segments.columnar import NUMBER, decode_group, row_group_of
 from tiered_index.kafka.client import Deleted, KafkaBroker, NoTopic
 from tiered_index.kafka.columns import keys_of_file, records_of
 from tiered_index.kafka.keys import FUNCTION, KeyFunction, RecordKeys

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
-from tiered_index.spelling import key_text
+from tiered_index.format.keys.spelling import key_text
 
 __all__ = ["KafkaRecord", "TimestampType", "key_text"]
 

@@ -49,11 +49,11 @@ from tiered_index.errors import (
     NestedCall,
     TieredIndexError,
 )
-from tiered_index.format.archived import footer_bytes_of
-from tiered_index.format.hashing import HashRule
+from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.names import queue_of_log
 from tiered_index.format.schema import Schema
-from tiered_index.format.segment import LinkedSegment, Times
+from tiered_index.format.segments.archived import footer_bytes_of
+from tiered_index.format.segments.segment import LinkedSegment, Times
 from tiered_index.replaced import Replacement
 from tiered_index.service.hooks import Hooks, PositionHook, ProblemHook
 from tiered_index.service.jobs.segment_uploads import MessagesOf, QueuesOf, ReadSegment, SegmentUploads, SourceSegment

@@ -20,7 +20,7 @@ from msgspec import structs
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, listed
 from tiered_index.follow import PatientPut
 from tiered_index.format.names import rows_store, topic_of_store
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment, LostRange, max_positions
 from tiered_index.service.log.topic_keys import (

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.columnar import NUMBER
 from tiered_index.format.names import rows_store
-from tiered_index.format.segment import times_of
+from tiered_index.format.segments.columnar import NUMBER
+from tiered_index.format.segments.segment import times_of
 from tiered_index.json_paths import searched
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment

@@ -17,7 +17,7 @@ from msgspec import structs
 from tiered_index.base.clock import SystemClock
 from tiered_index.base.kernels import crc32
 from tiered_index.errors import InvalidArgument, ObjectArchived, ObjectNotFound
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.sources.listing import FileMoved, SourceFile, is_listed
 from tiered_index.sources.rows.batch import UNREADABLE, Damage
 from tiered_index.sources.rows.forms import is_growing_text, open_rows

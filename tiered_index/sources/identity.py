@@ -27,7 +27,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from tiered_index.base.kernels import crc32
-from tiered_index.format.segment import LOST, LinkedSegment, Times
+from tiered_index.format.segments.segment import LOST, LinkedSegment, Times
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile
 from tiered_index.sources.places import HeldFile, LocalFile, StoredFile

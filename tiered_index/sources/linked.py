@@ -30,7 +30,7 @@ from msgspec import structs
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.follow import FIRST, PatientPut, ReadTime
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store
-from tiered_index.format.segment import LinkedSegment, Times
+from tiered_index.format.segments.segment import LinkedSegment, Times
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import Replacement
 from tiered_index.service.read.row_places import FILES_QUEUE, files_topic

@@ -25,7 +25,7 @@ from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import each
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import linked_store, rows_store
-from tiered_index.format.segment import LOST, LinkedSegment
+from tiered_index.format.segments.segment import LOST, LinkedSegment
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.topic_keys import rules_in
 from tiered_index.service.read.messages import Fetched, Search

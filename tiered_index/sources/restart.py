@@ -22,8 +22,9 @@ import pyarrow as pa
 from tiered_index.base.call import check_deadline
 from tiered_index.base.kernels import compressed, gzip_error, inflater
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.archived import footer_bytes_of
-from tiered_index.format.columnar import (
+from tiered_index.format.names import POINTS, points_store, topic_of_store
+from tiered_index.format.segments.archived import footer_bytes_of
+from tiered_index.format.segments.columnar import (
     NUMBER,
     RowGroup,
     decode_columns,
@@ -31,7 +32,6 @@ from tiered_index.format.columnar import (
     encode_columns,
     row_group_before,
 )
-from tiered_index.format.names import POINTS, points_store, topic_of_store
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
 from tiered_index.service.jobs.segment_uploads import send_segment

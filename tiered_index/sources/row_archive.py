@@ -31,9 +31,9 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.follow import Loss
-from tiered_index.format.columnar import NUMBER, decode_columns, encode_columns, row_group_of
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
-from tiered_index.format.segment import LinkedSegment, times_of
+from tiered_index.format.segments.columnar import NUMBER, decode_columns, encode_columns, row_group_of
+from tiered_index.format.segments.segment import LinkedSegment, times_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.format.keys.spelling import key_text
 from tiered_index.sources.columns import has_items
-from tiered_index.spelling import key_text
 
 
 def value_text(value: object) -> str:

@@ -18,7 +18,7 @@ from tests.benchmarks.messages import TOPIC
 from tests.benchmarks.peers.ours import files_of
 from tests.benchmarks.peers.protocol import Peer
 from tiered_index import IndexService, __version__
-from tiered_index.format.hashing import key_hash
+from tiered_index.format.keys.hashing import key_hash
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE
 from tiered_index.format.names import INDEX_SUFFIX
 

@@ -16,7 +16,7 @@ import pytest
 from tests.brokers.rocketmq.conftest import NEWEST
 from tests.brokers.rocketmq.living import Asked, Broker, made_topic, tiered_index, until
 from tiered_index.format.foreign import ForeignCompacted, ForeignUnsealed
-from tiered_index.format.hashing import key_hash
+from tiered_index.format.keys.hashing import key_hash
 from tiered_index.format.layout import ROCKETMQ, Layout
 
 pytestmark = pytest.mark.xdist_group("rocketmq brokers")

@@ -18,9 +18,9 @@ from tests.unit.cli.test_linked_files import Crash, Killed, serve_s3
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
-from tiered_index.format.columnar import NUMBER
-from tiered_index.format.hashing import fingerprint
+from tiered_index.format.keys.hashing import fingerprint
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.service.log.topic_keys import rules_of
 from tiered_index.sources import linked
 from tiered_index.sources.linked import FileLinker

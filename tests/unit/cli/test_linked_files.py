@@ -27,8 +27,8 @@ from tiered_index import IndexReader, IndexService, config
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
-from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.sources import linked, restart
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import PinnedFile, listed_files, stored_file

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import built_filter
-from tiered_index.format import bloom
-from tiered_index.format.bloom import (
+from tiered_index.format.keys import bloom
+from tiered_index.format.keys.bloom import (
     BITS_PER_KEY,
     FILTER_BLOCK_BYTES,
     FilterBuilder,

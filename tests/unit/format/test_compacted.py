@@ -16,8 +16,8 @@ from tests.support.memory import traced_memory
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format import compacted as module
 from tiered_index.format import slots as slots_module
-from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction
+from tiered_index.format.keys.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA, Schema

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash, lookup_numbers
+from tiered_index.format.keys.hashing import (
+    code_units,
+    fingerprint,
+    hash_batch,
+    java_string_hash,
+    key_hash,
+    lookup_numbers,
+)
 
 pytestmark = pytest.mark.usefixtures("way")
 FINGERPRINT_MULTIPLIER = 0x9E3779B1

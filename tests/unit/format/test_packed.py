@@ -14,7 +14,7 @@ from tests.unit.format.test_compacted import LAYOUTS, naive_slots
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format import compacted as module
 from tiered_index.format.compacted import GROUP_BYTES
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
 from tiered_index.format.packed import Packing, PackingOptions, read_options
 from tiered_index.format.packed_numpy import UnlistedTopic

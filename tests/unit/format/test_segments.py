@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
-from tiered_index.format import archived
-from tiered_index.format.archived import SegmentSums, SegmentTable, segment_object_bytes
-from tiered_index.format.catalog import CATALOG_VERSION, TAIL_BYTES, CatalogWriter, decode_end, decode_group
 from tiered_index.format.names import segment_name, store_prefix
-from tiered_index.format.segment import ArchivedSegment, LinkedSegment
+from tiered_index.format.segments import archived
+from tiered_index.format.segments.archived import SegmentSums, SegmentTable, segment_object_bytes
+from tiered_index.format.segments.catalog import CATALOG_VERSION, TAIL_BYTES, CatalogWriter, decode_end, decode_group
+from tiered_index.format.segments.segment import ArchivedSegment, LinkedSegment
 from tiered_index.storage.base import check_name
 
 PIECE = archived.PIECE_BYTES

@@ -14,11 +14,11 @@ import tiered_index.format.layout as layout_module
 from tests.support.compacted_files import built_filter, unsealed_image
 from tests.support.foreign_lookups import find_unsealed
 from tests.support.second_reader import items_in
-from tiered_index.format.bloom import block_number, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
-from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, parse_journal
+from tiered_index.format.keys.bloom import block_number, filter_hash
+from tiered_index.format.keys.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
 from tiered_index.format.layout import NATIVE, PRESETS, Layout
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.shard import ShardWriter

@@ -16,7 +16,7 @@ from tiered_index.base.clock import ManualClock
 from tiered_index.base.retention import Horizon, Retention
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.names import linked_store, log_name
-from tiered_index.format.segment import ArchivedSegment, LinkedSegment
+from tiered_index.format.segments.segment import ArchivedSegment, LinkedSegment
 from tiered_index.service.jobs import catalogs, segment_uploads
 from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
 from tiered_index.service.jobs.copying import difference

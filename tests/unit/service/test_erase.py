@@ -20,7 +20,7 @@ from tiered_index.archives import erase_index
 from tiered_index.base.retention import Horizon
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.format import compacted
-from tiered_index.format.hashing import key_hash
+from tiered_index.format.keys.hashing import key_hash
 from tiered_index.service.jobs import erase_find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden

@@ -13,7 +13,7 @@ from tests.support.rounds import compact_only
 from tiered_index.base.kernels import compiled_views
 from tiered_index.errors import CorruptFile
 from tiered_index.format.compacted import Compaction, filter_of
-from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.keys.hashing import lookup_numbers
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import row_form
 from tiered_index.format.trailer import TAIL_SIZE, Tail, parse_trailer

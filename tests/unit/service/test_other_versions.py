@@ -14,11 +14,12 @@ from tests.support.log_records import GENESIS
 from tests.unit.format import test_spec
 from tests.unit.format.test_segments import segments_of, summed, written
 from tiered_index.errors import UnsupportedVersion
-from tiered_index.format import archived, catalog, journal, ranges, trailer
-from tiered_index.format.archived import SegmentTable, segment_object_bytes
-from tiered_index.format.catalog import decode_end
+from tiered_index.format import journal, trailer
 from tiered_index.format.journal import Journal, encode_open, parse_journal
-from tiered_index.format.ranges import decode_ranges, encode_ranges
+from tiered_index.format.segments import archived, catalog, ranges
+from tiered_index.format.segments.archived import SegmentTable, segment_object_bytes
+from tiered_index.format.segments.catalog import decode_end
+from tiered_index.format.segments.ranges import decode_ranges, encode_ranges
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.rocketmq.follow import fingerprints
 from tiered_index.rocketmq.follow.fingerprints import LogFingerprints

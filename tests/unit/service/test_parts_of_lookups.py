@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tiered_index import Lookup
-from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.keys.hashing import fingerprint, key_hash
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import BLOCK_DTYPE, Run
 from tiered_index.service.read import batch as read_batch

@@ -14,8 +14,8 @@ from tiered_index.base.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile
 from tiered_index.format.names import RANGES_PREFIX, TOPICS_QUEUE, linked_store
-from tiered_index.format.ranges import encode_ranges
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segments.ranges import encode_ranges
+from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.replaced import RangeTable, Replacement
 from tiered_index.service.anew import begin_anew
 from tiered_index.service.jobs import job

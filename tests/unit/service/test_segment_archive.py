@@ -10,7 +10,7 @@ from tests.support.later import sweep
 from tests.support.log_records import GENESIS, open_log, publish
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
-from tiered_index.format.archived import HEAD_BYTES
+from tiered_index.format.segments.archived import HEAD_BYTES
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage

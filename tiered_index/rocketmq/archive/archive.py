@@ -24,8 +24,8 @@ from tiered_index.base.call import check_deadline
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind, StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.names import ROWS
-from tiered_index.format.queue_offsets import ENTRY, encode_queues
-from tiered_index.format.segment import Times, times_of
+from tiered_index.format.segments.queue_offsets import ENTRY, encode_queues
+from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.columns import (
     ALL_TOPICS,

@@ -21,8 +21,8 @@ from tiered_index.base.call import check_deadline
 from tiered_index.base.encoding import MAX_BODY_BYTES
 from tiered_index.base.threads import each
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
-from tiered_index.format.archived import DAMAGED_PIECE, SegmentTable
 from tiered_index.format.names import topic_of_store
+from tiered_index.format.segments.archived import DAMAGED_PIECE, SegmentTable
 from tiered_index.rocketmq.archive.search import MessageSearch
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.keys.hashing import code_units, hash_batch
 from tiered_index.rocketmq.archive.erasure import SYS_FLAG_AT, MessagePatches, overwritten
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
-from tiered_index.format.archived import DAMAGED_PIECE
+from tiered_index.format.segments.archived import DAMAGED_PIECE
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.service.read.messages import Fetched, MessageState, Search

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageError
-from tiered_index.format.distinct import distinct_numbers
+from tiered_index.format.keys.distinct import distinct_numbers
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, BLANK_MAGIC
 from tiered_index.rocketmq.log.message import decode_message

@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from tiered_index.base.threads import DaemonPool
 from tiered_index.errors import CorruptFile
-from tiered_index.format.hashing import lookup_numbers
-from tiered_index.format.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
+from tiered_index.format.keys.hashing import lookup_numbers
+from tiered_index.format.segments.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import ENTRY as QUEUE_ENTRY

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.base.call import check_deadline
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.format.hashing import java_string_hash
+from tiered_index.format.keys.hashing import java_string_hash
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.message import Message

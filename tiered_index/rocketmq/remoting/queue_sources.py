@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.queue_offsets import decode_directory
+from tiered_index.format.segments.queue_offsets import decode_directory
 from tiered_index.rocketmq.archive.archive import QueueScan
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.commitlog import CommitLogReader

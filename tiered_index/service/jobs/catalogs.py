@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from tiered_index.errors import ObjectNotFound
-from tiered_index.format.catalog import CatalogDirectory, CatalogWriter, decode_end, end_bytes
 from tiered_index.format.names import CATALOG_PREFIX, catalog_name, store_prefix
-from tiered_index.format.segment import Segment
+from tiered_index.format.segments.catalog import CatalogDirectory, CatalogWriter, decode_end, end_bytes
+from tiered_index.format.segments.segment import Segment
 from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import Publication

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from tiered_index.base.clock import Clock
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.keys.hashing import code_units, hash_batch
 from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, linked_store, topic_of_store
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.service.jobs.erase_find import FindHidden, Found, ScannedObject, find_hidden
 from tiered_index.service.jobs.erase_segments import FindMessages, erase_messages
 from tiered_index.service.jobs.expiry import groups

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.log.records import StoredObject

@@ -23,9 +23,9 @@ from msgspec import structs
 
 from tiered_index.base.clock import SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.archived import footer_bytes_of, segment_object_bytes
-from tiered_index.format.queue_offsets import check_queues
-from tiered_index.format.segment import Times
+from tiered_index.format.segments.archived import footer_bytes_of, segment_object_bytes
+from tiered_index.format.segments.queue_offsets import check_queues
+from tiered_index.format.segments.segment import Times
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, Workers
 from tiered_index.service.jobs.segment_uploads import send_segment

@@ -13,7 +13,7 @@ from functools import partial
 from msgspec import structs
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.format.segment import LinkedSegment, Segment, Times
+from tiered_index.format.segments.segment import LinkedSegment, Segment, Times
 from tiered_index.service.jobs.catalogs import CatalogRewrite, CatalogTask, Rows, check_behind, part_of
 from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
 from tiered_index.service.log.log import StorageLog

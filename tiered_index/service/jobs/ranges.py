@@ -14,7 +14,7 @@ import numpy as np
 
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import ranges_name
-from tiered_index.format.ranges import encode_ranges, ranges_crc32
+from tiered_index.format.segments.ranges import encode_ranges, ranges_crc32
 from tiered_index.replaced import NO_RANGES, Range, RangeTable
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from tiered_index.base.version import __version__
 from tiered_index.errors import DiskFull, SchemaMismatch, StorageError
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.packed_numpy import UnlistedTopic

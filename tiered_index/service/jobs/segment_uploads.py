@@ -29,9 +29,9 @@ from tiered_index.errors import (
     StorageBehind,
     StorageUnavailable,
 )
-from tiered_index.format.archived import HEAD_BYTES, SegmentSums, segment_object_bytes
 from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_name
-from tiered_index.format.segment import LinkedSegment, Times
+from tiered_index.format.segments.archived import HEAD_BYTES, SegmentSums, segment_object_bytes
+from tiered_index.format.segments.segment import LinkedSegment, Times
 from tiered_index.service.jobs.catalogs import LINES_OF_RECORD, MOST_CATALOGS, MOST_LINES, merge_catalogs, send_catalog
 from tiered_index.service.jobs.linking import link
 from tiered_index.service.jobs.ranges import store_ranges
@@ -45,7 +45,7 @@ from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.storage.base import Writer
 
 QueuesOf = Callable[[], bytes]
-"""Returns the queue offsets of a segment (`format/queue_offsets.py`); empty if they are unknown."""
+"""Returns the queue offsets of a segment (`format/segments/queue_offsets.py`); empty if they are unknown."""
 MessagesOf = Callable[[], tuple[int | None, Times | None]]
 """Returns the number of a segment's messages and their times, as `rows` and `times` of `ArchivedSegment`."""
 ReadSegment = Callable[[int, int], bytes]

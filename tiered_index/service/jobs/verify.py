@@ -48,7 +48,7 @@ from tiered_index.format.names import (
     log_name,
     number_of,
 )
-from tiered_index.format.segment import Segment
+from tiered_index.format.segments.segment import Segment
 from tiered_index.format.verify import verify_compacted
 from tiered_index.service.jobs.copying import COPY_OF
 from tiered_index.service.jobs.orphans import unnamed

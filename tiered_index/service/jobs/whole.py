@@ -12,10 +12,10 @@ from functools import partial
 from typing import TypeVar
 
 from tiered_index.errors import CorruptFile, ObjectNotFound, UnsupportedVersion
-from tiered_index.format.archived import SegmentTable
-from tiered_index.format.catalog import CatalogLogs, decode_end, decode_group
 from tiered_index.format.foreign import Read
-from tiered_index.format.queue_offsets import check_queues
+from tiered_index.format.segments.archived import SegmentTable
+from tiered_index.format.segments.catalog import CatalogLogs, decode_end, decode_group
+from tiered_index.format.segments.queue_offsets import check_queues
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.log.publication import stored_file, unlike

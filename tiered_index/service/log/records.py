@@ -33,24 +33,24 @@ from tiered_index.base.documents import (
 )
 from tiered_index.base.kernels import crc32
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.bloom import FILTER_BLOCK_BYTES
-from tiered_index.format.catalog import CatalogDirectory
-from tiered_index.format.hashing import HashRule
+from tiered_index.format.keys.bloom import FILTER_BLOCK_BYTES
+from tiered_index.format.keys.hashing import HashRule
+from tiered_index.format.keys.spelling import split_name
 from tiered_index.format.layout import MOST_ITEMS, Layout
 from tiered_index.format.metadata import MOST_ENTRIES, Positions
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, RANGES_PREFIX
-from tiered_index.format.ranges import MOST_RANGES, ranges_crc32
 from tiered_index.format.schema import Schema
-from tiered_index.format.segment import DATA_PART as DATA_PART
-from tiered_index.format.segment import ArchivedSegment as ArchivedSegment
-from tiered_index.format.segment import Stored as Stored
-from tiered_index.format.segment import Text
+from tiered_index.format.segments.catalog import CatalogDirectory
+from tiered_index.format.segments.ranges import MOST_RANGES, ranges_crc32
+from tiered_index.format.segments.segment import DATA_PART as DATA_PART
+from tiered_index.format.segments.segment import ArchivedSegment as ArchivedSegment
+from tiered_index.format.segments.segment import Stored as Stored
+from tiered_index.format.segments.segment import Text
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.replaced import Range, RangeTable
 from tiered_index.replaced import Replacement as Replacement
 from tiered_index.service.log.expired import NOTHING, Expired, StoredExpired
-from tiered_index.spelling import split_name
 from tiered_index.types import LostFile, inclusive
 
 LOG_VERSION = 9

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from tiered_index.errors import CorruptFile
-from tiered_index.format.catalog import LogRows
 from tiered_index.format.names import DIGEST_DIGITS
+from tiered_index.format.segments.catalog import LogRows
 from tiered_index.replaced import NO_RANGES, RangeTable
 from tiered_index.service.log import checkpoint
 from tiered_index.service.log.columns import columns_of

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled, compiled_views
 from tiered_index.errors import TieredIndexError
-from tiered_index.format.bloom import filter_hash, filter_hashes
-from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
+from tiered_index.format.keys.bloom import filter_hash, filter_hashes
+from tiered_index.format.keys.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.replaced import ReplacedRanges

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.base.locks import Lock, call_lock
-from tiered_index.format.archived import SegmentTable
-from tiered_index.format.bloom import (
+from tiered_index.format.compacted import GROUP_BYTES
+from tiered_index.format.keys.bloom import (
     FILTER_BLOCK_BYTES,
     block_may_hold,
     block_number,
@@ -29,7 +29,7 @@ from tiered_index.format.bloom import (
     blocks_may_hold,
     filter_hash,
 )
-from tiered_index.format.compacted import GROUP_BYTES
+from tiered_index.format.segments.archived import SegmentTable
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.read.disk_cache import CacheFolder

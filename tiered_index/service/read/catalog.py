@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tiered_index.base.locks import call_lock
-from tiered_index.format.hashing import HashRule
+from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.batch import LookupBatch, Matches

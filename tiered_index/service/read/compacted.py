@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.errors import CorruptFile, SchemaMismatch, TieredIndexError
-from tiered_index.format.bloom import FILTER_BLOCK_BYTES
-from tiered_index.format.hashing import HASH_RULES, HashRule
+from tiered_index.format.keys.bloom import FILTER_BLOCK_BYTES
+from tiered_index.format.keys.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from tiered_index.base.documents import encoded
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
-from tiered_index.format.arrow import array_of, topic_names
-from tiered_index.format.hashing import HashRule, assigned_topic_id, joint_rule, normal_hashes
+from tiered_index.format.keys.arrow import array_of, topic_names
+from tiered_index.format.keys.hashing import HashRule, assigned_topic_id, joint_rule, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.log.expired import Expired

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.base.call import request_context
 from tiered_index.base.kernels import compiled_views, crc32
-from tiered_index.format.hashing import HASH_RULES, HashRule
+from tiered_index.format.keys.hashing import HASH_RULES, HashRule
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.service.log.records import LostObject, StoredObject
 from tiered_index.service.read.batch import LookupBatch, Matches, in_core

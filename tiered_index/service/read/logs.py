@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tiered_index.format.hashing import HASH_RULES, HashRule
+from tiered_index.format.keys.hashing import HASH_RULES, HashRule
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.read.batch import LookupBatch

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import call_lock
 from tiered_index.errors import BudgetExceeded, FolderDenied, PartialAnswer, StorageUnavailable, TieredIndexError
-from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.keys.hashing import lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.expired import NOTHING as NOTHING_EXPIRED

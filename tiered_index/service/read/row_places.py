@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tiered_index.errors import IndexClosed
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import Segments

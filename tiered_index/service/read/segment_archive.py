@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.format.archived import PIECE_BYTES, SegmentTable
-from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
-from tiered_index.format.segment import ArchivedSegment
+from tiered_index.format.segments.archived import PIECE_BYTES, SegmentTable
+from tiered_index.format.segments.queue_offsets import QueueDirectory, decode_directory, directory_bytes
+from tiered_index.format.segments.segment import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.caches import ByteCache, GroupCache
 from tiered_index.service.read.segments import MissingCatalog, Segments

@@ -16,9 +16,9 @@ from typing import Any
 
 from tiered_index.base.threads import side_by_side
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.format.catalog import CatalogRows, Group, LogRows, decode_group
 from tiered_index.format.names import SEGMENTS_PREFIX, store_prefix, topic_of_store
-from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment
+from tiered_index.format.segments.catalog import CatalogRows, Group, LogRows, decode_group
+from tiered_index.format.segments.segment import ArchivedSegment, LinkedSegment, Segment
 from tiered_index.service.log.records import HiddenSegment, LostRange, StoredCatalog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.caches import ByteCache, GroupCache

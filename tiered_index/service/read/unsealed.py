@@ -25,8 +25,8 @@ import numpy.typing as npt
 from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.errors import CorruptFile
 from tiered_index.format.compacted import filter_of
-from tiered_index.format.hashing import HASH_RULES
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
+from tiered_index.format.keys.hashing import HASH_RULES
 from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.names import UNSEALED

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.base.threads import side_by_side
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.format.hashing import joint_rule
+from tiered_index.format.keys.hashing import joint_rule
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState

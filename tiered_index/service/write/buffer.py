@@ -21,7 +21,7 @@ import numpy as np
 from tiered_index.base.kernels import compiled
 from tiered_index.base.locks import call_lock
 from tiered_index.errors import BackPressure, DiskFull, IndexClosed
-from tiered_index.format.hashing import HashRule, code_units, lookup_numbers
+from tiered_index.format.keys.hashing import HashRule, code_units, lookup_numbers
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
 from tiered_index.service.log.records import max_positions

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from tiered_index.base.locks import call_lock
 from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.format.hashing import (
+from tiered_index.format.keys.hashing import (
     CodeUnits,
     HashRule,
     assigned_topic_id,

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectArchived, ObjectNotFound, TieredIndexError
-from tiered_index.format.segment import Times, times_of
+from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.json_paths import key_texts
 from tiered_index.service.write.validation import keys_of_rows
 from tiered_index.sources.places import Place

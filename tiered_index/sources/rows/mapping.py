@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 
 from tiered_index.base.encoding import json_text
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.segment import LinkedSegment, TimeRule
+from tiered_index.format.keys.spelling import named_key, split_name
+from tiered_index.format.segments.segment import LinkedSegment, TimeRule
 from tiered_index.json_paths import FieldReader, compiled_path, key_texts, plain_path
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import is_text, plain_text, times_ms
 from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 from tiered_index.sources.values import key_value
-from tiered_index.spelling import named_key, split_name
 from tiered_index.types import LIKELY_SECONDS, MAX_KEY_UNITS, MAX_TIMESTAMP_MS, time_with_zone
 
 Unit = Literal["s", "ms", "us", "ns"]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tiered_index.base.kernels import crc32
 from tiered_index.errors import CorruptFile
-from tiered_index.format.segment import Times, times_of
+from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.sources.places import HeldFile
 from tiered_index.sources.rows.batch import BYTE_ORDER_MARK, RowBatch
 from tiered_index.sources.rows.mapping import RowMapping

@@ -29,7 +29,7 @@ import pyarrow.json
 
 from tiered_index.base.kernels import GzipFile, crc32, gzip_error
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError, listed
-from tiered_index.format.segment import MOST_TEXT_RATIO
+from tiered_index.format.segments.segment import MOST_TEXT_RATIO
 from tiered_index.json_paths import Unclear, searched
 from tiered_index.sources.columns import MAX_ROW_BYTES
 from tiered_index.sources.messages import json_object

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import HashRule, joint_rule
+from tiered_index.format.keys.hashing import HashRule, joint_rule
 from tiered_index.format.schema import Schema, text_of
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit.entries import ALL_TIME, INDEX, SOURCE, Picked, Sides, identity_dtype, packed, value_dtype

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.hashing import HashRule, folded_hashes, normal_hashes
+from tiered_index.format.keys.hashing import HashRule, folded_hashes, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run
 from tiered_index.service.log.expired import NOTHING, Expired

@@ -25,7 +25,7 @@ from tiered_index.base.clock import SystemClock
 from tiered_index.base.documents import typed
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.segment import LinkedSegment, TimeRule, Times
+from tiered_index.format.segments.segment import LinkedSegment, TimeRule, Times
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.read.segments import Segments

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.arrow import array_of
+from tiered_index.format.keys.arrow import array_of
 from tiered_index.format.schema import Column as StoredColumn
 from tiered_index.format.schema import Schema
 from tiered_index.service.read.budget import LookupLimits

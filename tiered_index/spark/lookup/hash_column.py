@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.format.hashing import code_units, hash_batch, known_rule
+from tiered_index.format.keys.hashing import code_units, hash_batch, known_rule
 from tiered_index.spark.frames import arrow_function
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
 from tiered_index.format.schema import Schema
-from tiered_index.format.segment import LinkedSegment, Segment
+from tiered_index.format.segments.segment import LinkedSegment, Segment
 from tiered_index.service.jobs.catalogs import check_behind, send_catalog
 from tiered_index.service.jobs.linking import link
 from tiered_index.service.log.log import StorageLog

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.shard import mixed_columns
 from tiered_index.service.jobs.rewrite import Piece, TableRun

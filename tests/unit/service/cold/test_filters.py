@@ -14,8 +14,8 @@ from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, ObjectNotFound, StorageUnavailable
-from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
-from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.keys.bloom import block_may_hold, block_number, filter_hash
+from tiered_index.format.keys.hashing import fingerprint, key_hash
 from tiered_index.service.read import caches as caches_module
 from tiered_index.service.read.disk_cache import CacheFolder
 

@@ -19,7 +19,7 @@ from tiered_index.base.retention import Horizon, Retention
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
 from tiered_index.format import verify
 from tiered_index.format.names import linked_store
-from tiered_index.format.ranges import encode_ranges, ranges_crc32
+from tiered_index.format.segments.ranges import encode_ranges, ranges_crc32
 from tiered_index.replaced import RangeTable, Replaced, ReplacedRanges
 from tiered_index.service.jobs import copying
 from tiered_index.service.jobs.catalogs import send_catalog

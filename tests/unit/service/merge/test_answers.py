@@ -10,7 +10,7 @@ from tests.support.damage import checked
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, RegionItem, small_shards
 from tiered_index import Lookup, LostFile
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.hashing import key_hash
+from tiered_index.format.keys.hashing import key_hash
 from tiered_index.format.metadata import Metadata
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.lost import give_up

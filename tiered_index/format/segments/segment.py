@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from tiered_index.base.documents import Count, Crc32, Milliseconds, Place, Size
-from tiered_index.format.archived import queues_bytes_of
 from tiered_index.format.names import SEGMENTS_PREFIX, topic_of_store
+from tiered_index.format.segments.archived import queues_bytes_of
 
 if TYPE_CHECKING:
     import numpy as np

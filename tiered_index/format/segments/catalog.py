@@ -20,9 +20,9 @@ from msgspec import Meta, Struct
 from tiered_index.base.documents import Count, Crc32, Milliseconds, Place, Size, checks, decoded, encoded, unpacked
 from tiered_index.base.kernels import crc32
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.archived import segment_object_bytes
 from tiered_index.format.names import store_prefix
-from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment, Text, TimeRule, Times
+from tiered_index.format.segments.archived import segment_object_bytes
+from tiered_index.format.segments.segment import ArchivedSegment, LinkedSegment, Segment, Text, TimeRule, Times
 
 CATALOG_MAGIC = b"TIXCATA\n"
 CATALOG_VERSION = 3

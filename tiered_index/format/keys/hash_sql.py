@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import known_rule
+from tiered_index.format.keys.hashing import known_rule
 
 # The appended element -1 makes the last step of the fold apply the hash rule, so that the fold is written only once
 _DUCKDB = """\

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled
-from tiered_index.format.distinct import distinct_numbers
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.keys.distinct import distinct_numbers
+from tiered_index.format.keys.hashing import normal_hashes
 
 FILTER_BLOCK_BYTES = 32
 # Bits per distinct key: about 1.1% false positives

@@ -1,0 +1,1 @@
+"""Keys: their hashes and filters."""

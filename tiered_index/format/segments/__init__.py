@@ -1,0 +1,1 @@
+"""Archived segments of logs, their catalogs, and ranges of offsets."""
