@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tiered_index.service.jobs.erase import Erasure
     from tiered_index.service.jobs.expiry import ExpiryPlan
     from tiered_index.service.jobs.expiry import expire_index as expire
-    from tiered_index.service.jobs.merge_plan import MergeOptions
     from tiered_index.service.jobs.merge_run import MergeReport
     from tiered_index.service.jobs.merge_run import merge_index as merge
+    from tiered_index.service.jobs.rewriting.merge_plan import MergeOptions
     from tiered_index.service.opening import WriterHealth
-    from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
+    from tiered_index.service.read.answers.messages import Fetched, MessageSource, MessagesResult
     from tiered_index.service.reader import IndexReader
     from tiered_index.sources.linked_rows import FileRow, FileRows
     from tiered_index.types import (
@@ -107,10 +107,10 @@ _NAMES = {
     "service.index": ("IndexService",),
     "service.jobs.copying": ("CopyReport", "copy"),
     "service.jobs.expiry": ("ExpiryPlan", "expire"),
-    "service.jobs.merge_plan": ("MergeOptions",),
+    "service.jobs.rewriting.merge_plan": ("MergeOptions",),
     "service.jobs.merge_run": ("MergeReport", "merge"),
     "service.opening": ("WriterHealth",),
-    "service.read.messages": ("Fetched", "MessageSource", "MessagesResult"),
+    "service.read.answers.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
     "sources.linked_rows": ("FileRow", "FileRows"),
     "types": (

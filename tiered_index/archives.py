@@ -16,11 +16,11 @@ from tiered_index.kafka.erasure import RecordsToErase
 from tiered_index.kafka.names import keys_in
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
-from tiered_index.service.jobs.erase_segments import FoundMessages
+from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.sources.restart import has_points, windows_to_erase
 from tiered_index.sources.row_archive import RowsToErase, has_rows
 from tiered_index.storage.base import StorageOptions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.config import IndexConfig
 from tiered_index.kafka.names import keys_in
-from tiered_index.service.read.row_places import has_files
+from tiered_index.service.read.segments.places import has_files
 from tiered_index.systems import FILES, KAFKA, ROCKETMQ, position_names, words_of
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tiered_index.kafka.messages import KafkaMessages
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
     from tiered_index.service.index import IndexService
-    from tiered_index.service.read.messages import MessageSource
-    from tiered_index.service.read.segment_archive import SegmentArchive
+    from tiered_index.service.read.answers.messages import MessageSource
+    from tiered_index.service.read.segments.archive import SegmentArchive
     from tiered_index.service.reader import IndexReader
     from tiered_index.sources.linked_rows import FileRows
 

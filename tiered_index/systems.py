@@ -13,9 +13,9 @@ from tiered_index.format.keys.spelling import split_name
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.service.log import topic_keys
 from tiered_index.service.log.reads import READ_PREFIX
-from tiered_index.service.read.compacted import CompactedFile
-from tiered_index.service.read.root_view import UnsealedView
-from tiered_index.service.read.row_places import FILES_QUEUE, files_topic
+from tiered_index.service.read.files.compacted import CompactedFile
+from tiered_index.service.read.files.root_view import UnsealedView
+from tiered_index.service.read.segments.places import FILES_QUEUE, files_topic
 from tiered_index.service.reader import IndexReader
 
 if TYPE_CHECKING:

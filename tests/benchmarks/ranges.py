@@ -38,7 +38,7 @@ from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.format.keys.hashing import key_hash, normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, PRESETS, SLOT_SIZE, Layout
 from tiered_index.format.trailer import Run
-from tiered_index.service.read.compacted import CompactedFile, StorageBytes
+from tiered_index.service.read.files.compacted import CompactedFile, StorageBytes
 from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.metering import MeteredStorage

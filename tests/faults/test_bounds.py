@@ -17,7 +17,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable, TieredIndexError
 from tiered_index.service import opening
-from tiered_index.service.read import unsealed
+from tiered_index.service.read.files import unsealed
 
 T = 1_700_000_000_000
 BUDGET = 60_000

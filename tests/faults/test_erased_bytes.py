@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
 from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
-from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.read.caches.disk import CacheFolder, DiskCache
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.local.storage import LocalStorage

@@ -10,9 +10,9 @@ from tiered_index import IndexService
 from tiered_index.base.clock import SystemClock
 from tiered_index.errors import ObjectArchived
 from tiered_index.format.names import log_name
-from tiered_index.service.jobs.catalogs import merge_catalogs
 from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.segments.catalogs import merge_catalogs
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.cold_index import ColdIndex, cold_index
 from tests.support.model import Answer
-from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.read.caches.disk import CacheFolder, DiskCache
 
 SOMEBODY = 54321
 

@@ -12,8 +12,8 @@ from tests.property.published import mark
 from tests.property.rules_of_readers import SOURCED, ReadingMachine, askers, plain_askers
 from tests.support.log_records import publish
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError
+from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.parts import source_number
-from tiered_index.service.read.results import QueryResults
 
 counts = st.sampled_from([1, 3, 64])
 # the arguments that a rule of lookups draws, besides the reader

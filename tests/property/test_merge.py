@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging, RegionItem
 from tiered_index import Lookup
-from tiered_index.service.jobs import merge_plan as plan
-from tiered_index.service.jobs import rewrite as task_module
+from tiered_index.service.jobs.rewriting import merge_plan as plan
+from tiered_index.service.jobs.rewriting import rewrite as task_module
 from tiered_index.service.read.lookups import Lookups
 
 KINDS = {"native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}}

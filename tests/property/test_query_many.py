@@ -19,8 +19,8 @@ from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
 from tiered_index.format import compacted
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.read import batch as batches
-from tiered_index.service.read import file_search as search
+from tiered_index.service.read.answers import batch as batches
+from tiered_index.service.read.files import file_search as search
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 

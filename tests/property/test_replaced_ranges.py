@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.support.log_records import GENESIS
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
-from tiered_index.replaced import Replacement
 from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.replaced import Replacement
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.batch import LookupBatch
+from tiered_index.service.read.answers.batch import LookupBatch
 from tiered_index.types import Lookup
 
 STORES = {linked_store("t", 0): ("t", 0), linked_store("", TOPICS_QUEUE): ("other", TOPICS_QUEUE)}

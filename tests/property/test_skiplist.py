@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sortedcontainers import SortedKeyList
 
-from tiered_index.service.read import skiplist
-from tiered_index.service.read.skiplist import TimeRangeSkipList
+from tiered_index.service.read.files import skiplist
+from tiered_index.service.read.files.skiplist import TimeRangeSkipList
 
 _BOUND = st.integers(-8, 8)
 _STEP = st.one_of(
@@ -89,7 +89,7 @@ class _Interleaving:
             sys.settrace(before)
 
     def _enter(self, frame, event, arg):
-        if not frame.f_code.co_filename.endswith("service/read/skiplist.py"):
+        if not frame.f_code.co_filename.endswith("service/read/files/skiplist.py"):
             return None
         frame.f_trace_opcodes = True
         return self._step

@@ -14,9 +14,9 @@ from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.base.clock import ManualClock
 from tiered_index.format.keys.hashing import lookup_numbers
-from tiered_index.service.read.batch import LookupBatch
-from tiered_index.service.read.file_view import LocalView
-from tiered_index.service.read.rows import PreparedLookup
+from tiered_index.service.read.answers.batch import LookupBatch
+from tiered_index.service.read.answers.rows import PreparedLookup
+from tiered_index.service.read.files.file_view import LocalView
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 

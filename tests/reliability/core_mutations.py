@@ -41,11 +41,11 @@ from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import GROUP_DTYPE, TAIL_SIZE, Directory, Trailer, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
-from tiered_index.service.read.batch import LookupBatch, Matches, OrderedRows, in_core
-from tiered_index.service.read.compacted import LocalBytes
-from tiered_index.service.read.file_search import collected, search_file
-from tiered_index.service.read.rows import PreparedLookup
-from tiered_index.service.read.unsealed import UnsealedFile
+from tiered_index.service.read.answers.batch import LookupBatch, Matches, OrderedRows, in_core
+from tiered_index.service.read.answers.rows import PreparedLookup
+from tiered_index.service.read.files.compacted import LocalBytes
+from tiered_index.service.read.files.file_search import collected, search_file
+from tiered_index.service.read.files.unsealed import UnsealedFile
 from tiered_index.storage.base import OpenObject
 from tiered_index.types import Lookup
 

@@ -46,7 +46,7 @@ def small_parts() -> Iterator[None]:
         for module in ("compacted", "shard"):
             for name, value in (("GROUP_BYTES", 256), ("BLOCK_BYTES", 128)):
                 stack.enter_context(mock.patch(f"tiered_index.format.{module}.{name}", value))
-        stack.enter_context(mock.patch("tiered_index.service.jobs.rewrite.PIECE_ITEMS", 16))
+        stack.enter_context(mock.patch("tiered_index.service.jobs.rewriting.rewrite.PIECE_ITEMS", 16))
         yield
 
 

@@ -28,13 +28,13 @@ from tiered_index.format.verify import verify_compacted, verify_shard
 from tiered_index.rocketmq.classic import infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.store import decode_entries
-from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
+from tiered_index.service.jobs.rewriting.merge_plan import MergeOptions, plan_merge
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import LeaseWatch
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.cold_path import ColdPath
-from tiered_index.service.read.rows import decode_cursor, query_digest
-from tiered_index.service.read.window_table import WindowTable
+from tiered_index.service.read.answers.rows import decode_cursor, query_digest
+from tiered_index.service.read.files.cold_path import ColdPath
+from tiered_index.service.read.files.window_table import WindowTable
 from tiered_index.service.root import Marker
 from tiered_index.storage.memory import MemoryStorage
 

@@ -68,8 +68,8 @@ from tiered_index.rocketmq.classic import classic_file_names, read_entries
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.answers.rows import encode_cursor, query_digest
 from tiered_index.service.read.lookups import Lookups
-from tiered_index.service.read.rows import encode_cursor, query_digest
 from tiered_index.storage.opening import open_storage
 
 _MOST_S = 20

@@ -18,8 +18,8 @@ from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, LOG_PREFIX, S
 from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import Segments
-from tiered_index.tombstones import Tombstone
+from tiered_index.service.log.tombstones import Tombstone
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.types import Lookup, QueryResult
 
 SOURCE = "log"

@@ -55,17 +55,17 @@ from tiered_index.service.anew import begin_anew
 from tiered_index.service.jobs.copying import COPY_OF, Copier
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.expiry import expire
-from tiered_index.service.jobs.job import JobOvertaken
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.rewriting.job import JobOvertaken
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import JobOverdue
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.memory import MemoryStorage
 

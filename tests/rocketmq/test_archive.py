@@ -30,7 +30,7 @@ from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.service.jobs import segment_uploads
+from tiered_index.service.jobs.segments import uploads
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.memory import MemoryStorage
 
@@ -378,7 +378,7 @@ def test_a_restart_notices_segments_that_were_rewritten_meanwhile(followed):
 
 
 def test_a_rewritten_segment_replaces_its_copy_if_the_clock_went_back(followed, monkeypatch):
-    for module in (format_archived, segment_uploads):  # the cut is behind the part that is always compared
+    for module in (format_archived, uploads):  # the cut is behind the part that is always compared
         monkeypatch.setattr(module, "HEAD_BYTES", 1_024)
 
     class SetBack(ManualClock):

@@ -25,13 +25,13 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.jobs import erase_segments as segments
-from tiered_index.service.jobs import segment_uploads
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase import erase as erase_by
 from tiered_index.service.jobs.repair import Repairs
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segments import erase_segments as segments
+from tiered_index.service.jobs.segments import uploads
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -131,7 +131,7 @@ ASKED = {
 @pytest.mark.parametrize(("selection", "concerns"), ASKED.values(), ids=ASKED.keys())
 def test_bodies_and_properties_go_and_everything_else_stays(store, life, selection, concerns, monkeypatch):
     """Also at the edges of the parts that are read and sent."""
-    monkeypatch.setattr(segment_uploads, "_READ_BYTES", HEAD_BYTES)
+    monkeypatch.setattr(uploads, "_READ_BYTES", HEAD_BYTES)
     storage, index, messages = life
     before = read_all(storage)
     until = selection.get("before_ms", 1 << 60)

@@ -13,7 +13,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.segments import archived as layout
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.storage.memory import MemoryStorage
 
 # large segments, so that a chunk can be smaller than a piece

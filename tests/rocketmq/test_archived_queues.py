@@ -30,13 +30,13 @@ from tiered_index.rocketmq.log.segments import list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.queue_sources import message_at
-from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.segments.catalogs import send_catalog
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
 

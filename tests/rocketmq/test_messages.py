@@ -36,7 +36,7 @@ from tiered_index.rocketmq.log import commitlog
 from tiered_index.rocketmq.log.layout import STORE_V6
 from tiered_index.rocketmq.log.message import show_body
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.service.read.messages import MessagesResult
+from tiered_index.service.read.answers.messages import MessagesResult
 
 
 def test_an_archived_segment_that_is_refused_is_the_state_of_its_messages(index, store, storage):

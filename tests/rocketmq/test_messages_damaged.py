@@ -30,7 +30,7 @@ from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
 
 
 def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):

@@ -14,7 +14,7 @@ from tiered_index.errors import BudgetExceeded
 from tiered_index.rocketmq.archive.messages import Containing
 from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
-from tiered_index.service.read.messages import Fetched
+from tiered_index.service.read.answers.messages import Fetched
 
 T = 1_700_000_000_000
 BODIES = [b"Paid 17 EUR", b"refused: card", b"\xff\0binary", "Grüße".encode() * 100, b"paid 18 EUR", b"PAID"]

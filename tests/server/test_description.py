@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.server.conftest import DESCRIPTION, index_in, put_entries, service_of, serving
 from tiered_index.server import wire
 from tiered_index.server.app import HttpService
-from tiered_index.service.read.messages import MessagesResult, MessageState
+from tiered_index.service.read.answers.messages import MessagesResult, MessageState
 from tiered_index.types import (
     FilePlace,
     FileReport,

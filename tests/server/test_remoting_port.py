@@ -29,7 +29,7 @@ from tiered_index.server.listening import bind
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.remoting import read_keys, remoting_listener
 from tiered_index.server.served import Audit, Caps, Served, redaction_of
-from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.storage.opening import open_storage
 
 SECRET = "0123456789abcdef"

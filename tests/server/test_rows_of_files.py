@@ -16,7 +16,7 @@ from tests.server.conftest import on_a_port, serving
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.client import IndexClient
 from tiered_index.config import IndexConfig
-from tiered_index.service.read.rows import once
+from tiered_index.service.read.answers.rows import once
 
 BEGIN_S = 1_700_000_000
 KEYS = ("--topic", "orders", "--key", "order_id", "--time", "at")

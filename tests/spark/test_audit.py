@@ -27,13 +27,13 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.tombstones import Tombstone
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.audit.differences import may_hold
 from tiered_index.spark.audit.entries import ALL_TIME, Picked
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-from tiered_index.tombstones import Tombstone
 
 COUNT = 3_000
 LATE = IndexConfig(slots=64, items=100_000, max_late_s=10**10)

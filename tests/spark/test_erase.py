@@ -22,10 +22,10 @@ from tiered_index.base.retention import Retention
 from tiered_index.format.segments.archived import HEAD_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.service.jobs.catalogs import merge_catalogs
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.merge_run import MergeOptions, merge_index
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.jobs.segments.catalogs import merge_catalogs
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.spark import audit, look_up, merge, register
 from tiered_index.spark import erase as erase_on
 from tiered_index.storage.local.storage import LocalStorage

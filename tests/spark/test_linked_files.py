@@ -22,7 +22,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX
 from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.sources import linked as linker
 from tiered_index.sources import restart
 from tiered_index.sources.listing import listed_files

@@ -22,7 +22,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.jobs.merge_plan import window_seconds
+from tiered_index.service.jobs.rewriting.merge_plan import window_seconds
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
 from tiered_index.spark import SourceRange, build

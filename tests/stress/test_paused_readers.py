@@ -11,7 +11,7 @@ from tests.support.core import compiled_core
 from tests.support.hanging import beside
 from tests.support.rounds import compact_only
 from tests.support.storage_faults import FaultStorage
-from tiered_index.service.read.file_view import LocalView
+from tiered_index.service.read.files.file_view import LocalView
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 

@@ -2,8 +2,8 @@
 
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.clock import Clock
-from tiered_index.service.jobs.merge_plan import MergeOptions
 from tiered_index.service.jobs.merge_run import MergeReport, merge
+from tiered_index.service.jobs.rewriting.merge_plan import MergeOptions
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.lookups import Lookups
 from tiered_index.storage.base import Storage

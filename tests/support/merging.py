@@ -20,9 +20,9 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.base.clock import ManualClock
-from tiered_index.service.jobs import merge_plan
 from tiered_index.service.jobs.merge_run import MergeOptions, MergeReport, merge, plan
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.rewriting import merge_plan
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.lookups import Lookups

@@ -17,7 +17,7 @@ from tiered_index.format.compacted import SealedFile
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.service.life import lifecycle
 from tiered_index.service.life.context import sealed_form
-from tiered_index.service.read.unsealed import UnsealedFile
+from tiered_index.service.read.files.unsealed import UnsealedFile
 from tiered_index.storage.base import Writer
 
 

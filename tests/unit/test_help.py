@@ -20,7 +20,7 @@ MODULES = [
     "tiered_index.client",
     "tiered_index.errors",
     "tiered_index.follow",
-    "tiered_index.metrics",
+    "tiered_index.service.metrics",
     "tiered_index.spark",
     "tiered_index.storage.base",
 ]

@@ -6,7 +6,7 @@ from docs.generators.sizing_page import PAGE, computed, inputs_of, shown, sizing
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.jobs import merge_run as run
-from tiered_index.service.jobs import rewrite as task_module
+from tiered_index.service.jobs.rewriting import rewrite as task_module
 from tiered_index.spark.writing import plan as plan_module
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.prices import PriceTable

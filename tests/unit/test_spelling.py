@@ -3,7 +3,7 @@
 import pytest
 
 from tiered_index.format.keys.spelling import key_text, similar_keys
-from tiered_index.service.read.rows import check_key
+from tiered_index.service.read.answers.rows import check_key
 from tiered_index.types import MAX_KEY_UNITS
 
 FORMS = {b"order-1": "order-1", "bestellung-ä".encode(): "bestellung-ä", b"\0\0\0\0\0\0\0*": "0x000000000000002a"}

@@ -30,7 +30,7 @@ from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.read.export import Export
-from tiered_index.service.read.row_places import RowPlaces
+from tiered_index.service.read.segments.places import RowPlaces
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.disk import Disk
 from tiered_index.types import FilePlace

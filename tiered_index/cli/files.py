@@ -23,9 +23,9 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
 from tiered_index.format.segments.segment import ArchivedSegment
-from tiered_index.service.jobs.ranges import droppable
+from tiered_index.service.jobs.segments.ranges import droppable
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.compacted import DamagedFile
+from tiered_index.service.read.files.compacted import DamagedFile
 from tiered_index.service.read.inventory import du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
 

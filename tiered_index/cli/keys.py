@@ -28,7 +28,7 @@ from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, likely_seconds
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
-from tiered_index.service.read.results import QueryResults
+from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.keys import FIELDS
 from tiered_index.types import Answer, FileReport, Lookup, format_time

@@ -306,7 +306,7 @@ def _known_keys(config: IndexConfig, topic: str | None) -> set[str]:
     """Return the keys of the rows of files of a topic (None: of all topics by a field) that an index has already."""
     from tiered_index.format.names import TOPICS_QUEUE, linked_store
     from tiered_index.service.log.topic_keys import rules_in
-    from tiered_index.service.read.row_places import FILES_QUEUE
+    from tiered_index.service.read.segments.places import FILES_QUEUE
     from tiered_index.service.reader import IndexReader
     from tiered_index.systems import position_names
 

@@ -14,9 +14,9 @@ from tiered_index.cli.output import Output, describe_object
 from tiered_index.cli.session import Session, StoredIndex, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.jobs.merge_plan import MergeOptions, MergeRewrite
 from tiered_index.service.jobs.merge_run import estimate, plan
 from tiered_index.service.jobs.merge_run import merge as merge_tables
+from tiered_index.service.jobs.rewriting.merge_plan import MergeOptions, MergeRewrite
 from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.storage.probe import probe_put_if_absent
 

@@ -25,8 +25,8 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
-from tiered_index.service.read.budget import LookupBudget, LookupLimits
-from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
+from tiered_index.service.read.answers.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.systems import FILES, OTHER, Words
 from tiered_index.types import Lookup, format_time

@@ -16,7 +16,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.types import LIKELY_SECONDS, format_time, parse_time
 
 if TYPE_CHECKING:
-    from tiered_index.service.read.budget import LookupLimits
+    from tiered_index.service.read.answers.budget import LookupLimits
 
 
 def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
@@ -243,7 +243,7 @@ class LimitOptions:
     def of_lookups(self) -> LookupLimits:
         """The bounds. Raises `InvalidArgument`."""
         # imported here: help needs none
-        from tiered_index.service.read.budget import LookupLimits
+        from tiered_index.service.read.answers.budget import LookupLimits
 
         return LookupLimits(self.max_requests, self.max_bytes, self.timeout)
 

@@ -20,11 +20,11 @@ from tiered_index.cli.output import Output, counted, error_document, unknown_top
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.format.keys.spelling import similar_keys
 from tiered_index.service.log.session import WriterStatus
-from tiered_index.service.read.budget import Limits, LookupLimits
-from tiered_index.service.read.compacted import DamagedFile
-from tiered_index.service.read.messages import MessagesResult
-from tiered_index.service.read.results import PageTotals
-from tiered_index.service.read.rows import once
+from tiered_index.service.read.answers.budget import Limits, LookupLimits
+from tiered_index.service.read.answers.messages import MessagesResult
+from tiered_index.service.read.answers.results import PageTotals
+from tiered_index.service.read.answers.rows import once
+from tiered_index.service.read.files.compacted import DamagedFile
 from tiered_index.service.reader import IndexReader
 from tiered_index.systems import FILES, KAFKA, ROCKETMQ, Words, key_names_of, position_names, words_of
 from tiered_index.types import Explain, FileReport, Freshness, Lookup, QueryResult, TopicsResult, format_time

@@ -22,7 +22,7 @@ from tiered_index.errors import BackPressure, CloseTimeout, StorageUnavailable, 
 from tiered_index.follow import PatientPut
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.service.index import IndexService
-from tiered_index.service.read.compacted import DamagedFile
+from tiered_index.service.read.files.compacted import DamagedFile
 
 _LOOK_INTERVAL_S = 0.25
 _PAUSE_S = 1.0

@@ -26,7 +26,7 @@ from tiered_index.service.jobs.lost import give_up, named
 from tiered_index.service.jobs.verify_report import Missing
 from tiered_index.service.log.records import ArchivedSegment, LostObject, LostRange, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.compacted import DamagedFile, open_local, verify_runs, verify_tables
+from tiered_index.service.read.files.compacted import DamagedFile, open_local, verify_runs, verify_tables
 from tiered_index.service.read.inventory import describe_handle
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root, RootLock

@@ -35,7 +35,7 @@ from tiered_index.server.remoting import remoting_listener
 from tiered_index.server.served import Audit, Caps, Index, Served, redaction_of
 from tiered_index.server.tokens import Tokens, access_warning
 from tiered_index.service.index import IndexService
-from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.service.root import allow_many_files
 
 # Threshold of the garbage collector (objects created less objects freed): an answer to a large batch has thousands

@@ -27,8 +27,8 @@ from tiered_index.service.jobs.repair import Repair, Repairs
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Defect, Report
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.compacted import CompactedFile
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.files.compacted import CompactedFile
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.probe import probe_put_if_absent

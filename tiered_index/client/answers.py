@@ -15,7 +15,7 @@ from tiered_index import errors, types
 from tiered_index.base.documents import typed
 from tiered_index.base.encoding import COLUMNS, STATUS
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.read.messages import Fetched, MessagesResult
+from tiered_index.service.read.answers.messages import Fetched, MessagesResult
 
 if TYPE_CHECKING:
     import pyarrow as pa

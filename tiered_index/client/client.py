@@ -27,10 +27,10 @@ import httpx
 from tiered_index.base.encoding import ARROW, JSON
 from tiered_index.client import answers
 from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
-from tiered_index.service.read.budget import Limits
-from tiered_index.service.read.lookup_columns import check_lookups
-from tiered_index.service.read.messages import MessagesResult
-from tiered_index.service.read.rows import check_key, check_topic, once
+from tiered_index.service.read.answers.budget import Limits
+from tiered_index.service.read.answers.lookup_columns import check_lookups
+from tiered_index.service.read.answers.messages import MessagesResult
+from tiered_index.service.read.answers.rows import check_key, check_topic, once
 from tiered_index.types import IndexItem, Lookup, QueryResult, TopicsResult
 
 if TYPE_CHECKING:

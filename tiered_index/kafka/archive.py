@@ -29,7 +29,7 @@ from tiered_index.follow import Loss
 from tiered_index.kafka.client import Place, ReadStopped, TopicRetention
 from tiered_index.kafka.columns import RecordLists, encode_records, times_in
 from tiered_index.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end, positions_by_store
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.files import encode
 

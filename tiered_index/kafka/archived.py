@@ -34,7 +34,7 @@ from tiered_index.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_e
 from tiered_index.service.index import IndexService
 from tiered_index.service.log import topic_keys
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.types import inclusive
 
 # one log record names at most so many copied objects, and about so many bytes of records

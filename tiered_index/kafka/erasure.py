@@ -17,9 +17,9 @@ from tiered_index.kafka.columns import SIZE, encode_records, keys_of_file, recor
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import Name
 from tiered_index.service.jobs.erase import EraseRequest
-from tiered_index.service.jobs.erase_segments import FoundMessages
+from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from tiered_index.kafka.keys import FUNCTION, KeyFunction, RecordKeys
 from tiered_index.kafka.names import Name, keys_in
 from tiered_index.kafka.record import KafkaRecord
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.messages import Fetched, MessageState, Search
-from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.systems import KAFKA
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 

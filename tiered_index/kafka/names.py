@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
 from tiered_index.service.log.topic_keys import rules_in, scopes_in
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 
 BEGIN_PREFIX = "kafka-begin:"
 """Before a log's name in the archive: the position is the offset at which the log was read first, if it is not 0."""

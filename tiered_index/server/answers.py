@@ -16,8 +16,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tiered_index import types
-from tiered_index.service.read import messages as read_messages
-from tiered_index.service.read.messages import MessageState
+from tiered_index.service.read.answers import messages as read_messages
+from tiered_index.service.read.answers.messages import MessageState
 from tiered_index.types import Explain, FileReport, IndexItem, LostFile
 
 

@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from tiered_index.metrics import Gauges
 from tiered_index.server import console as page
 from tiered_index.server.bounds import BoundedRequests
 from tiered_index.server.calls import Calls, Handlers
@@ -27,6 +26,7 @@ from tiered_index.server.operations import Operation, described, operations_of
 from tiered_index.server.parameters import Nothing, of_query
 from tiered_index.server.served import Served
 from tiered_index.server.stored import StoredHandlers
+from tiered_index.service.metrics import Gauges
 
 HANDLERS = (LookupHandlers, StoredHandlers, EntryHandlers, HealthHandlers)
 OPERATIONS: tuple[Operation, ...] = tuple(operation for kind in HANDLERS for operation in operations_of(kind))

@@ -28,7 +28,7 @@ from tiered_index.server.parameters import Spending
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Caps, Served
 from tiered_index.server.tokens import Caller
-from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 

@@ -39,9 +39,9 @@ from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.log.expired import NOTHING
-from tiered_index.service.read.budget import RequestStats
-from tiered_index.service.read.messages import FoundMessage, MessagesResult, pause_s
-from tiered_index.service.read.results import PageTotals, QueryResults
+from tiered_index.service.read.answers.budget import RequestStats
+from tiered_index.service.read.answers.messages import FoundMessage, MessagesResult, pause_s
+from tiered_index.service.read.answers.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.linked_rows import FileRow
 from tiered_index.systems import ROCKETMQ, key_names_of, position_names

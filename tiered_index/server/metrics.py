@@ -1,6 +1,6 @@
 """Metrics of a service for Prometheus: `tiered_index_*`, in base units. Names of counters end in ``_total``.
 
-Counters move with each request. The state of index, caches and storage is that of `tiered_index.metrics`. No label of
+Counters move with each request. The state of index, caches and storage is that of `tiered_index.service.metrics`. No label of
 the counters has a key, a topic, or a text that a client chose. Threads: any.
 """
 
@@ -21,8 +21,8 @@ from prometheus_client import (
 )
 
 from tiered_index.base.version import __version__
-from tiered_index.metrics import Gauges, StateCollector
 from tiered_index.server.served import Index
+from tiered_index.service.metrics import Gauges, StateCollector
 from tiered_index.types import Explain
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"

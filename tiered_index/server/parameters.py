@@ -18,8 +18,8 @@ from tiered_index.base.documents import decoder_of
 from tiered_index.config import Wait
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.problems import Refused
-from tiered_index.service.read.budget import LookupLimits
-from tiered_index.service.read.lookup_columns import LookupColumns
+from tiered_index.service.read.answers.budget import LookupLimits
+from tiered_index.service.read.answers.lookup_columns import LookupColumns
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 
 M = TypeVar("M", bound=Struct)

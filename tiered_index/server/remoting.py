@@ -19,7 +19,7 @@ from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Served
 from tiered_index.server.tokens import Grant, read_grants
-from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.answers.budget import LookupLimits
 
 # RocketMQ's clients wait for 18 s
 _LONGEST_S = 15.0

@@ -19,11 +19,11 @@ from tiered_index.base.call import deadline_at
 from tiered_index.base.encoding import json_text
 from tiered_index.errors import SetupUnavailable, TieredIndexError
 from tiered_index.message_sources import MessageSources
-from tiered_index.metrics import Gauges
 from tiered_index.server.problems import Redaction, without_paths
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
-from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.metrics import Gauges
+from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.service.reader import IndexReader
 
 Index = IndexReader | IndexService

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tiered_index.base.encoding import ARROW, COLUMNS, JSON, NDJSON, STATUS, json_text, plain
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
-from tiered_index.service.read.results import QueryResults
+from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.types import QueryResult, TopicsResult, describe_places
 
 __all__ = ["ARROW", "COLUMNS", "JSON", "NDJSON"]

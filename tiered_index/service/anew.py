@@ -30,20 +30,20 @@ from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, TieredIndexError
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED, linked_store
-from tiered_index.replaced import RangeTable
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
 from tiered_index.service.life.same_file import check_same, is_in
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.kept import LOG, KeptLog
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.replaced import RangeTable
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.read.export import Export, ExportRange
-from tiered_index.service.read.root_view import RootView, UnsealedView
-from tiered_index.service.read.row_places import FILES_QUEUES
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile, open_local
+from tiered_index.service.read.files.root_view import RootView, UnsealedView
+from tiered_index.service.read.files.snapshot import Handle
+from tiered_index.service.read.segments.places import FILES_QUEUES
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.root import ASIDE, SENT, Root, RootLock, disk_error
 from tiered_index.service.root.files import LIST, FileList
 from tiered_index.service.root.seen import SeenFile

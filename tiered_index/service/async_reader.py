@@ -22,11 +22,11 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed
 from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.budget import Limits
+from tiered_index.service.read.answers.budget import Limits
+from tiered_index.service.read.answers.messages import MessageSource, MessagesResult
+from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.export import Export
-from tiered_index.service.read.messages import MessageSource, MessagesResult
 from tiered_index.service.read.parts import hand_over
-from tiered_index.service.read.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import Usage

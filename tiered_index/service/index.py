@@ -54,25 +54,25 @@ from tiered_index.format.names import queue_of_log
 from tiered_index.format.schema import Schema
 from tiered_index.format.segments.archived import footer_bytes_of
 from tiered_index.format.segments.segment import LinkedSegment, Times
-from tiered_index.replaced import Replacement
 from tiered_index.service.hooks import Hooks, PositionHook, ProblemHook
-from tiered_index.service.jobs.segment_uploads import MessagesOf, QueuesOf, ReadSegment, SegmentUploads, SourceSegment
+from tiered_index.service.jobs.segments.uploads import MessagesOf, QueuesOf, ReadSegment, SegmentUploads, SourceSegment
 from tiered_index.service.life.context import Progress
 from tiered_index.service.life.merge_worker import LONGEST_PAUSE_S, ROUND_S, Merged
 from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.reads import bounds_of_root, reads_in
 from tiered_index.service.log.records import ArchivedSegment, LostObject
+from tiered_index.service.log.replaced import Replacement
 from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import Parts, WriterHealth, open_parts
-from tiered_index.service.read.catalog import Handle, Snapshot
-from tiered_index.service.read.compacted import DamagedFile
-from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
-from tiered_index.service.read.logs import Logs
+from tiered_index.service.read.answers.logs import Logs
+from tiered_index.service.read.files.compacted import DamagedFile
+from tiered_index.service.read.files.file_view import LocalView, Viewed, WholeView
+from tiered_index.service.read.files.snapshot import Handle, Snapshot
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
-from tiered_index.service.read.row_places import RowPlaces, alive
 from tiered_index.service.read.scan import LookupFiles
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.places import RowPlaces, alive
 from tiered_index.service.write.buffer import BufferedChunk, Chunk
 from tiered_index.service.write.owned import SourceQueues, check_position_name, is_of_source, names_of
 from tiered_index.service.write.validation import (

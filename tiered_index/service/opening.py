@@ -47,13 +47,13 @@ from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Catalog, Handle
-from tiered_index.service.read.cold_path import ColdPath, ColdSettings
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile
-from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.read.caches.disk import CacheFolder, DiskCache
+from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.files.snapshot import Catalog, Handle
+from tiered_index.service.read.files.unsealed import UnsealedFile
 from tiered_index.service.read.query import QueryEngine
-from tiered_index.service.read.row_places import RowPlaces
-from tiered_index.service.read.unsealed import UnsealedFile
+from tiered_index.service.read.segments.places import RowPlaces
 from tiered_index.service.root import CACHE, SENT, Marker, Root, RootLock, allow_many_files, disk_errors
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.service.root.seen import SeenFile

@@ -33,23 +33,23 @@ from tiered_index.errors import (
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.budget import LookupBudget, LookupLimits
-from tiered_index.service.read.caches import Caches
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.cold_path import RangeReadPool
-from tiered_index.service.read.compacted import CompactedFile
-from tiered_index.service.read.disk_cache import DiskCache
-from tiered_index.service.read.file_view import WholeView
+from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
+from tiered_index.service.read.caches.disk import DiskCache
+from tiered_index.service.read.caches.memory import Caches
+from tiered_index.service.read.files.cold_path import RangeReadPool
+from tiered_index.service.read.files.compacted import CompactedFile
+from tiered_index.service.read.files.file_view import WholeView
+from tiered_index.service.read.files.root_view import UnsealedView
+from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.read.parts import ReaderParts
 from tiered_index.service.read.polled import Polled, wait_for
 from tiered_index.service.read.prefix import Child, children_of
 from tiered_index.service.read.query import QueryEngine
-from tiered_index.service.read.root_view import UnsealedView
-from tiered_index.service.read.row_places import RowPlaces, alive
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.places import RowPlaces, alive
 from tiered_index.service.read.several import Listed, Several
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage

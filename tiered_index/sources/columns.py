@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Column, Schema
-from tiered_index.service.read.rows import check_topic
+from tiered_index.service.read.answers.rows import check_topic
 from tiered_index.service.write.validation import check_keys, check_number, message_row, milliseconds
 from tiered_index.types import time_with_zone
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument, listed
-from tiered_index.service.read.rows import check_key, check_range, check_topic
+from tiered_index.service.read.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import check_names
 from tiered_index.sources.messages import written_keys

@@ -30,9 +30,9 @@ from tiered_index.base.kernels import crc32
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import points_store, rows_store
 from tiered_index.format.segments.segment import LOST, LinkedSegment
-from tiered_index.replaced import ReplacedRanges
+from tiered_index.service.log.replaced import ReplacedRanges
 from tiered_index.service.log.topic_keys import named_end
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.sources.identity import (
     Content,
     Cut,

@@ -33,8 +33,8 @@ from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store
 from tiered_index.format.segments.segment import LinkedSegment, Times
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import Replacement
-from tiered_index.service.read.row_places import FILES_QUEUE, files_topic
-from tiered_index.service.read.rows import check_topic
+from tiered_index.service.read.answers.rows import check_topic
+from tiered_index.service.read.segments.places import FILES_QUEUE, files_topic
 from tiered_index.sources import restart
 from tiered_index.sources.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles, WrittenFiles

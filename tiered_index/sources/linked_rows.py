@@ -28,9 +28,9 @@ from tiered_index.format.names import linked_store, rows_store
 from tiered_index.format.segments.segment import LOST, LinkedSegment
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.topic_keys import rules_in
-from tiered_index.service.read.messages import Fetched, Search
-from tiered_index.service.read.row_places import file_place, has_files
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.answers.messages import Fetched, Search
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.places import file_place, has_files
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.columns import MAX_ROW_BYTES
 from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is

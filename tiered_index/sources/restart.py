@@ -33,13 +33,13 @@ from tiered_index.format.segments.columnar import (
     row_group_before,
 )
 from tiered_index.service.jobs.erase import EraseRequest
-from tiered_index.service.jobs.erase_segments import FoundMessages
-from tiered_index.service.jobs.segment_uploads import send_segment
+from tiered_index.service.jobs.segments.erase_segments import FoundMessages
+from tiered_index.service.jobs.segments.uploads import send_segment
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.messages import Search
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.answers.messages import Search
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.sources.streams import StreamedText
 
 SPACING_BYTES = 4 << 20

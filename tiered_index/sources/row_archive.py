@@ -36,12 +36,12 @@ from tiered_index.format.segments.columnar import NUMBER, decode_columns, encode
 from tiered_index.format.segments.segment import LinkedSegment, times_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest
-from tiered_index.service.jobs.erase_segments import FoundMessages
+from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.topic_keys import added_end
-from tiered_index.service.read.messages import Search
-from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.answers.messages import Search
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.sources.identity import OldOffsets, first_name
 from tiered_index.sources.known_files import Plan
 from tiered_index.sources.restart import group_rows

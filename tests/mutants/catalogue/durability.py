@@ -275,7 +275,7 @@ job-ends-as-if-done: a job that others overtook ends as if it had done its work
   + except JobOvertaken:
   tests/unit/service/test_job.py::test_it_gives_up_after_ten_plans_that_others_overtook
 merge-keeps-its-sources: the record adds the tables and leaves the files
-  in service/jobs/job.py:Rewrite.record
+  in service/jobs/rewriting/job.py:Rewrite.record
   - add, names, left_out=
   + add, names[1:], left_out=
   tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]

@@ -85,7 +85,7 @@ fenced-writer-accepts: a fenced writer still accepts puts
   + if False:
   tests/fencing/test_fencing.py::TestFencing::test_a_writer_that_was_taken_over_publishes_nothing[file]
 merge-publishes-what-is-gone: two merges of the same files are both published
-  in service/jobs/job.py:Rewrite.record
+  in service/jobs/rewriting/job.py:Rewrite.record
   - if gone := [name for name in names if name not in segments.state.objects]:
   + if (gone := [name for name in names if name not in segments.state.objects]) and not names:
   tests/unit/service/merge/test_readers_and_writers.py::test_of_two_merges_of_the_same_files_one_is_overtaken
@@ -110,7 +110,7 @@ build-published-twice: a build publishes again although its record was stored an
   + if not added:
   tests/spark/test_publishing.py::test_a_driver_that_is_killed_at_any_call_leaves_the_old_state_or_the_new_one
 merge-published-twice: a merge whose record was stored, but the response lost, fails as if overtaken
-  in service/jobs/job.py:publish.make
+  in service/jobs/rewriting/job.py:publish.make
   - if any(is_named(state, stored.name) for stored in sent) or not
   + if not
   tests/unit/service/merge/test_readers_and_writers.py::test_publishing_again_after_an_unknown_outcome_finds_its_own_record

@@ -15,7 +15,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.message_sources import MessageSources
 from tiered_index.server.tokens import add_token
-from tiered_index.service.read.messages import Fetched
+from tiered_index.service.read.answers.messages import Fetched
 
 pytestmark = pytest.mark.long
 

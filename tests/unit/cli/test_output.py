@@ -10,7 +10,7 @@ import pytest
 
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
 from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.types import Explain, FileReport, Freshness, LostFile, Provenance, QueryResult
 
 DAY_MS, BEGIN_MS = 86_400_000, 1_700_000_000_000

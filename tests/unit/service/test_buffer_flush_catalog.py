@@ -12,7 +12,7 @@ from tiered_index import IndexReader
 from tiered_index.base.clock import ManualClock
 from tiered_index.format import journal
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Catalog
+from tiered_index.service.read.files.snapshot import Catalog
 from tiered_index.service.write.buffer import OpenChunk
 from tiered_index.storage.memory import MemoryStorage
 
@@ -245,7 +245,7 @@ def test_a_file_is_visible_at_every_moment_of_a_change(change):
     meetings = []
 
     def look(frame, event, arg):
-        if not frame.f_code.co_filename.endswith(("service/read/catalog.py", "service/read/skiplist.py")):
+        if not frame.f_code.co_filename.endswith(("service/read/files/snapshot.py", "service/read/files/skiplist.py")):
             return None
         with catalog.reading() as snapshot:
             meetings.append("f3" in {handle.file_id for handle in snapshot.overlapping(4, 12)})

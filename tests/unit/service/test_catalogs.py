@@ -17,23 +17,28 @@ from tiered_index.base.retention import Horizon, Retention
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.names import linked_store, log_name
 from tiered_index.format.segments.segment import ArchivedSegment, LinkedSegment
-from tiered_index.service.jobs import catalogs, segment_uploads
-from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
 from tiered_index.service.jobs.copying import difference
 from tiered_index.service.jobs.erase import EraseRequest, erase
-from tiered_index.service.jobs.erase_segments import FoundMessages, SegmentResult, SegmentRewrite, erase_messages
 from tiered_index.service.jobs.expiry import record_expiry
-from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.rewriting.job import JobOvertaken, publish
+from tiered_index.service.jobs.segments import catalogs, uploads
+from tiered_index.service.jobs.segments.catalogs import merge_catalogs, plan_catalogs, send_catalog
+from tiered_index.service.jobs.segments.erase_segments import (
+    FoundMessages,
+    SegmentResult,
+    SegmentRewrite,
+    erase_messages,
+)
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.memory import MemoryStorage
 
 STORES = ("a", "b", "c")
@@ -177,8 +182,8 @@ def test_segments_that_overlap_are_refused_found_and_never_merged():
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothing(open_index, monkeypatch, nth, when):
     """Columnar segments are sent and named, again after each error; a catalog is in the way of neither."""
-    monkeypatch.setattr(segment_uploads, "LINES_OF_RECORD", 2)
-    monkeypatch.setattr(segment_uploads, "MOST_CATALOGS", 2)
+    monkeypatch.setattr(uploads, "LINES_OF_RECORD", 2)
+    monkeypatch.setattr(uploads, "MOST_CATALOGS", 2)
     storage = FaultStorage(MemoryStorage())
     index = open_index(storage_backend=storage)
     index.run_lifecycle()
@@ -231,8 +236,8 @@ def test_what_changes_during_a_merge_is_as_the_log_says_after_it():
 @pytest.mark.parametrize("least", [1, 3])
 def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, monkeypatch, least):
     """The writer makes catalogs; old segments are deleted only after the grace; a copy has them all."""
-    monkeypatch.setattr(segment_uploads, "LINES_OF_RECORD", 1)
-    monkeypatch.setattr(segment_uploads, "MOST_LINES", least)
+    monkeypatch.setattr(uploads, "LINES_OF_RECORD", 1)
+    monkeypatch.setattr(uploads, "MOST_LINES", least)
     monkeypatch.setattr(catalogs, "MOST_LINES", least)
     data = bytes(range(256)) * 40
 

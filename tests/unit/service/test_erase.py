@@ -24,13 +24,13 @@ from tiered_index.format.keys.hashing import key_hash
 from tiered_index.service.jobs import erase_find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
-from tiered_index.service.jobs.job import publish
+from tiered_index.service.jobs.rewriting.job import publish
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState
+from tiered_index.service.log.tombstones import Tombstone, Tombstones
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.tombstones import Tombstone, Tombstones
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 TOPICS = ("orders", "t")

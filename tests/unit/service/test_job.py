@@ -5,9 +5,9 @@ import pytest
 from tests.support.merging import BASE_MS, DAY_S
 from tiered_index.base.retention import Retention
 from tiered_index.errors import CorruptFile, RootBehind, StorageBehind, StorageUnavailable
-from tiered_index.service.jobs.job import InputsLost, Job, JobOvertaken, in_threads
-from tiered_index.service.jobs.merge_plan import plan_merge, plan_rewrite
 from tiered_index.service.jobs.orphans import sweep
+from tiered_index.service.jobs.rewriting.job import InputsLost, Job, JobOvertaken, in_threads
+from tiered_index.service.jobs.rewriting.merge_plan import plan_merge, plan_rewrite
 from tiered_index.service.log.publication import JobOverdue
 
 

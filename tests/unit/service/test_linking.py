@@ -9,8 +9,8 @@ from tiered_index.base.clock import ManualClock
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.names import CATALOG_PREFIX, linked_store
 from tiered_index.format.segments.segment import ArchivedSegment, LinkedSegment
-from tiered_index.service.jobs import catalogs, linking
-from tiered_index.service.jobs.catalogs import names_removed_by, send_catalog
+from tiered_index.service.jobs.segments import catalogs, linking
+from tiered_index.service.jobs.segments.catalogs import names_removed_by, send_catalog
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord

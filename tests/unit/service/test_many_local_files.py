@@ -18,11 +18,11 @@ from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import row_form
 from tiered_index.format.trailer import TAIL_SIZE, Tail, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
-from tiered_index.service.read.batch import LookupBatch
-from tiered_index.service.read.compacted import LocalBytes
-from tiered_index.service.read.file_view import LocalView
-from tiered_index.service.read.rows import PreparedLookup
-from tiered_index.service.read.unsealed import UnsealedFile
+from tiered_index.service.read.answers.batch import LookupBatch
+from tiered_index.service.read.answers.rows import PreparedLookup
+from tiered_index.service.read.files.compacted import LocalBytes
+from tiered_index.service.read.files.file_view import LocalView
+from tiered_index.service.read.files.unsealed import UnsealedFile
 
 T = 1_700_000_000
 NEVER = 2**40

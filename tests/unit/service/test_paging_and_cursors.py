@@ -15,8 +15,8 @@ from tiered_index import Lookup
 from tiered_index.errors import InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.read.batch import Matches, best_answers
-from tiered_index.service.read.rows import concatenate
+from tiered_index.service.read.answers.batch import Matches, best_answers
+from tiered_index.service.read.answers.rows import concatenate
 
 T = 1_700_000_000_000
 EXTENDED = Schema(

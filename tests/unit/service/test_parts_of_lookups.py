@@ -7,10 +7,10 @@ from tiered_index import Lookup
 from tiered_index.format.keys.hashing import fingerprint, key_hash
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import BLOCK_DTYPE, Run
-from tiered_index.service.read import batch as read_batch
-from tiered_index.service.read.batch import LookupBatch, MatchAccumulator, Matches, matching
-from tiered_index.service.read.file_search import _GiantSlot, scan_runs
-from tiered_index.service.read.rows import PreparedLookup
+from tiered_index.service.read.answers import batch as read_batch
+from tiered_index.service.read.answers.batch import LookupBatch, MatchAccumulator, Matches, matching
+from tiered_index.service.read.answers.rows import PreparedLookup
+from tiered_index.service.read.files.file_search import _GiantSlot, scan_runs
 
 
 def slot(batch, spans, *, ordered):

@@ -19,8 +19,8 @@ from tiered_index.format.names import JOURNAL_SUFFIX
 from tiered_index.service.jobs.verify import check_root
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.reads import read_name
-from tiered_index.service.read import root_view, unsealed
-from tiered_index.service.read.root_view import RootView
+from tiered_index.service.read.files import root_view, unsealed
+from tiered_index.service.read.files.root_view import RootView
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.types import no_progress

@@ -19,12 +19,13 @@ from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
-from tiered_index.service.jobs import job, repair
+from tiered_index.service.jobs import repair
 from tiered_index.service.jobs import verify as checks
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.rewriting import job
 from tiered_index.service.jobs.verify import check_root, check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.records import LogRecord, LostObject

@@ -16,20 +16,20 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.names import RANGES_PREFIX, TOPICS_QUEUE, linked_store
 from tiered_index.format.segments.ranges import encode_ranges
 from tiered_index.format.segments.segment import LinkedSegment
-from tiered_index.replaced import RangeTable, Replacement
 from tiered_index.service.anew import begin_anew
-from tiered_index.service.jobs import job
 from tiered_index.service.jobs.copying import copy_index
-from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
 from tiered_index.service.jobs.merge_run import merge_index, rewrite_objects
 from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.rewriting import job
+from tiered_index.service.jobs.rewriting.merge_plan import MergeOptions, plan_merge
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.range_objects import read_ranges
 from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.replaced import RangeTable, Replacement
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read import replaced_rows
-from tiered_index.service.read.root_view import RootView
+from tiered_index.service.read.answers import replaced_rows
+from tiered_index.service.read.files.root_view import RootView
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage

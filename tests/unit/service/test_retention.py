@@ -16,7 +16,7 @@ from tiered_index.service.jobs.expiry import SegmentTotals, plan_expiry, with_su
 from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.records import ArchivedSegment, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 
 NOW_MS = BASE_MS + 100 * DAY_MS
 

@@ -52,9 +52,9 @@ def test_what_needs_an_extra_names_it(monkeypatch):
     monkeypatch.delattr(tiered_index, "metrics")
     for name in ("prometheus_client", "prometheus_client.core"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "tiered_index.metrics", raising=False)
+    monkeypatch.delitem(sys.modules, "tiered_index.service.metrics", raising=False)
     with pytest.raises(ConfigError, match="pip install prometheus-client"):
-        tiered_index.metrics  # noqa: B018
+        tiered_index.service.metrics  # noqa: B018
 
     class Table:
         def to_pandas(self):
@@ -79,7 +79,7 @@ def test_a_collector_counts_lookups(tmp_path):
             reader.query("t", "k")
         reader.query("t", "k", allow_partial=True)
         registry = CollectorRegistry(auto_describe=True)
-        registry.register(tiered_index.metrics.collector(reader))
+        registry.register(tiered_index.service.metrics.collector(reader))
         lines = generate_latest(registry).decode().splitlines()
         ends = [("query", end) for end in ("truncated", "StorageUnavailable", "partial")]
         ends += [(kind, "complete") for kind in ("query_many", "topics")]

@@ -15,7 +15,7 @@ from tests.support.cases import each
 from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
-from tiered_index.service.read.file_view import StoredSource
+from tiered_index.service.read.files.file_view import StoredSource
 
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

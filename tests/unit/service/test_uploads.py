@@ -23,7 +23,7 @@ from tiered_index.service.jobs.orphans import find_orphans
 from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.session import writer_of
-from tiered_index.service.read.unsealed import UnsealedFile
+from tiered_index.service.read.files.unsealed import UnsealedFile
 
 T = 1_700_000_000_000
 ITEMS_POSITION = 28 + 8 * 7

@@ -13,7 +13,7 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.jobs.erase import EraseRequest, Erasure
 from tiered_index.service.jobs.erase import erase as erase_index
-from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.read.caches.disk import CacheFolder, DiskCache
 from tiered_index.service.root import CACHE
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 

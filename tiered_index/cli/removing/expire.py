@@ -9,7 +9,7 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.errors import ConfigError, listed
 from tiered_index.service.jobs.expiry import ExpiryPlan, SegmentTotals
 from tiered_index.service.jobs.expiry import expire as expire_index
-from tiered_index.service.read.cold_path import ColdSettings
+from tiered_index.service.read.files.cold_path import ColdSettings
 from tiered_index.types import format_time
 
 

@@ -41,8 +41,8 @@ from tiered_index.rocketmq.log.message import HEAD_BYTES
 from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread, segment_name
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
 
 Stamp = tuple[int, ...]
 # The place of the queue offset in a message.

@@ -23,9 +23,9 @@ from tiered_index.rocketmq.log.layout import COMPRESSED, COMPRESSION_MASK, ERASE
 from tiered_index.rocketmq.log.message import body_crc
 from tiered_index.rocketmq.log.property_columns import key_columns
 from tiered_index.service.jobs.erase import EraseRequest
-from tiered_index.service.jobs.erase_segments import FoundMessages, Patch
+from tiered_index.service.jobs.segments.erase_segments import FoundMessages, Patch
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.types import inclusive
 
 _BODY_CRC_AT = 8

@@ -37,10 +37,10 @@ from tiered_index.rocketmq.log.message import (
 )
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.log.records import ArchivedSegment, LostRange
-from tiered_index.service.read.budget import LookupBudget, LookupLimits
+from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
+from tiered_index.service.read.answers.messages import Fetched, MessageSource, MessagesResult, MessageState
 from tiered_index.service.read.lookups import Lookups
-from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult, MessageState
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.systems import ROCKETMQ, Words, words_of
 from tiered_index.types import IndexItem, inclusive
 

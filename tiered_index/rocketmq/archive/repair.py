@@ -28,8 +28,8 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.repair import Copy
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.tombstones import Tombstones
 from tiered_index.storage.base import Storage
-from tiered_index.tombstones import Tombstones
 
 Erased = Callable[[IndexBatch, MessageColumns], npt.NDArray[np.int64]]
 """Returns the indices (i64, n) of the erased messages of a batch."""

@@ -15,7 +15,7 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
 from tiered_index.format.segments.archived import DAMAGED_PIECE
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.service.read.messages import Fetched, MessageState, Search
+from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
 from tiered_index.types import IndexItem
 
 # Times of RocketMQ's index files are relative to their first entry, and may differ by one second

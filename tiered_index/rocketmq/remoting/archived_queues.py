@@ -35,9 +35,9 @@ from tiered_index.rocketmq.log.store import ConsumeQueue
 from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, StoreQueues, UnknownOffsets, checked_message
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import ArchivedSegment, LostRange
-from tiered_index.service.read.caches import ByteCache
-from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.tombstones import ALWAYS
+from tiered_index.service.log.tombstones import ALWAYS
+from tiered_index.service.read.caches.memory import ByteCache
+from tiered_index.service.read.segments.archive import SegmentArchive
 
 Directories = ByteCache[tuple[str, str], QueueDirectory]
 """Directories of queue offsets, by the storage's URI and the object's name."""

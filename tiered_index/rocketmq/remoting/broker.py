@@ -53,10 +53,10 @@ from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, have_queue
 from tiered_index.rocketmq.remoting.throttled_log import ThrottledLog
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.reads import READ_PREFIX
-from tiered_index.service.read.budget import Limits, LookupBudget, LookupLimits, RequestStats
-from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
-from tiered_index.service.read.rows import check_key
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.answers.budget import Limits, LookupBudget, LookupLimits, RequestStats
+from tiered_index.service.read.answers.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.read.answers.rows import check_key
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem
 

@@ -35,7 +35,7 @@ from enum import IntEnum
 from typing import Any
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.read.rows import check_topic
+from tiered_index.service.read.answers.rows import check_topic
 
 JSON, BINARY = 0, 1
 # Bits of `flag`.

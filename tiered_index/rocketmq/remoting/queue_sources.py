@@ -35,9 +35,9 @@ from tiered_index.rocketmq.remoting.archived_queues import (
 )
 from tiered_index.rocketmq.remoting.pulling import Queues, StoreQueues, UnknownOffsets
 from tiered_index.service.log.expired import NOTHING
-from tiered_index.service.read.caches import ByteCache
-from tiered_index.service.read.messages import Fetched
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.answers.messages import Fetched
+from tiered_index.service.read.caches.memory import ByteCache
+from tiered_index.service.read.segments.archive import SegmentArchive
 
 # Memory of directories, and of queue offsets that were read from messages
 _DIRECTORIES_BYTES, _SCANS_BYTES = 64 << 20, 256 << 20

@@ -35,7 +35,7 @@ from tiered_index.rocketmq.remoting.frames import (
     signer_of,
 )
 from tiered_index.service.async_reader import run_in_thread
-from tiered_index.service.read.messages import pause_s
+from tiered_index.service.read.answers.messages import pause_s
 
 _LENGTH_BYTES = 4
 _LEAST_FRAME_BYTES = 4

@@ -31,12 +31,12 @@ from tiered_index.format.names import log_name
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WINDOW_BYTES
 from tiered_index.service.jobs.orphans import Orphans, sweep
-from tiered_index.service.jobs.whole import Named, defects_of, not_there, object_bytes
+from tiered_index.service.jobs.rewriting.whole import Named, defects_of, not_there, object_bytes
 from tiered_index.service.log.log import StorageLog, read_again
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
+from tiered_index.service.read.segments.segments import MissingCatalog, Segments, names_object
 from tiered_index.service.root.seen import Seen
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.opening import open_storage

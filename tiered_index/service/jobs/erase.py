@@ -23,21 +23,21 @@ from tiered_index.format.keys.hashing import code_units, hash_batch
 from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, linked_store, topic_of_store
 from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.service.jobs.erase_find import FindHidden, Found, ScannedObject, find_hidden
-from tiered_index.service.jobs.erase_segments import FindMessages, erase_messages
 from tiered_index.service.jobs.expiry import groups
-from tiered_index.service.jobs.job import Rewrite, Workers, in_threads
 from tiered_index.service.jobs.merge_run import rewrite_objects
 from tiered_index.service.jobs.orphans import UNNAMED_S, sweep, unnamed
+from tiered_index.service.jobs.rewriting.job import Rewrite, Workers, in_threads
+from tiered_index.service.jobs.segments.erase_segments import FindMessages, erase_messages
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.log.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
 from tiered_index.service.log.topic_keys import added_end
-from tiered_index.service.read.rows import check_integer, check_key, check_topic
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.answers.rows import check_integer, check_key, check_topic
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
 from tiered_index.types import MAX_TIMESTAMP_MS, no_progress
 
 GRACE_S = 3600.0

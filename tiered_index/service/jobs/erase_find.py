@@ -19,11 +19,11 @@ from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.read.cold_path import ColdPath, ColdSettings
-from tiered_index.service.read.compacted import StorageBytes
-from tiered_index.service.read.file_search import scan_runs
+from tiered_index.service.log.tombstones import Tombstones
+from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.files.compacted import StorageBytes
+from tiered_index.service.read.files.file_search import scan_runs
 from tiered_index.storage.base import Storage
-from tiered_index.tombstones import Tombstones
 from tiered_index.types import no_progress
 
 _READERS = 8

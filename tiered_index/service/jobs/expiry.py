@@ -21,15 +21,15 @@ from tiered_index.base.clock import MOST_SKEW_MS, Clock, SteadyClock, SystemCloc
 from tiered_index.base.retention import Horizon, Retention
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
-from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.merge_run import rewrite_objects
 from tiered_index.service.jobs.orphans import Orphans, sweep
+from tiered_index.service.jobs.segments.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.cold_path import ColdPath, ColdSettings
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.probe import probe_put_if_absent

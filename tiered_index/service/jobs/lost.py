@@ -13,11 +13,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.jobs.whole import is_bad
+from tiered_index.service.jobs.rewriting.whole import is_bad
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.base import Storage
 
 

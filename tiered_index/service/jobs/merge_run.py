@@ -15,9 +15,8 @@ from typing import Any
 
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.format.packed import packed_bytes
-from tiered_index.service.jobs.catalogs import merge_catalogs
-from tiered_index.service.jobs.job import Job, TaskResult, Workers, in_threads
-from tiered_index.service.jobs.merge_plan import (
+from tiered_index.service.jobs.rewriting.job import Job, TaskResult, Workers, in_threads
+from tiered_index.service.jobs.rewriting.merge_plan import (
     MergeOptions,
     MergePlan,
     MergeRewrite,
@@ -25,7 +24,8 @@ from tiered_index.service.jobs.merge_plan import (
     plan_rewrite,
     window_seconds,
 )
-from tiered_index.service.jobs.rewrite import PIECE_ITEMS
+from tiered_index.service.jobs.rewriting.rewrite import PIECE_ITEMS
+from tiered_index.service.jobs.segments.catalogs import merge_catalogs
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import PART_BYTES, Storage, StorageOptions

@@ -25,11 +25,11 @@ from tiered_index.format.names import (
     RANGES_PREFIX,
     SEGMENTS_PREFIX,
 )
-from tiered_index.service.jobs.catalogs import names_removed_by
+from tiered_index.service.jobs.segments.catalogs import names_removed_by
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import MAX_AGE_S
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import names_object
+from tiered_index.service.read.segments.segments import names_object
 from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage
 
 Item = TypeVar("Item")

@@ -30,19 +30,19 @@ from tiered_index.format.foreign import Read
 from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix, store_prefix
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WindowedRead
-from tiered_index.service.jobs.catalogs import CatalogRewrite, CatalogTask
-from tiered_index.service.jobs.erase_segments import Patch, RestoreTask, SegmentRewrite, patched
-from tiered_index.service.jobs.job import Rewrite, TaskResult, replace_input
-from tiered_index.service.jobs.ranges import store_ranges
+from tiered_index.service.jobs.rewriting.job import Rewrite, TaskResult, replace_input
+from tiered_index.service.jobs.rewriting.whole import defects, is_bad, trailer_of
+from tiered_index.service.jobs.segments.catalogs import CatalogRewrite, CatalogTask
+from tiered_index.service.jobs.segments.erase_segments import Patch, RestoreTask, SegmentRewrite, patched
+from tiered_index.service.jobs.segments.ranges import store_ranges
 from tiered_index.service.jobs.verify_report import Progress, Report
-from tiered_index.service.jobs.whole import defects, is_bad, trailer_of
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file
 from tiered_index.service.log.records import ArchivedSegment, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile
-from tiered_index.service.read.root_view import RootView, has_whole_unsealed
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.files.root_view import RootView, has_whole_unsealed
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.root import Root, RootLock
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.types import no_progress

@@ -52,9 +52,9 @@ from tiered_index.format.segments.segment import Segment
 from tiered_index.format.verify import verify_compacted
 from tiered_index.service.jobs.copying import COPY_OF
 from tiered_index.service.jobs.orphans import unnamed
-from tiered_index.service.jobs.ranges import droppable
+from tiered_index.service.jobs.rewriting.whole import LENGTHS, Named, defects_of, kind_of, object_bytes
+from tiered_index.service.jobs.segments.ranges import droppable
 from tiered_index.service.jobs.verify_report import Missing, Progress, Report
-from tiered_index.service.jobs.whole import LENGTHS, Named, defects_of, kind_of, object_bytes
 from tiered_index.service.log.identity import RootBeside
 from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
 from tiered_index.service.log.publication import stored_file, unlike
@@ -68,12 +68,12 @@ from tiered_index.service.log.records import (
     StoredRanges,
 )
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.cold_path import ColdPath
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile
-from tiered_index.service.read.root_view import RootView, UnsealedView
-from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.files.cold_path import ColdPath
+from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.files.root_view import RootView, UnsealedView
+from tiered_index.service.read.files.snapshot import Handle
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.root import Root, disk_errors
 from tiered_index.service.root.files import LIST, FileList
 from tiered_index.storage.base import ObjectInfo, Storage

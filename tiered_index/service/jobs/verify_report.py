@@ -11,7 +11,7 @@ from typing import Any
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.verify import Finding
 from tiered_index.service.log.records import LostObject, StoredObject
-from tiered_index.service.read.compacted import CompactedFile
+from tiered_index.service.read.files.compacted import CompactedFile
 
 Progress = Callable[[int, str], None]
 """Called with the number of checked things, and a word for them."""

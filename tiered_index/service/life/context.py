@@ -25,11 +25,11 @@ from tiered_index.service.log.identity import exceeds, other_file
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Catalog, Handle
-from tiered_index.service.read.cold_path import ColdPath
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile, StorageBytes, open_stored
-from tiered_index.service.read.unsealed import UnsealedFile
-from tiered_index.service.read.window_table import WindowTable, apply_log_state
+from tiered_index.service.read.files.cold_path import ColdPath
+from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile, StorageBytes, open_stored
+from tiered_index.service.read.files.snapshot import Catalog, Handle
+from tiered_index.service.read.files.unsealed import UnsealedFile
+from tiered_index.service.read.files.window_table import WindowTable, apply_log_state
 from tiered_index.service.root import Deletions, Root
 from tiered_index.service.write.appenders import QUARANTINE
 from tiered_index.service.write.flusher import Flusher

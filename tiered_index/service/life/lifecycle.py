@@ -32,7 +32,7 @@ from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, data_name
 from tiered_index.service.jobs.expiry import KnownStats, record_expiry
 from tiered_index.service.jobs.orphans import sweep
-from tiered_index.service.jobs.ranges import drop_ranges, file_of, store_ranges
+from tiered_index.service.jobs.segments.ranges import drop_ranges, file_of, store_ranges
 from tiered_index.service.life.context import (
     DamagedCopies,
     LifecycleContext,
@@ -48,8 +48,7 @@ from tiered_index.service.log.log import fenced, publishing
 from tiered_index.service.log.publication import Publication, Unpublished, stored_file
 from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Snapshot
-from tiered_index.service.read.compacted import (
+from tiered_index.service.read.files.compacted import (
     CompactedFile,
     DamagedFile,
     StorageBytes,
@@ -58,8 +57,9 @@ from tiered_index.service.read.compacted import (
     verify_runs,
     verify_tables,
 )
-from tiered_index.service.read.unsealed import UnsealedFile
-from tiered_index.service.read.window_table import WindowTable
+from tiered_index.service.read.files.snapshot import Snapshot
+from tiered_index.service.read.files.unsealed import UnsealedFile
+from tiered_index.service.read.files.window_table import WindowTable
 from tiered_index.service.root import disk_error, disk_errors
 from tiered_index.service.write.appenders import QUARANTINE
 from tiered_index.storage.base import PART_BYTES, Bytes, Writer

@@ -31,9 +31,16 @@ from tiered_index.errors import (
     WriterFenced,
     without_frames,
 )
-from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
-from tiered_index.service.jobs.job import Job, JobOvertaken, TaskResult
-from tiered_index.service.jobs.merge_plan import USUAL, Bounds, MergeOptions, MergePlan, MergeRewrite, plan_merge
+from tiered_index.service.jobs.rewriting.job import Job, JobOvertaken, TaskResult
+from tiered_index.service.jobs.rewriting.merge_plan import (
+    USUAL,
+    Bounds,
+    MergeOptions,
+    MergePlan,
+    MergeRewrite,
+    plan_merge,
+)
+from tiered_index.service.jobs.segments.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.life.context import LifecycleContext
 
 MIN_AGE_S = 3600

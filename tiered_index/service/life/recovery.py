@@ -36,9 +36,8 @@ from tiered_index.service.life.context import has_newer_positions, own_positions
 from tiered_index.service.life.same_file import check_same, is_in
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.cold_path import ColdPath
-from tiered_index.service.read.compacted import (
+from tiered_index.service.read.files.cold_path import ColdPath
+from tiered_index.service.read.files.compacted import (
     CompactedFile,
     DamagedFile,
     StorageBytes,
@@ -46,8 +45,9 @@ from tiered_index.service.read.compacted import (
     verify_runs,
     verify_tables,
 )
-from tiered_index.service.read.root_view import has_whole_unsealed
-from tiered_index.service.read.unsealed import UnsealedFile, drop_unbegun
+from tiered_index.service.read.files.root_view import has_whole_unsealed
+from tiered_index.service.read.files.snapshot import Handle
+from tiered_index.service.read.files.unsealed import UnsealedFile, drop_unbegun
 from tiered_index.service.root import Deletions, Root, disk_errors
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 

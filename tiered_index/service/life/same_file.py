@@ -21,10 +21,10 @@ from tiered_index.errors import CorruptFile, RootBehind, StorageError
 from tiered_index.format.journal import Journal
 from tiered_index.format.shard import entry_hashes
 from tiered_index.service.log.identity import other_file
-from tiered_index.service.read.catalog import unmap
-from tiered_index.service.read.compacted import CompactedFile, StorageBytes
-from tiered_index.service.read.file_search import FileBytes, scan_runs
-from tiered_index.service.read.unsealed import verified_entries
+from tiered_index.service.read.files.compacted import CompactedFile, StorageBytes
+from tiered_index.service.read.files.file_search import FileBytes, scan_runs
+from tiered_index.service.read.files.snapshot import unmap
+from tiered_index.service.read.files.unsealed import verified_entries
 
 _WINDOW_BYTES = 4 << 20
 _HASHED_AT_ONCE = 1 << 16

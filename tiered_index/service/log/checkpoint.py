@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 from tiered_index.base.documents import Count, Digest, Milliseconds, checks, decoded, encoded, unpacked
 from tiered_index.base.kernels import compressed
 from tiered_index.format.names import DIGEST_DIGITS
-from tiered_index.replaced import RangeColumns
 from tiered_index.service.log.columns import Columns, Table, objects_of
 from tiered_index.service.log.records import (
     Common,
@@ -21,6 +20,7 @@ from tiered_index.service.log.records import (
     decode_document,
     encode_document,
 )
+from tiered_index.service.log.replaced import RangeColumns
 
 CHECKPOINT_VERSION = 10
 _STORED_OTHERWISE = ("tables", "hide", "ranges", "range_tables")

@@ -17,8 +17,8 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from tiered_index.base.documents import Milliseconds, Place
 from tiered_index.base.retention import Horizon
-from tiered_index.replaced import NOT_REPLACED, RangeTable, Replaced, StoredReplaced
-from tiered_index.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
+from tiered_index.service.log.replaced import NOT_REPLACED, RangeTable, Replaced, StoredReplaced
+from tiered_index.service.log.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
 
 
 class Expired(Struct, frozen=True, dict=True):

@@ -16,8 +16,8 @@ from tiered_index.base.documents import checks
 from tiered_index.base.threads import side_by_side
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.segments.ranges import decode_ranges
-from tiered_index.replaced import RangeTable
 from tiered_index.service.log.records import LogRecord, StoredRanges
+from tiered_index.service.log.replaced import RangeTable
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 

@@ -48,9 +48,9 @@ from tiered_index.format.segments.segment import Stored as Stored
 from tiered_index.format.segments.segment import Text
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
-from tiered_index.replaced import Range, RangeTable
-from tiered_index.replaced import Replacement as Replacement
 from tiered_index.service.log.expired import NOTHING, Expired, StoredExpired
+from tiered_index.service.log.replaced import Range, RangeTable
+from tiered_index.service.log.replaced import Replacement as Replacement
 from tiered_index.types import LostFile, inclusive
 
 LOG_VERSION = 9

@@ -14,7 +14,6 @@ from msgspec import structs
 from tiered_index.errors import CorruptFile
 from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.format.segments.catalog import LogRows
-from tiered_index.replaced import NO_RANGES, RangeTable
 from tiered_index.service.log import checkpoint
 from tiered_index.service.log.columns import columns_of
 from tiered_index.service.log.expired import NOTHING, Expired
@@ -37,6 +36,7 @@ from tiered_index.service.log.records import (
     max_positions,
     optional_members,
 )
+from tiered_index.service.log.replaced import NO_RANGES, RangeTable
 from tiered_index.service.log.topic_keys import unread_in
 from tiered_index.types import TopicBounds
 

@@ -27,11 +27,11 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.cold_path import ColdPath, ColdSettings, MissingObject, lost_error
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile, StorageBytes, verify_runs
-from tiered_index.service.read.file_search import FileBytes, scan_runs
-from tiered_index.service.read.unsealed import UnsealedEntries
+from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings, MissingObject, lost_error
+from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile, StorageBytes, verify_runs
+from tiered_index.service.read.files.file_search import FileBytes, scan_runs
+from tiered_index.service.read.files.snapshot import Handle
+from tiered_index.service.read.files.unsealed import UnsealedEntries
 from tiered_index.storage.base import Storage
 
 Array = npt.NDArray[Any]

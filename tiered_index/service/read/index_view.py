@@ -40,17 +40,17 @@ from tiered_index.service.log.reads import bounds_of_root
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import WriterStatus, check_descriptor, writer_of
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import ALWAYS, Catalog, Handle, Snapshot
-from tiered_index.service.read.cold_path import ColdPath, ColdSettings
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile
-from tiered_index.service.read.disk_cache import CacheFolder
-from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
-from tiered_index.service.read.logs import Logs
+from tiered_index.service.read.answers.logs import Logs
+from tiered_index.service.read.caches.disk import CacheFolder
+from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.files.file_view import LocalView, Viewed, WholeView
+from tiered_index.service.read.files.root_view import RootLook, RootView, UnsealedView
+from tiered_index.service.read.files.snapshot import ALWAYS, Catalog, Handle, Snapshot
+from tiered_index.service.read.files.window_table import apply_changes
 from tiered_index.service.read.parts import ReaderParts, begun, source_number
 from tiered_index.service.read.polled import Polled, unread
-from tiered_index.service.read.root_view import RootLook, RootView, UnsealedView
 from tiered_index.service.read.scan import FileReader, LookupFiles
-from tiered_index.service.read.window_table import apply_changes
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk

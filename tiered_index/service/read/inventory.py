@@ -17,11 +17,11 @@ from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile
-from tiered_index.service.read.segments import Segments
-from tiered_index.service.read.unsealed import UnsealedEntries
-from tiered_index.service.read.window_table import WindowTable
+from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.files.snapshot import Handle
+from tiered_index.service.read.files.unsealed import UnsealedEntries
+from tiered_index.service.read.files.window_table import WindowTable
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.base import Storage
 from tiered_index.storage.prices import PriceTable
 

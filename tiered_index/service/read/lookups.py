@@ -25,19 +25,19 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.budget import Limits, LookupBudget, LookupLimits
-from tiered_index.service.read.caches import CacheUse
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.cold_path import ColdPath
-from tiered_index.service.read.file_view import WholeView
+from tiered_index.service.read.answers.budget import Limits, LookupBudget, LookupLimits
+from tiered_index.service.read.answers.lookup_columns import check_lookups
+from tiered_index.service.read.answers.messages import MessageLookup, MessageSource, MessagesResult
+from tiered_index.service.read.answers.results import QueryResults
+from tiered_index.service.read.answers.rows import check_range, check_topic, encode_cursor, once, query_digest
+from tiered_index.service.read.caches.memory import CacheUse
+from tiered_index.service.read.files.cold_path import ColdPath
+from tiered_index.service.read.files.file_view import WholeView
+from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.inventory import Leftovers, du_table, files_table
-from tiered_index.service.read.lookup_columns import check_lookups
-from tiered_index.service.read.messages import MessageLookup, MessageSource, MessagesResult
 from tiered_index.service.read.query import LookupScan, QueryEngine, StatsScan
-from tiered_index.service.read.results import QueryResults
-from tiered_index.service.read.rows import check_range, check_topic, encode_cursor, once, query_digest
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT, SearchAll
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResult

@@ -16,9 +16,9 @@ from typing import TypeVar
 from tiered_index.base.call import active_context, check_deadline, remaining_s
 from tiered_index.base.threads import DaemonPool, NoThread, PoolFuture, have_ended
 from tiered_index.errors import BudgetExceeded
-from tiered_index.service.read.caches import Caches
-from tiered_index.service.read.cold_path import RangeReadPool
-from tiered_index.service.read.disk_cache import DiskCache
+from tiered_index.service.read.caches.disk import DiskCache
+from tiered_index.service.read.caches.memory import Caches
+from tiered_index.service.read.files.cold_path import RangeReadPool
 
 T = TypeVar("T")
 

@@ -30,8 +30,8 @@ from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import DaemonPool, NoThread, have_ended
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.compacted import DamagedFile
+from tiered_index.service.read.files.compacted import DamagedFile
+from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.parts import ReaderParts, ended
 from tiered_index.storage.metering import Usage
 

@@ -26,15 +26,12 @@ from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.expired import NOTHING as NOTHING_EXPIRED
 from tiered_index.service.log.expired import Expired
-from tiered_index.service.read.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches
-from tiered_index.service.read.budget import NOTHING, RequestStats
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.cold_path import MissingObject
-from tiered_index.service.read.file_view import Noted, Partly, WholeView, reports_of
-from tiered_index.service.read.logs import Logs, Unexpired
-from tiered_index.service.read.replaced_rows import ReplacedRows, distinct, on_pages
-from tiered_index.service.read.results import QueryResults
-from tiered_index.service.read.rows import (
+from tiered_index.service.read.answers.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches
+from tiered_index.service.read.answers.budget import NOTHING, RequestStats
+from tiered_index.service.read.answers.logs import Logs, Unexpired
+from tiered_index.service.read.answers.replaced_rows import ReplacedRows, distinct, on_pages
+from tiered_index.service.read.answers.results import QueryResults
+from tiered_index.service.read.answers.rows import (
     AnswerForm,
     Array,
     OrderKey,
@@ -49,6 +46,9 @@ from tiered_index.service.read.rows import (
     query_digest,
     sourced_schema,
 )
+from tiered_index.service.read.files.cold_path import MissingObject
+from tiered_index.service.read.files.file_view import Noted, Partly, WholeView, reports_of
+from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.scan import (
     FileReader,
     LookupFiles,
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
     from tiered_index.base._views import Answers as PlainAnswers
     from tiered_index.base._views import ViewRows
-    from tiered_index.service.read.row_places import RowPlaces
+    from tiered_index.service.read.segments.places import RowPlaces
 
 # for a view, which makes no requests
 _NO_PRICES = PriceTable()

@@ -32,11 +32,11 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.budget import NOTHING, LookupBudget, RequestStats
-from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.cold_path import MissingObject, lost_error
-from tiered_index.service.read.file_view import Noted, Viewed, excluded_by, reports_of, with_reads_of
-from tiered_index.service.read.logs import Logs
+from tiered_index.service.read.answers.budget import NOTHING, LookupBudget, RequestStats
+from tiered_index.service.read.answers.logs import Logs
+from tiered_index.service.read.files.cold_path import MissingObject, lost_error
+from tiered_index.service.read.files.file_view import Noted, Viewed, excluded_by, reports_of, with_reads_of
+from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import FileReport, Freshness

@@ -34,8 +34,8 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.schema import Schema
-from tiered_index.service.read.budget import LookupBudget
-from tiered_index.service.read.catalog import Handle
+from tiered_index.service.read.answers.budget import LookupBudget
+from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.parts import ReaderParts, begun
 from tiered_index.service.read.polled import Polled, Read, unread, wait_for

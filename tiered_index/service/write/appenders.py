@@ -25,8 +25,8 @@ from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.read.catalog import Catalog
-from tiered_index.service.read.unsealed import Reserve, UnsealedFile, entries_ahead, first_bytes
+from tiered_index.service.read.files.snapshot import Catalog
+from tiered_index.service.read.files.unsealed import Reserve, UnsealedFile, entries_ahead, first_bytes
 from tiered_index.service.root import Deletions, Root, disk_error, disk_errors
 from tiered_index.service.write.marks import Marks
 from tiered_index.service.write.validation import Columns, TopicTable

@@ -25,8 +25,8 @@ from tiered_index.format.keys.hashing import HashRule, code_units, lookup_number
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.read.batch import LookupBatch, Matches, matching
-from tiered_index.service.read.catalog import LocalHandle
+from tiered_index.service.read.answers.batch import LookupBatch, Matches, matching
+from tiered_index.service.read.files.snapshot import LocalHandle
 from tiered_index.service.write.marks import Marks
 from tiered_index.service.write.validation import Columns, TopicTable, hash_columns, hash_few
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS

@@ -41,7 +41,7 @@ from tiered_index.format.keys.hashing import (
     next_topic_id,
 )
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.read.rows import check_integer, check_key, check_text, check_topic
+from tiered_index.service.read.answers.rows import check_integer, check_key, check_text, check_topic
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, IndexItem
 
 

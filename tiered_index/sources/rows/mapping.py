@@ -21,7 +21,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.keys.spelling import named_key, split_name
 from tiered_index.format.segments.segment import LinkedSegment, TimeRule
 from tiered_index.json_paths import FieldReader, compiled_path, key_texts, plain_path
-from tiered_index.service.read.rows import check_topic
+from tiered_index.service.read.answers.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import is_text, plain_text, times_ms
 from tiered_index.sources.rows.zone import TimeZone, UnclearTimes

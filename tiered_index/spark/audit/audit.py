@@ -29,7 +29,7 @@ from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.rows import check_integer
+from tiered_index.service.read.answers.rows import check_integer
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
 from tiered_index.spark.audit.entries import ALL_TIME, Sides, groups_of

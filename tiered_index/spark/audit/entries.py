@@ -23,9 +23,9 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run
 from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
-from tiered_index.service.read.cold_path import ColdPath, ColdSettings
-from tiered_index.service.read.compacted import StorageBytes
-from tiered_index.service.read.file_search import FileBytes, read_items, scan_runs
+from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.files.compacted import StorageBytes
+from tiered_index.service.read.files.file_search import FileBytes, read_items, scan_runs
 from tiered_index.service.write.validation import TopicTable, batch_columns
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.ranges import Part, Ranges, Unread

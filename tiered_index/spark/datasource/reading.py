@@ -24,11 +24,11 @@ from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.cold_path import ColdPath, ColdSettings, MissingObject, missing_error
-from tiered_index.service.read.compacted import StorageBytes
+from tiered_index.service.read.answers.rows import check_range, check_topic
 from tiered_index.service.read.export import ExportRange, entry_batch
-from tiered_index.service.read.file_search import scan_runs
-from tiered_index.service.read.rows import check_range, check_topic
+from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings, MissingObject, missing_error
+from tiered_index.service.read.files.compacted import StorageBytes
+from tiered_index.service.read.files.file_search import scan_runs
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.storage.base import Storage
 

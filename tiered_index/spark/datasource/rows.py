@@ -28,7 +28,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.segments.segment import LinkedSegment, TimeRule, Times
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.sources.columns import has_items
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, as_it_is, listed_files

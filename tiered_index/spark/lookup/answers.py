@@ -21,9 +21,9 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.keys.arrow import array_of
 from tiered_index.format.schema import Column as StoredColumn
 from tiered_index.format.schema import Schema
-from tiered_index.service.read.budget import LookupLimits
-from tiered_index.service.read.lookup_columns import LookupColumns
-from tiered_index.service.read.results import QueryResults
+from tiered_index.service.read.answers.budget import LookupLimits
+from tiered_index.service.read.answers.lookup_columns import LookupColumns
+from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark.frames import arrow_schema
 from tiered_index.spark.lookup.keys import LOOKUP

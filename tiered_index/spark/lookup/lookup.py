@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cleaned_up_on_error, large_batches, repartitioned

@@ -13,8 +13,8 @@ from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.read.messages import Fetched
-from tiered_index.service.read.segment_archive import SegmentArchive
+from tiered_index.service.read.answers.messages import Fetched
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.frames import gathered
 from tiered_index.spark.lookup.keys import LOOKUP

@@ -32,8 +32,8 @@ from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, LogR
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import wanted_descriptor
-from tiered_index.service.read.cold_path import ColdPath, ColdSettings
-from tiered_index.service.read.segments import names_object
+from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.segments.segments import names_object
 from tiered_index.service.write.owned import SourceQueues, names_of
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors

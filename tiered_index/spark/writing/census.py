@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.jobs.merge_plan import window_seconds
+from tiered_index.service.jobs.rewriting.merge_plan import window_seconds
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import is_text

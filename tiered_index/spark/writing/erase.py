@@ -18,12 +18,12 @@ from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, chec
 from tiered_index.service.jobs.erase import erase as erase_by
 from tiered_index.service.jobs.erase_find import Found, find_hidden
 from tiered_index.service.log.records import StoredObject
+from tiered_index.service.log.tombstones import Tombstones
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.metrics import JobMeter, JobMetrics
 from tiered_index.spark.writing.merge import on_executors, opened_by_driver, run_in_tasks
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.prices import PriceTable
-from tiered_index.tombstones import Tombstones
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

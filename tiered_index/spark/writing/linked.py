@@ -29,16 +29,16 @@ from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segments.segment import LinkedSegment, Segment
-from tiered_index.service.jobs.catalogs import check_behind, send_catalog
-from tiered_index.service.jobs.linking import link
+from tiered_index.service.jobs.segments.catalogs import check_behind, send_catalog
+from tiered_index.service.jobs.segments.linking import link
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, Replacement, latest_ms
 from tiered_index.service.log.state import LogState
 from tiered_index.service.log.topic_keys import added_positions, rules_of
-from tiered_index.service.read.row_places import FILES_QUEUE, files_topic
-from tiered_index.service.read.rows import check_topic
-from tiered_index.service.read.segments import Segments, names_object
+from tiered_index.service.read.answers.rows import check_topic
+from tiered_index.service.read.segments.places import FILES_QUEUE, files_topic
+from tiered_index.service.read.segments.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.damaged import DamageCounts, DamagedFiles
 from tiered_index.sources.first_rows import FieldSearch, first_problem

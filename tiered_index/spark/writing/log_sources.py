@@ -27,8 +27,8 @@ from tiered_index.rocketmq.log.segments import list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.segment_archive import SegmentArchive
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_schema
 from tiered_index.spark.writing.census import HAS_KEY, Census

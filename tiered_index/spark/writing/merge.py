@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tiered_index.base.clock import Clock, SystemClock
-from tiered_index.service.jobs.job import Rewrite, TaskResult, Workers
-from tiered_index.service.jobs.merge_plan import MergeOptions, window_seconds
 from tiered_index.service.jobs.merge_run import MergeReport
 from tiered_index.service.jobs.merge_run import merge as merge_by
+from tiered_index.service.jobs.rewriting.job import Rewrite, TaskResult, Workers
+from tiered_index.service.jobs.rewriting.merge_plan import MergeOptions, window_seconds
 from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors

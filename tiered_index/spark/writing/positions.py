@@ -18,7 +18,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.log.records import StreamBatch
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.rows import check_integer
+from tiered_index.service.read.answers.rows import check_integer
 from tiered_index.service.write.owned import check_position_name
 
 

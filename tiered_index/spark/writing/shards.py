@@ -25,7 +25,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.shard import mixed_columns
-from tiered_index.service.jobs.rewrite import Piece, TableRun
+from tiered_index.service.jobs.rewriting.rewrite import Piece, TableRun
 from tiered_index.service.log.publication import FinishedObject
 from tiered_index.service.write.validation import Columns, TopicTable, batch_columns
 from tiered_index.spark.addresses import StorageAddress

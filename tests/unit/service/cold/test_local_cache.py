@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cold_index import cold_index
 from tests.support.model import Answer
-from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.read.caches.disk import CacheFolder, DiskCache
 from tiered_index.storage.opening import open_storage
 
 ABSENT = [f"absent{n}" for n in range(6)]

@@ -20,20 +20,20 @@ from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, Storag
 from tiered_index.format import verify
 from tiered_index.format.names import linked_store
 from tiered_index.format.segments.ranges import encode_ranges, ranges_crc32
-from tiered_index.replaced import RangeTable, Replaced, ReplacedRanges
 from tiered_index.service.jobs import copying
-from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.copying import Copier, CopyStopped, difference
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.segments.catalogs import send_catalog
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.range_objects import whole_record
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, StoredRanges, StreamBatch
+from tiered_index.service.log.replaced import RangeTable, Replaced, ReplacedRanges
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import hidden_in
+from tiered_index.service.read.segments.segments import hidden_in
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage

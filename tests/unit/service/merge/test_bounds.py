@@ -11,10 +11,10 @@ from tests.support.plain_files import plain_files
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.format.packed import packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.jobs import merge_plan as plan
-from tiered_index.service.jobs import rewrite as task_module
-from tiered_index.service.jobs.merge_plan import Bounds, cut_windows
 from tiered_index.service.jobs.merge_run import estimate, merge, writing_requests
+from tiered_index.service.jobs.rewriting import merge_plan as plan
+from tiered_index.service.jobs.rewriting import rewrite as task_module
+from tiered_index.service.jobs.rewriting.merge_plan import Bounds, cut_windows
 from tiered_index.storage import base
 from tiered_index.storage.base import BufferedWriter
 from tiered_index.storage.local.storage import LocalStorage

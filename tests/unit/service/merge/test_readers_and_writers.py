@@ -14,8 +14,8 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index.base.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.format.names import number_of
-from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.rewriting.job import JobOvertaken, publish
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage

@@ -21,9 +21,9 @@ from tiered_index.format.names import CATALOG_PREFIX, linked_store
 from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.format.slots import SlotMap
 from tiered_index.service import index as index_module
-from tiered_index.service.jobs.catalogs import MOST_CATALOGS
-from tiered_index.service.jobs.linking import link
-from tiered_index.service.jobs.rewrite import RewriteTask
+from tiered_index.service.jobs.rewriting.rewrite import RewriteTask
+from tiered_index.service.jobs.segments.catalogs import MOST_CATALOGS
+from tiered_index.service.jobs.segments.linking import link
 from tiered_index.service.life.merge_worker import MergeWorker
 from tiered_index.service.log.records import LogRecord, TableShard
 from tiered_index.storage.memory import MemoryStorage

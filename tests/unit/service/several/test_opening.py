@@ -20,7 +20,7 @@ from tiered_index.errors import (
     SchemaMismatch,
     StorageUnavailable,
 )
-from tiered_index.service.read.compacted import DamagedFile
+from tiered_index.service.read.files.compacted import DamagedFile
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, open_storage

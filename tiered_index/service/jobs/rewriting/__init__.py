@@ -1,0 +1,1 @@
+"""The plan and the rewriting of files that merges and erasures share."""

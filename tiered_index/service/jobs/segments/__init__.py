@@ -1,0 +1,1 @@
+"""Uploads, catalogs and erasure of archived segments."""

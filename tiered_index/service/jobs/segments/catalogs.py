@@ -1,0 +1,285 @@
+"""Catalogs of segments: writes them, and merges small ones with the segments that records name line by line.
+
+A merge, a repair and a link of files are rewrites of catalogs (`job.py`): one record replaces catalogs and lines by new
+catalogs. Segments that expired or are hidden are left out; their objects are then orphans. Segments that are hidden
+during a rewrite stay hidden in the new catalog. A crash leaves an orphan. Memory: some groups of rows for each catalog.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from tiered_index.errors import ObjectNotFound
+from tiered_index.format.names import CATALOG_PREFIX, catalog_name, store_prefix
+from tiered_index.format.segments.catalog import CatalogDirectory, CatalogWriter, decode_end, end_bytes
+from tiered_index.format.segments.segment import Segment
+from tiered_index.service.jobs.rewriting.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
+from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.publication import Publication
+from tiered_index.service.log.records import (
+    ArchivedSegment,
+    HiddenSegment,
+    LogRecord,
+    LostRange,
+    Replacement,
+    StoredCatalog,
+)
+from tiered_index.service.log.state import LogState, overlapped
+from tiered_index.service.read.segments.segments import MissingCatalog, Segments, hidden_in
+from tiered_index.storage.base import Storage, Writer
+from tiered_index.types import no_progress
+
+LINES_OF_RECORD = 16
+"""Most segments that a record names line by line: more are in a catalog."""
+MOST_LINES = 256
+"""Most segments in a state line by line, and most hidden ones, before the writer makes a catalog of them."""
+MOST_CATALOGS = 8
+"""Most catalogs in a state before small ones are merged, even without lines."""
+# a catalog is merged with smaller ones that together have at least 1 / so many of its segments
+_RATIO = 2
+# of a catalog's end: enough for most directories
+_END_BYTES = 1 << 20
+
+
+Rows = Callable[[], Iterable[Segment]]
+"""Returns the sorted segments of a new catalog, maybe none."""
+
+
+@dataclass(frozen=True)
+class CatalogTask:
+    """Sends a catalog of `rows`; without rows it sends none. It runs in the process of its log."""
+
+    number: int
+    log: StorageLog
+    epoch: int | None
+    rows: Rows
+
+    def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> TaskResult:
+        """Send the catalog."""
+        rows = iter(self.rows())
+        if (first := next(rows, None)) is None:
+            return TaskResult(self.number, {}, 0, ())
+        catalog, publication = send_catalog(self.log, itertools.chain([first], rows), self.epoch)
+        return TaskResult(self.number, {}, 0, (), catalogs=((catalog, publication.sent),))
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogRewrite(Rewrite):
+    """Replaces catalogs, and segments of lines. `shown` is the state that has these inputs as the rows show them.
+
+    `added` are rows of the new catalogs that no input has, behind all others of their stores. The record announces the
+    new readings `announced`.
+    """
+
+    shown: LogState
+    added: Sequence[Segment] = ()
+    announced: tuple[Replacement, ...] = ()
+
+    def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
+        """Return the record. What was hidden, replaced or given up since the plan is hidden in the new catalogs.
+
+        Raises `JobOvertaken` if another record changed the catalogs, or as `check_behind`.
+        """
+        check_behind(segments.state, self.added)
+        now, names = segments.state, {named.name for named in self.inputs if isinstance(named, StoredCatalog)}
+        made = tuple(catalog for result in results for catalog, _ in result.catalogs)
+        others = [other for name, other in now.catalogs.items() if name not in names]
+        overlap = any(overlapped(others, catalog) is not None for catalog in made)
+        if overlap or not names <= now.catalogs.keys():
+            raise JobOvertaken("another record changed the catalogs")
+        lines = [named for named in self.inputs if isinstance(named, ArchivedSegment)]
+        gone = [line for line in lines if line.name not in now.archive]
+        hide = [hidden_in(catalog, line) for line in gone for catalog in made if _lists(catalog, line)]
+        for hidden in now.hidden.values():
+            if hidden.catalog in names and hidden.name not in self.shown.hidden:
+                hide += [structs.replace(hidden, catalog=catalog.name) for catalog in made if _lists(catalog, hidden)]
+        before = sum(now.catalogs[name].rows.count for name in names) + len(lines)
+        # without a new catalog, the lines that went meanwhile are not left out by this record
+        left_out = before + len(self.added) - sum(catalog.rows.count for catalog in made) - (0 if made else len(gone))
+        remove = (*sorted(names), *sorted({line.name for line in lines} & now.archive.keys()))
+        record = LogRecord(0, self.kind, 0, "", 0, remove=remove, catalogs=made, hide=tuple(hide), left_out=left_out)
+        return replace(record, replaced=self.announced)
+
+
+def check_behind(state: LogState, added: Sequence[Segment]) -> None:
+    """Raise `JobOvertaken` unless segments begin behind all segments and replaced offsets of their stores."""
+    for segment in added:
+        ends = [log.end for _, log in state.listed_logs.get(segment.store, ())]
+        if segment.start < max([*ends, state.expired.replaced.end(segment.store)]):
+            raise JobOvertaken(f"another job has added files of the log {segment.store} meanwhile: try again")
+
+
+def _lists(catalog: StoredCatalog, place: ArchivedSegment | HiddenSegment) -> bool:
+    """Return whether a catalog that replaces the one with a segment has its offset."""
+    return any(log.store == place.store and log.start <= place.start < log.end for log in catalog.rows.logs)
+
+
+def plan_catalogs(
+    state: LogState, storage: Storage, *, least: int = 1
+) -> tuple[list[StoredCatalog], list[ArchivedSegment]] | None:
+    """Return catalogs and lines to merge. None: fewer than `least` lines and hidden rows, and all merged.
+
+    A catalog is included if one of its segments expired or is hidden, or if it has segments between others that are
+    merged. It is also included if smaller catalogs together have a good part of its segments. Raises the errors of
+    `Segments`.
+    """
+    by_count = sorted(state.catalogs.values(), key=lambda stored: stored.rows.count)
+    lines = frozenset(state.archive) if len(state.archive) >= least else frozenset[str]()
+    hiding = {hidden.catalog for hidden in state.hidden.values()} if len(state.hidden) >= least else set()
+    segments = Segments(state, storage)
+    due = {stored.name for stored in by_count if stored.name in hiding or segments.has_expired(stored)}
+    if due or lines:
+        names = _grown(state, lines, due, by_count)
+    else:
+        smallest = enumerate(by_count if len(by_count) >= MOST_CATALOGS else ())
+        grown = (_grown(state, lines, {stored.name}, by_count[at + 1 :]) for at, stored in smallest)
+        names = next((joined for joined in grown if len(joined) > 1), set())
+        if not names:
+            return None
+    listed = [stored for name, stored in state.catalogs.items() if name in names]
+    return listed, [segment for name, segment in state.archive.items() if name in lines]
+
+
+def _grown(state: LogState, lines: frozenset[str], names: set[str], others: Sequence[StoredCatalog]) -> set[str]:
+    """Return catalogs `names`, those between them, and those of `others` (the smallest first) that are small beside
+    them.
+    """
+    grown = _joined(state, lines, names)
+    total = len(lines) + sum(state.catalogs[name].rows.count for name in grown)
+    for stored in others:
+        if stored.rows.count > _RATIO * total:
+            break
+        if stored.name not in grown:
+            more = _joined(state, lines, {*grown, stored.name})
+            count = sum(state.catalogs[name].rows.count for name in more - grown)
+            if count <= _RATIO * total:
+                grown, total = more, total + count
+    return grown
+
+
+def _joined(state: LogState, lines: frozenset[str], names: set[str]) -> set[str]:
+    """Return catalogs `names` with all that have segments between theirs, or between theirs and the lines.
+
+    One catalog can't have the segments on both sides of another one's.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    if lines:
+        ranges |= {store: (of[0].start, of[-1].end) for store in state.stores for of in [state.segments_of(store)]}
+    joined, fresh = set[str](), set(names)
+    while True:
+        for name in fresh:
+            for log in state.catalogs[name].rows.logs:
+                start, end = ranges.get(log.store, (log.start, log.end))
+                ranges[log.store] = min(start, log.start), max(end, log.end)
+        joined |= fresh
+        fresh = {
+            name
+            for name, stored in state.catalogs.items()
+            if name not in joined
+            and any(
+                log.store in ranges and log.start < ranges[log.store][1] and ranges[log.store][0] < log.end
+                for log in stored.rows.logs
+            )
+        }
+        if not fresh:
+            return joined
+
+
+def merge_catalogs(log: StorageLog, epoch: int | None = None, *, least: int = 1) -> int:
+    """Merge catalogs and lines of segments that are due (see `plan_catalogs`). Return the number of records appended.
+
+    `epoch` is the writer's; None: a job. Raises the errors of `StorageLog.append`, and of the storage.
+    """
+
+    def planned(state: LogState, lost: Container[str]) -> Iterator[CatalogRewrite]:
+        if (due := plan_catalogs(state, log.storage, least=least)) is not None:
+            listed, lines = due
+            part = part_of(state, listed, lines)
+            task = CatalogTask(0, log, epoch, Segments(part, log.storage).all)
+            yield CatalogRewrite("catalogs", "a merge of catalogs", (*listed, *lines), (task,), part)
+
+    # mostly nothing is due in the known state: then there is no request
+    with contextlib.suppress(MissingCatalog):
+        if plan_catalogs(log.state, log.storage, least=least) is None:
+            return 0
+    try:
+        return len(Job(log, planned, in_turn(log), epoch).run())
+    except JobOvertaken:
+        # others have merged them
+        return 0
+
+
+def part_of(state: LogState, listed: Iterable[StoredCatalog], lines: Iterable[ArchivedSegment] = ()) -> LogState:
+    """Return a state with only the segments of catalogs and of lines of `state`."""
+    return LogState(
+        archive={segment.name: segment for segment in lines},
+        catalogs={stored.name: stored for stored in listed},
+        hidden=state.hidden,
+        expired=state.expired,
+    )
+
+
+def send_catalog(
+    log: StorageLog, segments: Iterable[Segment], epoch: int | None = None
+) -> tuple[StoredCatalog, Publication]:
+    """Send a catalog of sorted segments, at least one. Return it with its publication. Raises as `Publication.send`."""
+    directory: CatalogDirectory | None = None
+
+    def fill(stream: Writer) -> None:
+        nonlocal directory
+        writer = CatalogWriter(stream.write)
+        for segment in segments:
+            writer.add(segment)
+        directory = writer.finish()
+
+    publication = Publication.send(log, catalog_name(), fill, epoch)
+    sent = publication.sent
+    assert directory is not None
+    return StoredCatalog(sent.name, sent.size_bytes, sent.began_ms, directory.encode()), publication
+
+
+def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
+    """Return the names that a record removed or hid, with the segments that the merge of catalogs left out.
+
+    The merged catalogs are read for that. If a sweep deleted one, its segments were left out long ago. The record of a
+    copy has the merges of its source. For a catalog that a record gave up, the objects in its ranges are listed.
+    """
+    names = [*record.remove, *(hidden.name for hidden in record.hide)]
+    if ranges := [lost.range for lost in record.lost if lost.range is not None and lost.is_of_catalog]:
+        segments = Segments(log.state, log.storage)
+        names += [name for lost in ranges for name in _objects_in(log, lost) if not segments.names_object(name)]
+    if record.kind == "copy" or (record.kind in ("catalogs", "link") and record.left_out):
+        segments = Segments(log.state, log.storage)
+        for name in record.remove:
+            if name.startswith(CATALOG_PREFIX):
+                with contextlib.suppress(ObjectNotFound):
+                    left_out = (
+                        segment.name for segment in read_catalog(log.storage, name) if segment.kind == "archived"
+                    )
+                    names += [segment_name for segment_name in left_out if not segments.names_object(segment_name)]
+    return tuple(names)
+
+
+def _objects_in(log: StorageLog, lost: LostRange) -> Iterator[str]:
+    """Yield the names of the objects of segments that begin in a range of a store."""
+    prefix = store_prefix(lost.source)
+    for info in own_objects(log.storage, prefix):
+        start = info.name.removeprefix(prefix).partition("/")[0]
+        if start.isdecimal() and lost.begin <= int(start) < lost.end:
+            yield info.name
+
+
+def read_catalog(storage: Storage, name: str) -> Iterator[Segment]:
+    """Yield all segments of a catalog by its object alone. Raises `ObjectNotFound` and `CorruptFile`."""
+    data, size_bytes = storage.get_suffix(name, _END_BYTES)
+    if (length := end_bytes(data, name)) > len(data):
+        data, _ = storage.get_suffix(name, length)
+    directory = decode_end(data, name)
+    stored = StoredCatalog(name, size_bytes, 0, directory.encode())
+    return Segments(LogState(catalogs={name: stored}), storage).all()

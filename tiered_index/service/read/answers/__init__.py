@@ -1,0 +1,1 @@
+"""The rows of answers, and their messages."""

@@ -1,0 +1,75 @@
+"""Counts the rows that match lookups of a batch, but that newer readings of their files have replaced.
+
+A row counts once for a lookup, and only on the page of the answer that it would be on. Memory: about 50 bytes for each
+such row up to the end of the page. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.base.locks import call_lock
+from tiered_index.format.schema import Schema
+from tiered_index.service.read.answers.rows import Array, are_after, concatenate, repeats
+
+Int64 = npt.NDArray[np.int64]
+Page = tuple[Int64, Array]
+"""Rows (n) by their lookups (n)."""
+PageEnds = tuple[npt.NDArray[np.bool_], Array]
+"""For each lookup, whether there are answers behind its page, and the last answer of the page if so."""
+# rows that are held before those behind the pages are dropped
+_HELD_ROWS = 1 << 16
+
+
+class ReplacedRows:
+    """The replaced rows that were met so far. `page_ends` returns the ends of pages by the answers so far."""
+
+    def __init__(self, schema: Schema, page_ends: Callable[[], PageEnds]) -> None:
+        self._schema, self._page_ends = schema, page_ends
+        self._lock = call_lock()
+        self._parts: list[Page] = []
+        self._count, self._most = 0, _HELD_ROWS
+
+    def add(self, lookups: Int64, rows: Array) -> None:
+        """Add rows (n) that match `lookups` (n)."""
+        with self._lock:
+            self._parts.append((lookups, rows))
+            self._count += len(rows)
+            if self._count > self._most:
+                self._parts = [on_pages(distinct(self._parts, self._schema), self._page_ends(), self._schema)]
+                self._count = len(self._parts[0][1])
+                self._most = max(_HELD_ROWS, 2 * self._count)
+
+    def rows(self) -> Page:
+        """Return the rows, each once for a lookup, in any order."""
+        with self._lock:
+            return distinct(self._parts, self._schema)
+
+
+def distinct(parts: Sequence[Page], schema: Schema) -> Page:
+    """Return the rows of all parts, each identity once for a lookup, in any order."""
+    rows = concatenate([rows for _, rows in parts], schema)
+    lookups = np.concatenate([np.zeros(0, np.int64), *(lookups for lookups, _ in parts)])
+    if len(rows) > 1:
+        columns = [lookups, *(rows[name] for name in ("queue_id", "offset", *schema.identity_extra))]
+        is_first = np.ones(len(rows), bool)
+        is_first[repeats(columns)[0]] = False
+        lookups, rows = lookups[is_first], rows[is_first]
+    return lookups, rows
+
+
+def on_pages(page: Page, page_ends: PageEnds, schema: Schema) -> Page:
+    """Return the rows that are not behind the page of their lookup."""
+    lookups, rows = page
+    more, last = page_ends
+    if not more.any():
+        return page
+    on_page = ~more[lookups]
+    behind = np.flatnonzero(more[lookups])
+    ends = last[lookups[behind]]
+    names = ("second", "offset", "queue_id", *schema.identity_extra)
+    on_page[behind] = ~are_after(rows[behind], tuple(ends[name] for name in names), schema)
+    return lookups[on_page], rows[on_page]

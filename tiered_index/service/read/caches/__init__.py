@@ -1,0 +1,1 @@
+"""Caches in memory and on disk."""

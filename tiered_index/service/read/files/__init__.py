@@ -1,0 +1,1 @@
+"""Index files as lookups search them."""

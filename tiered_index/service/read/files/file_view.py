@@ -1,0 +1,348 @@
+"""Views: one call of the compiled core searches all files of a catalog.
+
+A view has the files of one moment, and never changes. It keeps their maps open. The caller searches the files that are
+`left`: files that the core can't search, and files that it declines (damage, slot groups in blocks, long chains).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.base.call import request_context
+from tiered_index.base.kernels import compiled_views, crc32
+from tiered_index.format.keys.hashing import HASH_RULES, HashRule
+from tiered_index.format.schema import Schema, row_form
+from tiered_index.service.log.records import LostObject, StoredObject
+from tiered_index.service.read.answers.batch import LookupBatch, Matches, in_core
+from tiered_index.service.read.files.compacted import CompactedFile
+from tiered_index.service.read.files.snapshot import FileLabel, Handle, label_of
+from tiered_index.service.read.files.unsealed import UnsealedFile
+from tiered_index.service.read.files.window_table import WindowTable
+from tiered_index.storage.base import OpenObject
+from tiered_index.storage.prices import PriceTable
+from tiered_index.types import FileReport, Freshness
+
+if TYPE_CHECKING:
+    from tiered_index.base._views import LocalFile, View, ViewRows
+    from tiered_index.service.read.files.cold_path import ColdPath
+
+# notes of `View.find`: out of range, left to the caller, excluded by the filter or by the topic
+_AWAY, _LEFT, _BY_FILTER, _BY_TOPIC = -1, -3, -4, -5
+# a note of batches: in the range of all lookups together, but of none alone
+_BY_TIME = -7
+# numbers that `ViewBatch.find` returns for each file
+_COUNTS = 5
+# notes of skipped files
+_SKIPPED = {-2: "skipped_budget", -4: "skipped_filter", -5: "skipped_topic", _BY_TIME: "skipped_time"}
+
+
+About = tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]]
+"""The state of the logs for a view: freshness of indexes that are read without a root or by a fenced writer, and the
+lost objects of each source.
+"""
+
+
+WholeView = tuple["LocalView", About, bool]
+"""A view that has all entries of a key, the state of the logs, and whether the view also has all topics."""
+
+
+Part = tuple[bytearray, bytearray, bytearray, bytearray]
+"""The result of `ViewBatch.find` for some of a batch's lookups."""
+Partly = tuple[npt.NDArray[np.int64] | None, int]
+"""The lookups for which a file has to be searched (None: all), and its number of rows for others."""
+InParts = Callable[[Callable[[int, int], Part], int], Sequence[Part]]
+"""Takes a function and a number of lookups. Returns the function's results for all parts of the lookups, in order."""
+
+
+@dataclass(frozen=True)
+class BatchNotes:
+    """The notes of a batch. They keep no file open."""
+
+    handles: Sequence[FileLabel]
+    notes: Sequence[int]
+    spent_by: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    knows_topic: bool = True
+
+
+Noted: TypeAlias = Union["ViewRows", BatchNotes]
+"""The notes of a lookup, or of a batch."""
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows of a view for a batch.
+
+    - `left`: the files that the caller has to search.
+    - `partly`: by place in `left`, the files that need a search only for some lookups.
+    - `seen`: the files in range.
+    """
+
+    matches: Sequence[Matches]
+    left: Sequence[Handle]
+    partly: Mapping[int, Partly]
+    seen: Sequence[Handle]
+    noted: BatchNotes
+
+
+def reports_of(noted: Noted, prices: PriceTable) -> list[FileReport]:
+    """Return a report of each file in range, except those that are `left`. The files have no times of their own."""
+    reports = []
+    for number, (label, note) in enumerate(zip(noted.handles, noted.notes, strict=True)):
+        if note in (_AWAY, _LEFT):
+            continue
+        outcome, spent = _SKIPPED.get(note, "read"), noted.spent_by.get(number)
+        requests, size = spent or (0, 0)
+        # a stored file that needed no request
+        cached = outcome == "read" and spent is None and label.place == "storage"
+        reports.append(
+            FileReport(
+                file=label.file_id,
+                place="cache" if cached else label.place,
+                outcome=outcome,
+                begin_ms=label.second_min * 1000,
+                end_ms=label.second_max * 1000,
+                requests=requests,
+                bytes=size,
+                cost_usd=prices.cost_usd({"get_range": requests}, size),
+                matched=max(note, 0),
+            )
+        )
+    return reports
+
+
+def excluded_by(noted: Noted) -> int:
+    """Return the number of stored files that a view has excluded by filter or topic."""
+    return sum([note in (_BY_FILTER, _BY_TOPIC) for note in noted.notes])
+
+
+def with_reads_of(noted: Noted, reports: Sequence[FileReport], prices: PriceTable) -> list[FileReport]:
+    """Return reports of files that are `left`, with the requests that the core made for them."""
+    if not noted.spent_by:
+        return list(reports)
+    labels, notes = noted.handles, noted.notes
+    spent_by = {labels[number].file_id: spent for number, spent in noted.spent_by.items() if notes[number] == _LEFT}
+    return [
+        report
+        if (spent := spent_by.get(report.file)) is None
+        else replace(
+            report,
+            requests=report.requests + spent[0],
+            bytes=report.bytes + spent[1],
+            cost_usd=report.cost_usd + prices.cost_usd({"get_range": spent[0]}, spent[1]),
+        )
+        for report in reports
+    ]
+
+
+class StoredSource:
+    """Supplies the compiled core with a stored file or shard, without requests: from memory or a local folder."""
+
+    __slots__ = "_cold", "_filters", "_schema", "_seen", "_stored"
+
+    crc32 = staticmethod(crc32)
+
+    def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
+        self._cold, self._stored, self._schema = cold, stored, schema
+        self._filters = cold.filters
+        # `Filters.cached_count` when this last looked for the file's filter
+        self._seen = -1
+
+    def open(self, file: LocalFile) -> bool:
+        """Give `file` its directory and its filter, if they are in memory and there is space for them.
+
+        Return whether it can be searched and does not need a filter first.
+        """
+        if not request_context.get().waits:
+            return False
+        filters, stored = self._filters, self._stored
+        if file.is_open and (not stored.filter_length or filters.cached_count == self._seen):
+            return not filters.is_due(stored)
+        cold = self._cold
+        if not file.is_open:
+            trailer = cold.known_trailer(stored, counts_miss=False)
+            if trailer is None or trailer.metadata.layout.schema != self._schema:
+                return False
+            metadata, groups = trailer.metadata, trailer.directory.group_bytes
+            packing = metadata.packing
+            if packing is not None and not packing.fits_core:
+                return False
+            if cold.core_bytes + len(groups) + stored.filter_length > cold.settings.directory_cache_bytes:
+                return False
+            packed = None if packing is None else packing.in_core
+            ids, begin_s, slots = metadata.ids_by_topic, metadata.begin_ms // 1000, metadata.slot_map.base
+            try:
+                if file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed):
+                    cold.core_bytes += len(groups) + stored.filter_length
+            except ValueError:  # invalid values: the search of this file reports them
+                return False
+        self._seen = filters.cached_count
+        if stored.filter_length and (held := filters.whole(stored)) is not None:
+            file.with_filter(held)
+            return True
+        return not filters.is_due(stored)
+
+    def open_now(self) -> OpenObject | None:
+        """See `Storage.open_now`."""
+        return self._cold.storage.open_now(self._stored.name, self._stored.size_bytes)
+
+    def block(self, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
+        """See `ColdPath.block_now`."""
+        return self._cold.block_now(self._stored, offset, length, crc)
+
+    def miss(self, hash64: int) -> None:
+        """Note that a search for the key of `hash64` found nothing. This may read the filter from the disk cache."""
+        if not request_context.get().waits:
+            return
+        self._filters.record_miss(self._stored)
+
+
+class LocalView:
+    """The files of a catalog, `handles`, for lookups of rows of `schema`.
+
+    Files in a storage are searched as far as that needs no request, or also in a storage that is a local folder.
+    """
+
+    def __init__(self, schema: Schema, handles: Sequence[Handle]) -> None:
+        core = compiled_views()
+        assert core is not None
+        growing = [handle for handle in handles if isinstance(handle, UnsealedFile) and not handle.ended]
+        rest = [handle for handle in handles if not isinstance(handle, UnsealedFile) or handle not in growing]
+        rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
+        self.handles: list[Handle] = [*growing, *rest]
+        # whether a file may get further entries
+        self.grows = bool(growing)
+        labels = []
+        files: list[tuple[LocalFile | None, int, int]] = []
+        # for each handle the number of its first file
+        self._first: list[int] = []
+        for handle in self.handles:
+            self._first.append(len(files))
+            # labels in place of handles, so that an answer keeps no file open
+            label = handle.label if isinstance(handle, UnsealedFile) else label_of(handle)
+            for file in _local_in_core(handle, schema) or _stored_in_core(handle, schema) or [None]:
+                files.append((file, handle.second_min, handle.second_max))
+                labels.append(label)
+        self.schema, self.labels = schema, labels
+        self.core: View = core.View(row_form(schema), files, labels)
+
+    def find(self, batch: LookupBatch) -> ViewRows | None:
+        """Return the rows of the files for the only lookup of a batch.
+
+        None: the caller has to search file by file, because two rows may be one answer, or the core does not support
+        the cursor.
+        """
+        if not batch.fits_core:
+            return None
+        key_hash, fingerprint, second_min, second_max = batch.first
+        hashes = key_hash, int(batch.java_hash[0]) & 0x7FFFFFFF, fingerprint
+        bounds = second_min, second_max, int(batch.max_count[0])
+        return self.core.find(batch.topics[0], *hashes, *bounds, batch.after.get(0))
+
+    def find_many(self, batch: LookupBatch, in_parts: InParts, *, stored: bool = False) -> BatchRows:
+        """Return the rows of the files for a batch: at most `max_count` + 1 per file and lookup.
+
+        `stored`: also search files in a storage that is a local folder.
+        """
+        answers = in_core(self.core, batch, batch.under("mask")[0].key_hash, stored=stored)
+        parts = in_parts(answers.find, len(batch))
+        matches = [
+            Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, self.schema.row))
+            for lookups, rows, _, _ in parts
+        ]
+        counts = np.sum([np.frombuffer(some, np.int64).reshape(-1, _COUNTS) for *_, some in parts], axis=0)
+        if len(counts) > len(self.handles):
+            counts = np.add.reduceat(counts, self._first)
+        low, high = int(batch.second_min.min()), int(batch.second_max.max())
+        away = [handle.second_min > high or handle.second_max < low for handle in self.handles]
+        left = self._left(answers.left, [some for _, _, some, _ in parts])
+        notes, spent_by = [], {}
+        for place, (rows, reads, size, in_range, searched) in enumerate(counts.tolist()):
+            if reads:
+                spent_by[place] = reads, size
+            note = rows
+            if away[place]:
+                note = _AWAY
+            elif place in left:
+                note = _LEFT
+            elif not (self.handles[place].is_local or searched):
+                handle = self.handles[place]
+                asks = in_range or len(batch.overlapping(handle.second_min, handle.second_max))
+                note = _BY_FILTER if in_range else _BY_TOPIC if asks else _BY_TIME
+            notes.append(note)
+        needed = [place for place in left if not away[place]]
+        return BatchRows(
+            matches,
+            [self.handles[place] for place in needed],
+            {at: (some, int(counts[place, 0])) for at, place in enumerate(needed) if (some := left[place]) is not None},
+            [handle for handle, is_away in zip(self.handles, away, strict=True) if not is_away],
+            BatchNotes([self.labels[number] for number in self._first], notes, spent_by),
+        )
+
+    def _left(self, files: Sequence[int], pairs: Sequence[bytearray]) -> dict[int, npt.NDArray[np.int64] | None]:
+        """Return the handles to search, by place, and the lookups of each (None: all).
+
+        `files` are to be searched for all lookups. `pairs` have a file and a lookup each.
+        """
+        left: dict[int, npt.NDArray[np.int64] | None] = {bisect_right(self._first, file) - 1: None for file in files}
+        rows = np.concatenate([np.frombuffer(some, np.int64) for some in pairs]).reshape(-1, 2)
+        places = np.searchsorted(self._first, rows[:, 0], "right") - 1
+        for place in np.unique(places).tolist():
+            left.setdefault(place, rows[places == place, 1])
+        return left
+
+    def left(self, rows: ViewRows) -> list[Handle]:
+        """Return the files that the caller of `find` has to search."""
+        if not rows.has_left:
+            return []
+        # one for all shards of a table
+        places = {bisect_right(self._first, number) - 1 for number, note in enumerate(rows.notes) if note == _LEFT}
+        return [self.handles[place] for place in sorted(places)]
+
+
+Viewed = tuple[Sequence[Handle], LocalView | None]
+"""The files of an index that are not in its view, and the view; None: there is no view."""
+
+
+def _local_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None] | None:
+    """Return the core's `LocalFile` of a local file; None: it has none."""
+    file = None
+    if isinstance(handle, UnsealedFile) and handle.layout.schema == schema:
+        file = handle.in_core()
+    elif isinstance(handle, CompactedFile) and handle.local is not None and handle.metadata().layout.schema == schema:
+        file = handle.local.in_core()
+    return None if file is None else [file]
+
+
+def _stored_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None] | None:
+    """Return the core's `LocalFile` of a stored file, or of each shard of a table; None: it has none."""
+    if isinstance(handle, CompactedFile) and handle.local is None and handle.stored is not None:
+        return [_of_object(handle.stored.cold, handle.stored.stored, handle.hash, schema)]
+    if isinstance(handle, WindowTable):
+        shards = sorted(handle.shards, key=lambda shard: shard.part.slot_low)
+        # shards of a giant slot have the same slot, and are left to the caller
+        if all(shard.part.slot_high <= other.part.slot_low for shard, other in itertools.pairwise(shards)):
+            return [_of_object(handle.cold, shard, handle.hash, schema) for shard in shards]
+    return None
+
+
+def _of_object(cold: ColdPath, stored: StoredObject, rule: HashRule, schema: Schema) -> LocalFile | None:
+    if (number := HASH_RULES.index(rule)) > 1:
+        return None
+    file: LocalFile | None = cold.in_core.get(stored.name)
+    if file is None:
+        core, shard = compiled_views(), stored.shard
+        assert core is not None
+        slots = None if shard is None else (shard.slots.split, shard.slots.join, shard.slot_low, shard.slot_high)
+        # a whole file gets its number of slots with its directory
+        file = core.LocalFile(row_form(schema), None, None, number, 0, 1 if shard is None else shard.slots.base)
+        file.from_source(StoredSource(cold, stored, schema), stored.second_min, stored.second_max, slots)
+        cold.in_core[stored.name] = file
+    return file

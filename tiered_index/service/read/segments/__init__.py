@@ -1,0 +1,1 @@
+"""Archived segments as readers find them."""
