@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from tiered_index.base.version import __version__
 
 if TYPE_CHECKING:
-    from tiered_index.archives import erase_index as erase
     from tiered_index.base.retention import Retention
     from tiered_index.config import IndexConfig
+    from tiered_index.connectors.archives import erase_index as erase
+    from tiered_index.connectors.files.linked_rows import FileRow, FileRows
     from tiered_index.format.keys.hash_sql import hash_key_sql
     from tiered_index.format.keys.hashing import key_hash as hash_key
     from tiered_index.service.async_reader import AsyncIndexReader
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from tiered_index.service.opening import WriterHealth
     from tiered_index.service.read.answers.messages import Fetched, MessageSource, MessagesResult
     from tiered_index.service.reader import IndexReader
-    from tiered_index.sources.linked_rows import FileRow, FileRows
     from tiered_index.types import (
         FileReport,
         Freshness,
@@ -97,7 +97,7 @@ _ALIASES = {
 }
 # Modules load on first use: their libraries load slowly, and a command must react to an interrupt before that.
 _NAMES = {
-    "archives": ("erase",),
+    "connectors.archives": ("erase",),
     "config": ("IndexConfig",),
     "format.keys.hash_sql": ("hash_key_sql",),
     "format.keys.hashing": ("hash_key",),
@@ -112,7 +112,7 @@ _NAMES = {
     "service.opening": ("WriterHealth",),
     "service.read.answers.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
-    "sources.linked_rows": ("FileRow", "FileRows"),
+    "connectors.files.linked_rows": ("FileRow", "FileRows"),
     "types": (
         "FileReport",
         "Freshness",

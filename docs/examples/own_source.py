@@ -3,7 +3,7 @@
 import tempfile
 
 from tiered_index import IndexService
-from tiered_index.follow import Batch, Follower, Lag
+from tiered_index.connectors.follow import Batch, Follower, Lag
 
 
 class Numbers:

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import tiered_index
 from docs.generators import http_page, metrics_page, settings_page
-from tiered_index import follow
 from tiered_index.cli.main import LateCommand, app
+from tiered_index.connectors import follow
 
 __all__ = ["PAGES", "all_commands"]
 

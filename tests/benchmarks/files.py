@@ -31,10 +31,10 @@ from tests.support.processes import own_environment
 from tests.support.s3_server import CREDENTIALS, REGION
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
-from tiered_index.follow import PatientPut
-from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import listed_files
-from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.connectors.files.linked import FileLinker
+from tiered_index.connectors.files.listing import listed_files
+from tiered_index.connectors.files.rows.mapping import RowMapping
+from tiered_index.connectors.follow import PatientPut
 
 FORMS, PARQUET_TIMES = ("ndjson", "parquet"), 5
 _OBJECTS, _DELAY_MS = 10, 30

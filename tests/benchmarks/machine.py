@@ -33,11 +33,11 @@ from tests.support.store_writer import StoreWriter
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.base.process import give_back
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import BackPressure, StorageUnavailable
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.types import Lookup

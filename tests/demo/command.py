@@ -25,12 +25,12 @@ from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.follow import Follower as SourceFollower
+from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.follow import Follower as SourceFollower
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.opening import open_storage

@@ -28,9 +28,9 @@ from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_count, human_seconds
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
-from tiered_index.kafka.client import KafkaBroker
-from tiered_index.kafka.messages import KafkaMessages
-from tiered_index.kafka.record import KafkaRecord
+from tiered_index.connectors.kafka.client.broker import KafkaBroker
+from tiered_index.connectors.kafka.messages import KafkaMessages
+from tiered_index.connectors.kafka.record import KafkaRecord
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Lookup
 

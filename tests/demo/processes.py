@@ -28,10 +28,10 @@ from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.output import Output
+from tiered_index.connectors.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1
 from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import STATES
-from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1
 
 _POLL_S = 0.002
 # The storage may still execute requests that a stopped process has sent: the length of the wait for them.

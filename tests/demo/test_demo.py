@@ -23,7 +23,7 @@ from tests.integration.cli.command_lines import run_here, run_script
 from tests.support.model import ReferenceModel
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 

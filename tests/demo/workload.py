@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.connectors.files.rows.columns import entry_columns
 from tiered_index.format.keys.hashing import code_units, hash_batch
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.columns import entry_columns
 from tiered_index.types import Lookup, QueryResult
 
 TOPICS = ("orders", "payments", "shipments", "logins")

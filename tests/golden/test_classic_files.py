@@ -6,8 +6,8 @@ import pytest
 
 from tests.golden import naive
 from tests.support.classic_writer import ClassicIndexFile, absolute_hash
+from tiered_index.connectors.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
 
 
 class Case:

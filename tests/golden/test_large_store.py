@@ -11,11 +11,11 @@ from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.store_writer import checkpoint_bytes
 from tiered_index import IndexService
 from tiered_index.base.clock import ManualClock
+from tiered_index.connectors.rocketmq.classic import classic_file_names, read_entries
+from tiered_index.connectors.rocketmq.log.columns import ALL_TOPICS
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, SLOT_SIZE
-from tiered_index.rocketmq.classic import classic_file_names, read_entries
-from tiered_index.rocketmq.log.columns import ALL_TOPICS
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.store import StoreDirectory
 
 
 @pytest.fixture(scope="module")

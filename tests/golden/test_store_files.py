@@ -9,12 +9,12 @@ import pytest
 
 from tests.rocketmq import golden_store
 from tests.support.store_writer import checkpoint_bytes, tags_code
-from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import decode_offset_msg_id
-from tiered_index.rocketmq.log.message import decode_message
-from tiered_index.rocketmq.log.segments import End
-from tiered_index.rocketmq.log.store import ENTRY_BYTES, list_queues, offsets_named
+from tiered_index.connectors.rocketmq.log.columns import decode_index_columns
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import decode_offset_msg_id
+from tiered_index.connectors.rocketmq.log.message import decode_message
+from tiered_index.connectors.rocketmq.log.segments import End
+from tiered_index.connectors.rocketmq.log.store import ENTRY_BYTES, list_queues, offsets_named
 
 # Java's name of a message's field: our name
 NAMES = {"totalSize": "size", "bodyCrc": "body_crc", "queueId": "queue_id", "flag": "flag", "sysFlag": "sys_flag"}

@@ -16,7 +16,7 @@ def _cluster():
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
     wait_briefly(monkeypatch)
-    monkeypatch.setattr("tiered_index.kafka.source._FAILOVER_S", 0.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.source._FAILOVER_S", 0.0)
 
 
 @pytest.fixture

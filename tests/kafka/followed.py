@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from tests.support.cutting_proxy import Fault, cutting_proxy
 from tests.support.kafka_cluster import Cluster, kafka_cluster
-from tiered_index.follow import Follower
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.archive import KafkaArchiver
+from tiered_index.connectors.kafka.client.broker import KafkaAddress
+from tiered_index.connectors.kafka.columns import records_of
+from tiered_index.connectors.kafka.keys import RecordKeys
+from tiered_index.connectors.kafka.source import KafkaSource
 from tiered_index.format.segments.columnar import decode_columns
-from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.client import KafkaAddress
-from tiered_index.kafka.columns import records_of
-from tiered_index.kafka.keys import RecordKeys
-from tiered_index.kafka.source import KafkaSource
 
 
 def source_of(index, servers, *topics, **options) -> KafkaSource:

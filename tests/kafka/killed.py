@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-import tiered_index.kafka.client as kafka_client
-import tiered_index.kafka.source as kafka_source
+import tiered_index.connectors.kafka.client.broker as kafka_client
+import tiered_index.connectors.kafka.source as kafka_source
 from tests.kafka.followed import source_of
 from tiered_index import IndexService
-from tiered_index.follow import Follower
-from tiered_index.kafka.archive import KafkaArchiver
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.archive import KafkaArchiver
 
 SETTINGS = {"slots": 997, "items": 20_000, "flush_interval_s": 0.05}
 # the client tries again soon

@@ -7,10 +7,10 @@ import pytest
 
 from tests.kafka.followed import archive, ingest, source_of
 from tests.support.kafka_cluster import PARTITIONS
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka import added_keys
 from tiered_index.errors import InvalidArgument
-from tiered_index.follow import Follower
 from tiered_index.format.keys.hashing import fingerprint
-from tiered_index.kafka import added_keys
 
 
 def produced(begin, end):

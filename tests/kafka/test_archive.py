@@ -13,13 +13,13 @@ from tests.support.kafka_cluster import PARTITIONS
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.archive import KafkaArchiver
+from tiered_index.connectors.kafka.client.broker import KafkaBroker, TopicRetention, kafka, record_of
+from tiered_index.connectors.kafka.columns import RecordLists, encode_records, records_of, times_in
+from tiered_index.connectors.kafka.partitions import OldestTimes
 from tiered_index.errors import StorageUnavailable
-from tiered_index.follow import Follower
 from tiered_index.format.segments.columnar import decode_columns
-from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.client import KafkaBroker, TopicRetention, kafka, record_of
-from tiered_index.kafka.columns import RecordLists, encode_records, records_of, times_in
-from tiered_index.kafka.partitions import OldestTimes
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -117,8 +117,8 @@ def lost(follower):
 
 
 def test_records_that_are_not_due_wait_behind_those_that_are_archived(index, servers, producing, topic, monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.archive._WORTH_RECORDS", 60)
-    monkeypatch.setattr("tiered_index.kafka.client.MOST_MESSAGES", 10)
+    monkeypatch.setattr("tiered_index.connectors.kafka.archive._WORTH_RECORDS", 60)
+    monkeypatch.setattr("tiered_index.connectors.kafka.client.broker.MOST_MESSAGES", 10)
     producing.send(topic, packet(100))
     with archiver_of(index, source_of(index, servers, topic)) as archiver:
         archiver.segment_bytes = 60 * 200
@@ -131,7 +131,7 @@ def test_records_that_are_not_due_wait_behind_those_that_are_archived(index, ser
 def test_a_stop_ends_a_round_behind_the_present_file_and_the_next_run_goes_on(
     index, servers, producing, topic, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.kafka.client.MOST_MESSAGES", 10)
+    monkeypatch.setattr("tiered_index.connectors.kafka.client.broker.MOST_MESSAGES", 10)
     producing.send(topic, packet(100))
     with archiver_of(index, source_of(index, servers, topic)) as archiver:
         archiver.segment_bytes = 2_000
@@ -179,7 +179,7 @@ def test_records_that_were_deleted_before_they_were_indexed_are_no_loss_of_a_lat
 def test_a_log_without_keys_is_not_archived_again_while_ids_are_not_known(
     index, cluster, servers, producing, topic, controllers, restart, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.kafka.client.STEP_S", 2.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.client.broker.STEP_S", 2.0)
     producing.send(topic, [{"value": "v", "partition": 0}] * 150)
     first, second = controllers
     cluster.control(first)
@@ -257,7 +257,7 @@ def test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_on
     # nor while its id can't be asked for
     cluster.control(0)
     with monkeypatch.context() as patch, pytest.raises(StorageUnavailable, match="its id is not"):
-        patch.setattr("tiered_index.kafka.client.STEP_S", 2.0)
+        patch.setattr("tiered_index.connectors.kafka.client.broker.STEP_S", 2.0)
         archive(index, servers, topic)
     assert offsets(index) == []
     cluster.control(1)
@@ -378,7 +378,7 @@ def test_a_short_retention_is_asked_for_more_often_and_one_that_is_too_short_is_
     with followed_archiver(index, source) as (archiver, wait_for), monkeypatch.context() as patch:
         wait_for(4)
         seconds = [0.0]
-        patch.setattr("tiered_index.kafka.archive.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+        patch.setattr("tiered_index.connectors.kafka.archive.time", SimpleNamespace(monotonic=lambda: seconds[0]))
         for _ in range(7):
             archiver.run_once()
             seconds[0] = next(now_s) + 10.0
@@ -407,7 +407,7 @@ def test_what_waits_when_a_retention_becomes_shorter_is_archived_at_once(
     producing.send(topic, packet(10))
     with followed_archiver(index, source_of(index, servers, topic, follow=True)) as (archiver, wait_for):
         wait_for(10)
-        monkeypatch.setattr("tiered_index.kafka.archive._ASK_S", 0.0)
+        monkeypatch.setattr("tiered_index.connectors.kafka.archive._ASK_S", 0.0)
         assert archiver.run_once() == 0
         retentions[topic] = shorter
         assert (archiver.run_once(), offsets(index)) == (1, [(0, offset) for offset in range(10)])

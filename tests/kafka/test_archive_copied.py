@@ -13,8 +13,8 @@ from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Retention, config, erase, expire
 from tiered_index.base.clock import ManualClock, SystemClock
-from tiered_index.kafka.archive import archived_files
-from tiered_index.kafka.messages import KafkaMessages
+from tiered_index.connectors.kafka.archive import archived_files
+from tiered_index.connectors.kafka.messages import KafkaMessages
 
 TIME_MS, COUNT = 1_700_000_000_000, 40
 
@@ -60,7 +60,7 @@ class Old:
 
 @pytest.fixture
 def old(servers, producing, topic, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.client.MOST_MESSAGES", 10)
+    monkeypatch.setattr("tiered_index.connectors.kafka.client.broker.MOST_MESSAGES", 10)
     producing.send(topic, records(0, COUNT))
     old = Old(tmp_path, servers, topic)
     with old.opened() as index:
@@ -106,7 +106,7 @@ def test_the_records_outlive_the_old_index_and_the_broker(old, cluster, producin
 def test_a_run_whose_storage_fails_at_any_call_continues_with_every_record_once(
     old, monkeypatch, calls, at_once, tmp_path
 ):
-    monkeypatch.setattr("tiered_index.kafka.archived._NAMED", at_once)
+    monkeypatch.setattr("tiered_index.connectors.kafka.archived._NAMED", at_once)
     open_storage, whole = config.open_storage, columns(old.ids(old.uri))
     ends = set[int]()
     for nth in calls:

@@ -15,11 +15,11 @@ from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
 from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.connectors.kafka.archive import archived_files
+from tiered_index.connectors.kafka.client.broker import kafka
+from tiered_index.connectors.kafka.columns import RecordLists, encode_records
+from tiered_index.connectors.kafka.messages import KafkaMessages
 from tiered_index.format.keys.spelling import key_text
-from tiered_index.kafka.archive import archived_files
-from tiered_index.kafka.client import kafka
-from tiered_index.kafka.columns import RecordLists, encode_records
-from tiered_index.kafka.messages import KafkaMessages
 
 COUNT, TIME_MS = 600, 1_700_000_000_000
 
@@ -47,7 +47,7 @@ def folder(_cluster, tmp_path_factory):
         keys = ("key", "header:h", "json:order.id")
         with pytest.MonkeyPatch.context() as patched:
             # a segment ends with messages that the client returned together
-            patched.setattr("tiered_index.kafka.client.MOST_MESSAGES", 10)
+            patched.setattr("tiered_index.connectors.kafka.client.broker.MOST_MESSAGES", 10)
             follower = archive(index, _cluster.servers, folder.name, segment_bytes=1 << 16, keys=keys)
         assert (follower.messages, follower.loss_count) == (COUNT, 0)
         index.seal()

@@ -14,9 +14,9 @@ import pytest
 from tests.kafka.followed import source_of
 from tests.support.blocked_library import can_block
 from tests.support.hanging import beside, until
-from tiered_index.follow import Follower
-from tiered_index.kafka import calls
-from tiered_index.kafka.calls import ENDED_S, ClientCalls, ClientStuck, Consumer, Watch, stuck_clients
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.client import calls
+from tiered_index.connectors.kafka.client.calls import ENDED_S, ClientCalls, ClientStuck, Consumer, Watch, stuck_clients
 
 FOLDER = Path(__file__).parents[2]
 # each call of the client that takes a lock of the library, and the library's functions that it waits in
@@ -49,7 +49,7 @@ import ctypes, sys, threading
 import confluent_kafka as kafka
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 from tests.support.blocked_library import block
-from tiered_index.kafka import calls
+from tiered_index.connectors.kafka import calls
 
 name, function = sys.argv[1:]
 calls.LATE_S = 0.2
@@ -118,7 +118,11 @@ def test_every_call_of_the_client_is_in_the_table():
     opened = FACTS | OPENED
     for path, tree in modules.items():
         assert set(used(tree)) <= opened, path
-    methods = {node.attr for node in ast.walk(modules[FOLDER / "tiered_index/kafka/calls.py"]) if is_of_client(node)}
+    methods = {
+        node.attr
+        for node in ast.walk(modules[FOLDER / "tiered_index/connectors/kafka/client/calls.py"])
+        if is_of_client(node)
+    }
     questions = {
         node.args[0].value
         for tree in modules.values()
@@ -226,7 +230,7 @@ def test_a_watch_does_not_end_a_process_whose_calls_return(blocked):
 
 FROZEN = """
 import ctypes, threading
-from tiered_index.kafka import calls
+from tiered_index.connectors.kafka import calls
 
 calls._FROZEN_S = 0.5
 watch = calls.Watch(print)
@@ -280,7 +284,7 @@ SERVED = """
 import ctypes, os, sys, threading
 import confluent_kafka
 from tests.support.blocked_library import block
-from tiered_index.kafka import calls
+from tiered_index.connectors.kafka import calls
 
 library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
 calls.LATE_S, calls.TOLD_S, calls.ENDED_S, calls._STEP_S = 0.2, 0.5, float(os.environ["ENDED_S"]), 0.05

@@ -12,8 +12,8 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import programs, section
 from tests.support.hanging import until
 from tiered_index import IndexReader
-from tiered_index.kafka.client import KafkaBroker
-from tiered_index.kafka.messages import KafkaMessages
+from tiered_index.connectors.kafka.client.broker import KafkaBroker
+from tiered_index.connectors.kafka.messages import KafkaMessages
 
 T_MS = 1_700_000_000_000
 
@@ -180,7 +180,7 @@ def test_a_first_run_that_cannot_read_its_topics_makes_no_index(run, servers, to
     missing = run("ingest", f"kafka://{servers}/{topic.upper()}x", *store)
     assert (missing.code, "there is no topic" in missing.err) == (2, True), missing.err
     with monkeypatch.context() as patch:
-        patch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.5)
+        patch.setattr("tiered_index.connectors.kafka.client.broker.TIMEOUT_S", 0.5)
         down = run("ingest", f"kafka://127.0.0.1:1/{topic}", *store)
     assert down.code == 3, down.err
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import gc, threading
-from tiered_index.kafka import calls, client
+from tiered_index.connectors.kafka import calls, client
 
 gc.disable()
 client.STEP_S = 0.5

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import tiered_index.kafka.source as kafka_source
+import tiered_index.connectors.kafka.source as kafka_source
 from tests.kafka.followed import ingest, places, proxied_cluster, source_of
 from tests.kafka.killed import HASTY
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.client.broker import KafkaBroker, SetupErrors, kafka
 from tiered_index.errors import CorruptFile, StorageMisconfigured
-from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker, SetupErrors, kafka
 
 BROKERS = 3
 FETCH, LIST_OFFSETS = 1, 2
@@ -186,7 +186,7 @@ def test_advertised_addresses_are_wrong_only_if_none_can_be_reached(monkeypatch,
         port = far.getsockname()[1]
         brokers = {at: SimpleNamespace(host="127.0.0.1", port=at) for at in (1, port if is_far else 99_999)}
         answering = SimpleNamespace(list_topics=lambda timeout: SimpleNamespace(brokers=brokers), close=lambda: None)
-        monkeypatch.setattr("tiered_index.kafka.client.open_consumer", lambda *_: answering)
+        monkeypatch.setattr("tiered_index.connectors.kafka.client.broker.open_consumer", lambda *_: answering)
         accepting = threading.Timer(0.3, lambda: far.accept()[0].close())
         accepting.start()
         stack.callback(accepting.join)

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from tiered_index.connectors.kafka import keys as keys_module
+from tiered_index.connectors.kafka.keys import RecordKeys
+from tiered_index.connectors.kafka.record import KafkaRecord
 from tiered_index.errors import InvalidArgument
-from tiered_index.kafka import keys as keys_module
-from tiered_index.kafka.keys import RecordKeys
-from tiered_index.kafka.record import KafkaRecord
 
 ID = uuid.UUID("6f1d2c3b-4a59-4687-9788-112233445566")
 

@@ -15,11 +15,11 @@ from tests.server.conftest import serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.call import RequestContext
+from tiered_index.connectors.kafka.client.broker import KafkaBroker
+from tiered_index.connectors.kafka.messages import KafkaMessages, parse_place
+from tiered_index.connectors.kafka.record import KafkaRecord
+from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectRefused, StorageUnavailable
-from tiered_index.kafka.client import KafkaBroker
-from tiered_index.kafka.messages import KafkaMessages, parse_place
-from tiered_index.kafka.record import KafkaRecord
-from tiered_index.message_sources import MessageSources
 from tiered_index.storage.memory import MemoryStorage
 
 TIME_MS = 1_700_000_000_000
@@ -48,7 +48,7 @@ def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, 
         return [{TopicPartition(topic, 0): answer}]
 
     monkeypatch.setattr(KafkaBroker, "ranges", away)
-    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.client.broker.TIMEOUT_S", 0.0)
     # a call with little time waits no longer than that, and says nothing of the broker
     source = messages_of(index, servers)
     with RequestContext(deadline_s=time.monotonic() + 0.2).active(), pytest.raises(BudgetExceeded):
@@ -242,7 +242,7 @@ def test_each_reason_why_a_record_cannot_be_shown_is_a_state_of_its_own(
     cluster.delete(topic)
     assert state_of() == ("no_topic", f"the cluster has no topic {topic}; no archive has it", "complete", 404)
     for name in ("STEP_S", "TIMEOUT_S"):
-        monkeypatch.setattr(f"tiered_index.kafka.client.{name}", 0.5)
+        monkeypatch.setattr(f"tiered_index.connectors.kafka.client.broker.{name}", 0.5)
     state, problem, *codes = state_of(servers="127.0.0.1:1")
     assert (state, codes) == ("unavailable", ["partial", 502]) and "127.0.0.1" not in problem.split(":")[0]
 

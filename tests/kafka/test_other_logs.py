@@ -6,11 +6,11 @@ import pytest
 from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import beside, until
 from tests.support.kafka_cluster import Producing, kafka_cluster
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.archive import KafkaArchiver
+from tiered_index.connectors.kafka.client.calls import Consumer
+from tiered_index.connectors.kafka.partitions import OffsetOutOfRange
 from tiered_index.errors import ConfigError
-from tiered_index.follow import Follower
-from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.calls import Consumer
-from tiered_index.kafka.partitions import OffsetOutOfRange
 
 BEFORE = 50
 # Kafka's numbers of two requests and of an error
@@ -60,7 +60,7 @@ def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
     """What was not archived before the cut is archived, without a wait for the records behind it."""
     remaining = BEFORE - 5
     for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
+        monkeypatch.setattr(f"tiered_index.connectors.kafka.{module}.id_in", lambda *_: "a" * 32)
     before, then = (archive, ingest) if was_archived else (ingest, archive)
     before(index, servers, topic)
     cluster.delete(topic)
@@ -89,7 +89,7 @@ def committed(servers, topic):
 def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(
     index, cluster, servers, topic, old_records, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.kafka.group.COMMIT_S", 0.1)
+    monkeypatch.setattr("tiered_index.connectors.kafka.group.COMMIT_S", 0.1)
     notes: list[str] = []
     source = source_of(index, servers, topic, follow=True, commit_group=topic, note=notes.append)
     cluster.fail(OFFSET_COMMIT, GROUP_REFUSED)
@@ -121,7 +121,7 @@ def test_closing_does_not_wait_long_for_brokers_that_are_away(index, topic):
 def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epochs_of_records(
     index, cluster, servers, topic, old_records, producing, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda *_: "a" * 32)
+    monkeypatch.setattr("tiered_index.connectors.kafka.source.id_in", lambda *_: "a" * 32)
     assert ingest(index, servers, topic).messages == BEFORE
     cluster.delete(topic)
     cluster.create(topic)
@@ -144,7 +144,7 @@ def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epoch
 def cut_and_grown(cluster, topic, producing, monkeypatch):
     """Cut a log after so many records, elect leaders of a new epoch, and write new records."""
     for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
+        monkeypatch.setattr(f"tiered_index.connectors.kafka.{module}.id_in", lambda *_: "a" * 32)
 
     def cut(remaining, new):
         cluster.delete(topic)

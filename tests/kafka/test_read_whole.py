@@ -6,10 +6,10 @@ from tests.kafka.followed import ingest, source_of
 from tests.support.hanging import until
 from tiered_index import IndexReader
 from tiered_index.base.clock import ManualClock
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.names import Name
+from tiered_index.connectors.kafka.reads import Look, TopicRead, TopicReads
 from tiered_index.errors import InvalidArgument
-from tiered_index.follow import Follower
-from tiered_index.kafka.names import Name
-from tiered_index.kafka.reads import Look, TopicRead, TopicReads
 from tiered_index.service.log.reads import read_name
 from tiered_index.types import Lookup
 

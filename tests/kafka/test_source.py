@@ -13,13 +13,13 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange, kafka, record_of
+from tiered_index.connectors.kafka.names import Name
+from tiered_index.connectors.kafka.partitions import Partition
+from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
+from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
-from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker, LogRange, kafka, record_of
-from tiered_index.kafka.names import Name
-from tiered_index.kafka.partitions import Partition
-from tiered_index.kafka.record import KafkaRecord, TimestampType
-from tiered_index.message_sources import MessageSources
 
 
 def test_a_topic_that_the_brokers_can_not_describe_now_is_read_to_its_end(index, cluster, servers, producing, topic):
@@ -36,8 +36,8 @@ def test_a_topic_that_the_brokers_can_not_describe_now_is_read_to_its_end(index,
 def test_a_start_waits_for_a_topic_that_the_brokers_can_not_describe(
     index, cluster, servers, producing, topic, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 3.0)
-    monkeypatch.setattr("tiered_index.kafka.source.STEP_S", 3.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.source.TIMEOUT_S", 3.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.source.STEP_S", 3.0)
     producing.send(topic, [{"key": "k", "partition": 0}])
     cluster.fail_topic(topic, 5)
     with pytest.raises(StorageUnavailable, match=f"all of {topic}: "):
@@ -231,7 +231,7 @@ def test_a_client_that_fails_or_stays_silent_is_closed_and_not_used_again(
     with contextlib.closing(KafkaBroker({"bootstrap.servers": servers})) as broker:
         broker._idle[False].append(client)
         with monkeypatch.context() as patched, pytest.raises(StorageUnavailable, match=problem):
-            patched.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.0)
+            patched.setattr("tiered_index.connectors.kafka.client.broker.TIMEOUT_S", 0.0)
             list(broker.records((topic, 0), 0, 1))
         assert is_closed
         assert [record.key for record in broker.records((topic, 0), 0, 1)] == [b"k"]

@@ -17,10 +17,10 @@ import pytest
 from tests.support.file_logs import KEYS, TABLES, Logs, once, packed
 from tests.unit.cli.test_linked_files import Crash, Killed
 from tiered_index import IndexService, erase
+from tiered_index.connectors.files import linked, listing
+from tiered_index.connectors.files.identity import first_name
+from tiered_index.connectors.files.rows import text as rows_of_text
 from tiered_index.service.jobs.merge_run import merge_index
-from tiered_index.sources import linked, listing
-from tiered_index.sources.identity import first_name
-from tiered_index.sources.rows import text as rows_of_text
 
 FORMS = ("ndjson", "csv", "gz", "zst", "parquet", "arrow")
 # the forms whose quick life copies rows

@@ -23,9 +23,9 @@ from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.clock import ManualClock
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import StorageUnavailable
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage

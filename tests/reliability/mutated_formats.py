@@ -18,6 +18,9 @@ from tests.support.classic_writer import ClassicIndexFile
 from tests.support.compacted_files import reader
 from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.base.clock import ManualClock
+from tiered_index.connectors.rocketmq.classic import infer_geometry
+from tiered_index.connectors.rocketmq.log.columns import decode_index_columns
+from tiered_index.connectors.rocketmq.log.store import decode_entries
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, recognise
 from tiered_index.format.journal import parse_journal
@@ -25,9 +28,6 @@ from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.segments.archived import SegmentTable
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
-from tiered_index.rocketmq.classic import infer_geometry
-from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.store import decode_entries
 from tiered_index.service.jobs.rewriting.merge_plan import MergeOptions, plan_merge
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import LeaseWatch

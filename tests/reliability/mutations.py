@@ -59,13 +59,13 @@ from tests.support.log_records import open_log
 from tiered_index import Lookup
 from tiered_index.base.clock import ManualClock
 from tiered_index.cli.main import run as run_command
+from tiered_index.connectors.rocketmq.archive.archive import ArchivedLog
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.classic import classic_file_names, read_entries
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import TAIL_SIZE
-from tiered_index.rocketmq.archive.archive import ArchivedLog
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.classic import classic_file_names, read_entries
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.rows import encode_cursor, query_digest

@@ -9,10 +9,10 @@ from tests.rocketmq.messages import full, log, write_log
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.base.clock import SystemClock
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.message import Message
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.message import Message
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.store_writer import StoreWriter
-from tiered_index.rocketmq.classic import Geometry
-from tiered_index.rocketmq.log.layout import Host
+from tiered_index.connectors.rocketmq.classic import Geometry
+from tiered_index.connectors.rocketmq.log.layout import Host
 
 DATA = Path(__file__).parents[1] / "golden" / "data" / "store" / "full"
 SEGMENT_BYTES = 16_384

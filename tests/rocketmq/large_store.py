@@ -14,8 +14,8 @@ from typing import Any
 
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import format_properties
-from tiered_index.rocketmq.classic import Geometry
-from tiered_index.rocketmq.log.layout import Host
+from tiered_index.connectors.rocketmq.classic import Geometry
+from tiered_index.connectors.rocketmq.log.layout import Host
 
 DATA = Path(__file__).parents[1] / "golden" / "data" / "store" / "large" / "java.json.gz"
 MESSAGES = 8_000

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from tests.support.stored_messages import message_size
-from tiered_index.rocketmq.log.layout import BLANK, BORN_V6, MAGIC_V1, MAGIC_V2, STORE_V6, Host
-from tiered_index.rocketmq.log.message import Message, body_crc
-from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.connectors.rocketmq.log.layout import BLANK, BORN_V6, MAGIC_V1, MAGIC_V2, STORE_V6, Host
+from tiered_index.connectors.rocketmq.log.message import Message, body_crc
+from tiered_index.connectors.rocketmq.log.segments import segment_name
 
 V4 = Host("10.1.2.3", 10911)
 V6 = Host("2001:db8::1:2", 10911)

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from itertools import count
 from typing import Any
 
-from tiered_index.rocketmq.log.layout import Host
-from tiered_index.rocketmq.log.message import Message, decode_message
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import JSON, Command, decode_frame, encode_frame
-from tiered_index.rocketmq.remoting.server import RemotingServer
+from tiered_index.connectors.rocketmq.log.layout import Host
+from tiered_index.connectors.rocketmq.log.message import Message, decode_message
+from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.connectors.rocketmq.remoting.frames import JSON, Command, decode_frame, encode_frame
+from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
 
 BEGIN, END, STATS, PULL = 31, 30, 202, 11
 HERE = Host("127.0.0.1", 10911)

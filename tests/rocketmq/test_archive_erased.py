@@ -15,16 +15,16 @@ from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
 from tiered_index import IndexReader, erase
 from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.connectors.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
+from tiered_index.connectors.rocketmq.archive.erasure import MessagesToErase
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.archive.repair import StoreSegments
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.message import decode_message
+from tiered_index.connectors.rocketmq.log.segments import segment_name
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import RootBehind, StorageUnavailable
 from tiered_index.format.segments.archived import HEAD_BYTES
-from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
-from tiered_index.rocketmq.archive.erasure import MessagesToErase
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.archive.repair import StoreSegments
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.message import decode_message
-from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase import erase as erase_by

@@ -9,10 +9,10 @@ from tests.rocketmq.archived_store import log_of, open_index
 from tests.support.cold_index import Recorder
 from tests.support.damage import flip_object
 from tests.support.store_writer import StoreWriter
+from tiered_index.connectors.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.errors import CorruptFile
 from tiered_index.format.segments import archived as layout
-from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.storage.memory import MemoryStorage
 

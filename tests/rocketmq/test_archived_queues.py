@@ -17,19 +17,19 @@ from tests.support.damage import checked, flipped
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
 from tiered_index.base.retention import Retention
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver, SegmentFacts, segment_facts
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.archive.repair import StoreSegments
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED
+from tiered_index.connectors.rocketmq.log.segments import list_segments
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
+from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.connectors.rocketmq.remoting.queue_sources import message_at
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.segments.archived import PIECE_BYTES
 from tiered_index.format.segments.queue_offsets import check_queues
 from tiered_index.format.segments.segment import times_of
-from tiered_index.rocketmq.archive.archive import SegmentArchiver, SegmentFacts, segment_facts
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.archive.repair import StoreSegments
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED
-from tiered_index.rocketmq.log.segments import list_segments
-from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.queue_sources import message_at
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.lost import give_up

@@ -5,8 +5,14 @@ import struct
 import pytest
 
 from tests.support.classic_writer import ClassicIndexFile
+from tiered_index.connectors.rocketmq.classic import (
+    Geometry,
+    classic_file_names,
+    decode_header,
+    infer_geometry,
+    read_entries,
+)
 from tiered_index.errors import CorruptFile, StorageMisconfigured
-from tiered_index.rocketmq.classic import Geometry, classic_file_names, decode_header, infer_geometry, read_entries
 
 NOW_MS = 1_700_000_000_000
 SMALL = Geometry(4, 6)

@@ -16,16 +16,16 @@ from tests.rocketmq import messages
 from tests.support.damage import flip
 from tests.support.memory import traced_memory
 from tests.support.store_writer import StoreWriter
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.log import segments
+from tiered_index.connectors.rocketmq.log.columns import decode_index_columns
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.connectors.rocketmq.log.layout import STORE_V6
+from tiered_index.connectors.rocketmq.log.message import MAX_MESSAGE_BYTES
+from tiered_index.connectors.rocketmq.log.segments import End, list_segments, segment_name
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log import segments
-from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.layout import STORE_V6
-from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES
-from tiered_index.rocketmq.log.segments import End, list_segments, segment_name
-from tiered_index.rocketmq.log.store import StoreDirectory
 
 SEGMENT = 4_000
 CHUNKS = [1, 700, 1 << 20]

@@ -5,13 +5,13 @@ earlier log left there prove nothing, and damage is named once it can't be a wri
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, missing, rounds
+from tiered_index.connectors.rocketmq.follow import dispatcher as dispatching
+from tiered_index.connectors.rocketmq.follow.dispatcher import RewrittenOffsets
+from tiered_index.connectors.rocketmq.log import segments
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.segments import End
+from tiered_index.connectors.rocketmq.log.store import LogEnd, StoreDirectory
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.follow import dispatcher as dispatching
-from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
-from tiered_index.rocketmq.log import segments
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.segments import End
-from tiered_index.rocketmq.log.store import LogEnd, StoreDirectory
 
 JUNK = b"\x07junk of a torn message"
 ZEROS = "KEYS\x01zeros\x02note\x01a\0\0b\x02"

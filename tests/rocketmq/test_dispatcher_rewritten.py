@@ -15,12 +15,12 @@ from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, by_key
 from tests.rocketmq.messages import NOW_MS
 from tests.support import damage
 from tests.support.disk_faults import FaultDisk
+from tiered_index.connectors.rocketmq.follow import dispatcher as dispatching
+from tiered_index.connectors.rocketmq.follow import fingerprints
+from tiered_index.connectors.rocketmq.follow.dispatcher import RewrittenOffsets
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.segments import End
 from tiered_index.errors import CorruptFile, DiskFull, NotAnIndex, StorageUnavailable
-from tiered_index.rocketmq.follow import dispatcher as dispatching
-from tiered_index.rocketmq.follow import fingerprints
-from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.segments import End
 
 ALL = {"skip_corrupt": True, "skip_missing": True}
 

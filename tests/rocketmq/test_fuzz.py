@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.rocketmq import golden_store
+from tiered_index.connectors.rocketmq.log.columns import decode_index_columns
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import MIN_MESSAGE_BYTES
+from tiered_index.connectors.rocketmq.log.message import decode_message, decompress
+from tiered_index.connectors.rocketmq.log.segments import End, segment_name, walk
+from tiered_index.connectors.rocketmq.log.store import decode_entries
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES
-from tiered_index.rocketmq.log.message import decode_message, decompress
-from tiered_index.rocketmq.log.segments import End, segment_name, walk
-from tiered_index.rocketmq.log.store import decode_entries
 
 SEGMENTS = golden_store.segments()
 STARTS = [wanted["offset"] for wanted in golden_store.expected()]

@@ -5,9 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rocketmq import messages
-from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, decode_index_columns
-from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_MASK, TRANSACTION_PREPARED, tag_key
-from tiered_index.rocketmq.log.segments import End
+from tiered_index.connectors.rocketmq.log.columns import ALL_TOPICS, Selection, decode_index_columns
+from tiered_index.connectors.rocketmq.log.layout import (
+    BORN_V6,
+    STORE_V6,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    tag_key,
+)
+from tiered_index.connectors.rocketmq.log.segments import End
 
 NAMES = [b"KEYS\x01", b"UNIQ_KEY\x01", b"KEYS", b"UNIQ_KEY", b"TAGS\x01t\x02", b"TAGS\x01", b"KEYS\x01T#t\x02"]
 KEYS = b"a|b|order-1|order-2|0123456789abcdefghi|0123456789-bcdefghi|01234567".split(b"|")

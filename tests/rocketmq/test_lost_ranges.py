@@ -15,12 +15,12 @@ from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter, checkpoint_bytes
 from tiered_index import IndexReader
 from tiered_index.cli.explaining import lost_text
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.follow.dispatcher import MissingMessages, RewrittenOffsets
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory, list_queues
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.follow import Follower
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.follow.dispatcher import MissingMessages, RewrittenOffsets
-from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.store import StoreDirectory, list_queues
 
 SKIPPING = {"skip_corrupt": True, "skip_missing": True}
 

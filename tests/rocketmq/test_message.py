@@ -10,12 +10,12 @@ import pytest
 from tests.rocketmq import messages
 from tests.support.memory import traced_memory
 from tests.support.stored_messages import compress
+from tiered_index.connectors.rocketmq.log import layout
+from tiered_index.connectors.rocketmq.log.columns import decode_index_columns
+from tiered_index.connectors.rocketmq.log.layout import BORN_V6, STORE_V6, Host, index_keys, java_text, parse_properties
+from tiered_index.connectors.rocketmq.log.message import decode_message, show_body
+from tiered_index.connectors.rocketmq.log.segments import End
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.log import layout
-from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, Host, index_keys, java_text, parse_properties
-from tiered_index.rocketmq.log.message import decode_message, show_body
-from tiered_index.rocketmq.log.segments import End
 
 
 @pytest.mark.parametrize("name", ["zlib", "lz4", "zstd"])

@@ -28,14 +28,14 @@ from tests.rocketmq.archived_store import stored_bytes as encoded
 from tests.rocketmq.messages import NOW_MS, V6, joined, log, message, write_log
 from tiered_index import Fetched, IndexReader
 from tiered_index.base.call import remaining_s
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.log import commitlog
+from tiered_index.connectors.rocketmq.log.layout import STORE_V6
+from tiered_index.connectors.rocketmq.log.message import show_body
+from tiered_index.connectors.rocketmq.log.segments import segment_name
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectRefused, StorageMisconfigured
 from tiered_index.format.segments.archived import PIECE_BYTES
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log import commitlog
-from tiered_index.rocketmq.log.layout import STORE_V6
-from tiered_index.rocketmq.log.message import show_body
-from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.service.read.answers.messages import MessagesResult
 
 

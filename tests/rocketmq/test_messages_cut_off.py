@@ -10,12 +10,12 @@ import pytest
 from tests.rocketmq.archived_store import put
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tests.support.damage import flip
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.message import Message
+from tiered_index.connectors.rocketmq.log.store import queues_of
+from tiered_index.connectors.rocketmq.remoting.pulling import StoreQueues
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.log.store import queues_of
-from tiered_index.rocketmq.remoting.pulling import StoreQueues
 
 KEPT, CUT, NEW = 10, 30, 3
 

@@ -24,11 +24,11 @@ from tests.rocketmq.archived_store import (
 from tests.rocketmq.messages import log, message
 from tests.support.damage import flip, flipped
 from tiered_index import IndexReader
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.log.segments import segment_name
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.segments.archived import PIECE_BYTES
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.read.segments.archive import SegmentArchive
 

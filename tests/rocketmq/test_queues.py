@@ -7,9 +7,8 @@ import pytest
 
 from tests.support.damage import flipped
 from tests.support.store_writer import pack_entry
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import (
+from tiered_index.connectors.rocketmq.log.segments import segment_name
+from tiered_index.connectors.rocketmq.log.store import (
     BATCH_ENTRY,
     ENTRY,
     ENTRY_BYTES,
@@ -19,6 +18,7 @@ from tiered_index.rocketmq.log.store import (
     list_queues,
     offsets_named,
 )
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 
 PER_FILE = 10
 FILE_BYTES = PER_FILE * ENTRY_BYTES

@@ -5,11 +5,11 @@ import pytest
 from tests.rocketmq.followed import SEGMENT, rounds
 from tests.rocketmq.messages import NOW_MS
 from tiered_index import IndexReader
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.segments import End
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import StorageUnavailable
-from tiered_index.follow import Follower
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.segments import End
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.log.reads import read_name
 
 

@@ -37,14 +37,13 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.base.call import active_context
 from tiered_index.base.clock import ManualClock
-from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import TAGS_SOURCE, Host, tag_key
-from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.remoting import server as remoting_server
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import (
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE, Host, tag_key
+from tiered_index.connectors.rocketmq.log.message import Message
+from tiered_index.connectors.rocketmq.remoting import server as remoting_server
+from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.connectors.rocketmq.remoting.frames import (
     BINARY,
     JSON,
     AccessKey,
@@ -54,8 +53,9 @@ from tiered_index.rocketmq.remoting.frames import (
     encode_frame,
     signature,
 )
-from tiered_index.rocketmq.remoting.pulling import Ends, StoreQueues
-from tiered_index.rocketmq.remoting.server import RemotingServer
+from tiered_index.connectors.rocketmq.remoting.pulling import Ends, StoreQueues
+from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
+from tiered_index.errors import InvalidArgument
 from tiered_index.storage.metering import Usage
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
@@ -721,7 +721,7 @@ async def test_a_pull_that_may_wait_gets_a_late_response(index, store, messages,
     end = len(_of_queue(messages, "TopicOrder", 1))
     fields = {"topic": "TopicOrder", "queueId": "1", "queueOffset": str(end), "maxMsgNums": "1", "subscription": "*"}
     async with client_of(index, store=store) as client:
-        monkeypatch.setattr("tiered_index.rocketmq.remoting.server.asyncio.sleep", sleep)
+        monkeypatch.setattr("tiered_index.connectors.rocketmq.remoting.server.asyncio.sleep", sleep)
         for flag, offset, code in (("4", end, 19), ("6", end, 19), ("6", end - 1, 0)):
             sent_fields = {**fields, "sysFlag": flag, "queueOffset": str(offset)}
             assert (await client.ask(PULL, sent_fields)).code == code

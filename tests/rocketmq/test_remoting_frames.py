@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.remoting.frames import (
+from tiered_index.connectors.rocketmq.remoting.frames import (
     BINARY,
     JSON,
     AccessKey,
@@ -24,6 +23,7 @@ from tiered_index.rocketmq.remoting.frames import (
     signature,
     signer_of,
 )
+from tiered_index.errors import InvalidArgument
 
 DATA = Path(__file__).parents[1] / "golden" / "data" / "remoting" / "frames.jsonl.gz"
 

@@ -18,9 +18,8 @@ from tests.rocketmq.remoting_client import Client, run
 from tests.support.authority import Authority
 from tiered_index.base import strangers
 from tiered_index.base.call import active_context
-from tiered_index.errors import ConfigError
-from tiered_index.rocketmq.remoting import server as server_module
-from tiered_index.rocketmq.remoting.frames import (
+from tiered_index.connectors.rocketmq.remoting import server as server_module
+from tiered_index.connectors.rocketmq.remoting.frames import (
     BINARY,
     JSON,
     ONEWAY,
@@ -30,7 +29,8 @@ from tiered_index.rocketmq.remoting.frames import (
     ResponseCode,
     encode_frame,
 )
-from tiered_index.rocketmq.remoting.server import RemotingServer
+from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
+from tiered_index.errors import ConfigError
 
 free_port = partial(socket.create_server, ("127.0.0.1", 0))
 AT_ONCE, LOOKED_UP, HELD, LONG, BROKEN, BROKEN_AT_ONCE = 34, 12, 33, 106, 206, 105

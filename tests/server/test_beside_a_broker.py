@@ -21,9 +21,9 @@ from tiered_index.base.call import remaining_s
 from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import NotThere
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.server.served import Caps
 
 T = 1_762_000_000_000

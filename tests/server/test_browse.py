@@ -10,8 +10,8 @@ from tests.rocketmq.test_archived_queues import archive, write_store
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexReader, erase
-from tiered_index.rocketmq.remoting.browsing import Browser
-from tiered_index.rocketmq.remoting.pulling import StoreQueues
+from tiered_index.connectors.rocketmq.remoting.browsing import Browser
+from tiered_index.connectors.rocketmq.remoting.pulling import StoreQueues
 from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 

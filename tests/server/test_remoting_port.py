@@ -21,10 +21,10 @@ from tiered_index.base.call import remaining_s
 from tiered_index.cli import serving
 from tiered_index.cli.main import run
 from tiered_index.cli.serving import Serving
+from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.rocketmq.log.layout import Host
+from tiered_index.connectors.rocketmq.remoting.frames import Command, RequestCode, ResponseCode, signature
 from tiered_index.errors import ConfigError
-from tiered_index.message_sources import MessageSources
-from tiered_index.rocketmq.log.layout import Host
-from tiered_index.rocketmq.remoting.frames import Command, RequestCode, ResponseCode, signature
 from tiered_index.server.listening import bind
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.remoting import read_keys, remoting_listener

@@ -16,9 +16,9 @@ from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S
 from tests.support.hanging import until
 from tiered_index.client import IndexClient
+from tiered_index.connectors.rocketmq.log.layout import Host
+from tiered_index.connectors.rocketmq.remoting.frames import RequestCode
 from tiered_index.errors import ConfigError
-from tiered_index.rocketmq.log.layout import Host
-from tiered_index.rocketmq.remoting.frames import RequestCode
 
 DEMO = (sys.executable, "-m", "tests.demo")
 MESSAGES = 10_000

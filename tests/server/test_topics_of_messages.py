@@ -26,15 +26,15 @@ from tests.server.test_writing import LINES, lines
 from tests.support.batches import batch, columns_of
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
+from tiered_index.connectors.kafka.columns import SCHEMA, SIZE, encode_records
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.log.layout import Host
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
+from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.connectors.rocketmq.remoting.frames import Command, RequestCode
 from tiered_index.errors import OwnedBySource
 from tiered_index.format.names import TOPICS_QUEUE
-from tiered_index.kafka.columns import SCHEMA, SIZE, encode_records
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.layout import Host
-from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import Command, RequestCode
 from tiered_index.server.tokens import add_token
 from tiered_index.spark.lookup.keys import LOOKUP
 from tiered_index.spark.lookup.messages import message_batches

@@ -9,10 +9,10 @@ from tests.server.test_guard import bearer
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import Host, offset_msg_id
 from tiered_index.format.segments.archived import PIECE_BYTES
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import Host, offset_msg_id
 from tiered_index.server import lookups
 from tiered_index.server.tokens import add_token
 from tiered_index.storage.memory import MemoryStorage

@@ -20,6 +20,7 @@ from tests.storage.scripted_server import error as error_answer
 from tests.support.counting_proxy import Action, counting_proxy
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -30,7 +31,6 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.format.keys.hashing import assigned_topic_id
-from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.failures import show_sentences_first, typed_errors
@@ -334,7 +334,7 @@ def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
 def test_errors_of_tasks_keep_their_class_and_their_text():
     gone = "store: deleted before they were read: commit log offsets 0 to 9"
     with pytest.raises(CorruptFile, match="store: deleted before"), typed_errors("reading"):
-        raise RuntimeError(f"tiered_index.rocketmq.log.commitlog.MissingOffsets: {gone}")
+        raise RuntimeError(f"tiered_index.connectors.rocketmq.log.commitlog.MissingOffsets: {gone}")
     aborted = "org.apache.spark.SparkException: Job aborted\nTraceback\ntiered_index.errors."
     with pytest.raises(CorruptFile, match=r"at byte 4 \(reading\)") as caught, typed_errors("reading"):
         raise RuntimeError(f"{aborted}CorruptFile: data/x: bad at byte 4\n\tat org")

@@ -13,12 +13,12 @@ from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
 from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver, closed_segments
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.connectors.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.segments.archived import PIECE_BYTES
-from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
-from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.spark import build, register
 from tiered_index.spark.datasource import messages as module
 from tiered_index.spark.datasource.messages import CommitLogDataSource

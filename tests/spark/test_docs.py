@@ -23,8 +23,8 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import DOCS, programs, section
 from tiered_index import IndexReader, IndexService
-from tiered_index.kafka.columns import SCHEMA, SIZE, encode_records
-from tiered_index.kafka.messages import KafkaMessages
+from tiered_index.connectors.kafka.columns import SCHEMA, SIZE, encode_records
+from tiered_index.connectors.kafka.messages import KafkaMessages
 
 # The number of programs in each section. A test here runs each.
 _RUN = {("spark.md", "Step by step"): 11, ("spark.md", "A Delta or Iceberg table"): 3}

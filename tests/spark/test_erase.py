@@ -19,9 +19,9 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, erase
 from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.base.retention import Retention
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.format.segments.archived import HEAD_BYTES
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.merge_run import MergeOptions, merge_index
 from tiered_index.service.jobs.segments.catalogs import merge_catalogs

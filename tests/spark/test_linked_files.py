@@ -18,16 +18,16 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
 from tiered_index import FileRows, IndexConfig, IndexReader
+from tiered_index.connectors.files import linked as linker
+from tiered_index.connectors.files.listing import listed_files
+from tiered_index.connectors.files.rows import restart
+from tiered_index.connectors.files.rows import table as table_rows
+from tiered_index.connectors.files.rows import text as rows_of_text
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX
 from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments.segments import Segments
-from tiered_index.sources import linked as linker
-from tiered_index.sources import restart
-from tiered_index.sources.listing import listed_files
-from tiered_index.sources.rows import table as table_rows
-from tiered_index.sources.rows import text as rows_of_text
 from tiered_index.spark import SourceRange, build, register
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.audit import audit

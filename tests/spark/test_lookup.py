@@ -19,10 +19,10 @@ from tests.spark.in_process import build_here
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import audit, build, look_up, merge
 from tiered_index.spark.lookup.answers import column_names

@@ -18,15 +18,15 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tests.spark.entries import BEGIN_MS, messages
 from tiered_index import IndexConfig
+from tiered_index.connectors.files.messages import open_source
+from tiered_index.connectors.files.rows.fields import Fields
+from tiered_index.connectors.files.rows.parquet import ParquetTable
+from tiered_index.connectors.files.rows.places import LocalFile
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.layout import PRESETS
 from tiered_index.server import wire
 from tiered_index.server.entries import parsed
 from tiered_index.service.write.validation import TopicTable, batch_columns
-from tiered_index.sources.files import open_source
-from tiered_index.sources.messages import Fields
-from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import LocalFile
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.writing.census import HAS_KEY
 from tiered_index.spark.writing.files import MessageFiles, MessagePart, PartsReader
@@ -121,7 +121,7 @@ def test_the_messages_with_a_key_are_counted_without_reading_keys(
     tmp_path: Path, monkeypatch: Any, parts_of_rows: Any, lacks: Any
 ) -> None:
     """If statistics do not say that each row of a row group has a key, its keys are read."""
-    monkeypatch.setattr("tiered_index.sources.parquet.BATCH_ROWS", 10)
+    monkeypatch.setattr("tiered_index.connectors.files.rows.parquet.BATCH_ROWS", 10)
     table = messages(100)
     keys = table["key"].to_pylist()
     keys[70:72] = keys[70:72] if lacks == "whole" else [lacks] * 2

@@ -16,8 +16,8 @@ from tests.storage.google_server import GoogleServer, google_server
 from tests.support.object_store import Reply, error
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.base.call import deadline_at
+from tiered_index.connectors.files.rows.places import opened_place
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
-from tiered_index.sources.places import opened_place
 from tiered_index.storage.base import PART_BYTES, Storage
 from tiered_index.storage.clouds import CloudStorage
 from tiered_index.storage.metering import MeteredStorage

@@ -12,11 +12,11 @@ from tests.storage.lying_server import PAGE, LyingServer, lying_server
 from tests.support.log_records import open_log
 from tests.support.s3_server import CREDENTIALS
 from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.connectors.files.listing import listed_files
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.format.names import new_file_id
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.orphans import find_orphans
-from tiered_index.sources.listing import listed_files
 from tiered_index.storage import obstores
 from tiered_index.storage.base import Storage, list_whole
 from tiered_index.storage.opening import child_storages, open_storage

@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.keys.hashing import java_string_hash
-from tiered_index.rocketmq.classic import (
+from tiered_index.connectors.rocketmq.classic import (
     ENTRY,
     ENTRY_BYTES,
     HEADER_BYTES,
@@ -27,7 +25,9 @@ from tiered_index.rocketmq.classic import (
     decode_header,
     infer_geometry,
 )
-from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLBACK
+from tiered_index.connectors.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLBACK
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format.keys.hashing import java_string_hash
 
 _entry = struct.Struct(">iqii")
 _slot = struct.Struct(">i")

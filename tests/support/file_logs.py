@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 
 from tiered_index import FileRows, IndexReader, IndexService, erase
 from tiered_index.config import IndexConfig
-from tiered_index.follow import PatientPut
-from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import listed_files
-from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.connectors.files.linked import FileLinker
+from tiered_index.connectors.files.listing import listed_files
+from tiered_index.connectors.files.rows.mapping import RowMapping
+from tiered_index.connectors.follow import PatientPut
 
 TABLES = ("parquet", "arrow")
 BEGIN_S = 1_700_000_000

@@ -98,12 +98,12 @@ def kafka_cluster(brokers: int = 1) -> Cluster:
 def wait_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package wait for brokers a fiftieth of a second at a time."""
     for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
+        monkeypatch.setattr(f"tiered_index.connectors.kafka.{module}._WAIT_S", 0.02)
 
 
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sources ask the brokers several times a second what has changed."""
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.2)
+    monkeypatch.setattr("tiered_index.connectors.kafka.source._METADATA_S", 0.2)
 
 
 class Producing:

@@ -17,15 +17,15 @@ from typing import NamedTuple
 from tests.support.classic_writer import ClassicIndex, ClassicIndexFile, load_classic_index
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.connectors.rocketmq.classic import Geometry
+from tiered_index.connectors.rocketmq.log import layout
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, Host
+from tiered_index.connectors.rocketmq.log.message import Message, body_crc, problem_of_values
+from tiered_index.connectors.rocketmq.log.segments import segment_name
+from tiered_index.connectors.rocketmq.log.store import ENTRY_BYTES, StoreDirectory
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.keys.hashing import java_string_hash
-from tiered_index.rocketmq.classic import Geometry
-from tiered_index.rocketmq.log import layout
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, Host
-from tiered_index.rocketmq.log.message import Message, body_crc, problem_of_values
-from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import ENTRY_BYTES, StoreDirectory
 from tiered_index.storage.disk import Disk
 
 CHECKPOINT_BYTES = 4_096

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from tiered_index.connectors.rocketmq.log import layout
+from tiered_index.connectors.rocketmq.log.layout import NAME_END, VALUE_END
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.log import layout
-from tiered_index.rocketmq.log.layout import NAME_END, VALUE_END
 
 
 def format_properties(properties: Mapping[str, str]) -> str:

@@ -6,8 +6,7 @@ import zlib
 
 import pytest
 
-from tiered_index.format.segments.segment import LinkedSegment
-from tiered_index.sources.identity import (
+from tiered_index.connectors.files.identity import (
     Block,
     Cut,
     Grown,
@@ -19,7 +18,8 @@ from tiered_index.sources.identity import (
     names_before,
     what_is,
 )
-from tiered_index.sources.listing import local_file
+from tiered_index.connectors.files.listing import local_file
+from tiered_index.format.segments.segment import LinkedSegment
 
 BLOCK = 64
 LINES = [b'{"n": %05d}\n' % n for n in range(40)]

@@ -9,9 +9,9 @@ from urllib.parse import quote, unquote
 import pytest
 
 from tiered_index import IndexConfig
+from tiered_index.connectors.files.globs import Glob
+from tiered_index.connectors.files.listing import listed_files
 from tiered_index.errors import InvalidArgument
-from tiered_index.sources.globs import Glob
-from tiered_index.sources.listing import listed_files
 
 CONFIG = IndexConfig(storage="memory://globs")
 NAMES = (

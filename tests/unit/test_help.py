@@ -19,7 +19,7 @@ MODULES = [
     "tiered_index",
     "tiered_index.client",
     "tiered_index.errors",
-    "tiered_index.follow",
+    "tiered_index.connectors.follow",
     "tiered_index.service.metrics",
     "tiered_index.spark",
     "tiered_index.storage.base",

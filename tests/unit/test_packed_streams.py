@@ -15,8 +15,9 @@ import zstandard
 from tests.integration.cli.command_lines import run_here
 from tests.support.counted_reads import counted_reads
 from tiered_index import IndexReader
-from tiered_index.sources import linked, streams
-from tiered_index.sources.streams import StreamedText
+from tiered_index.connectors.files import linked
+from tiered_index.connectors.files.rows import streams
+from tiered_index.connectors.files.rows.streams import StreamedText
 
 MIB = 1 << 20
 ERRORS = OSError, EOFError, lzma.LZMAError

@@ -13,10 +13,10 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.batches import batch
 from tests.support.memory import arrow_memory
+from tiered_index.connectors.files.rows import parquet
+from tiered_index.connectors.files.rows.parquet import ParquetTable
+from tiered_index.connectors.files.rows.places import LocalFile, StoredFile
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.sources import parquet
-from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.storage.opening import open_storage
 
 # Polars and DataFusion write views

@@ -15,10 +15,11 @@ import zstandard
 from tests.integration.cli.command_lines import run_here
 from tests.support.counted_reads import counted_reads
 from tiered_index import IndexReader
+from tiered_index.connectors.files import linked
+from tiered_index.connectors.files.rows import restart
+from tiered_index.connectors.files.rows.restart import FramedText, PackedText, RestartedText
+from tiered_index.connectors.files.rows.text import read_text
 from tiered_index.errors import CorruptFile
-from tiered_index.sources import linked, restart
-from tiered_index.sources.restart import FramedText, PackedText, RestartedText
-from tiered_index.sources.rows.text import read_text
 
 MIB = 1 << 20
 

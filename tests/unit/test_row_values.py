@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tiered_index import FileRows, IndexReader, erase
-from tiered_index.sources.values import rows_as_json
+from tiered_index.connectors.files.rows.values import rows_as_json
 
 MOMENT = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 NUMBERS = {

@@ -7,8 +7,8 @@ from urllib.parse import quote
 import pytest
 
 from tiered_index import IndexConfig
+from tiered_index.connectors.files.rows.places import StoredFile, opened_place
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.sources.places import StoredFile, opened_place
 from tiered_index.storage.memory import MemoryStorage
 
 NAMES = [

@@ -32,15 +32,10 @@ from tiered_index.cli.output import counted
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
-from tiered_index.errors import listed as listed_names
-from tiered_index.follow import FIRST, Loss, no_entries
-from tiered_index.format.keys.hashing import assigned_topic_id
-from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
-from tiered_index.format.segments.columnar import NUMBER
-from tiered_index.format.segments.segment import LinkedSegment
-from tiered_index.format.shard import entry_checksum
-from tiered_index.kafka.archived import (
+from tiered_index.connectors.files.known_files import offsets_end
+from tiered_index.connectors.files.row_archive import ArchivedRows, RowsOfLog, archive_rows
+from tiered_index.connectors.follow import FIRST, Loss, no_entries
+from tiered_index.connectors.kafka.archived import (
     ArchivedRecords,
     RecordCopies,
     RecordFile,
@@ -49,12 +44,20 @@ from tiered_index.kafka.archived import (
     rule_positions,
     source_of,
 )
-from tiered_index.kafka.names import Name, positions_by_store
-from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
-from tiered_index.rocketmq.follow.dispatcher import note_tags
-from tiered_index.rocketmq.log.columns import Selection, SkippedRange
-from tiered_index.rocketmq.log.layout import TAGS_SOURCE
-from tiered_index.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.connectors.kafka.names import Name, positions_by_store
+from tiered_index.connectors.rocketmq.archive.archive import archived_batches, segments_by_store
+from tiered_index.connectors.rocketmq.follow.dispatcher import note_tags
+from tiered_index.connectors.rocketmq.log.columns import Selection, SkippedRange
+from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE
+from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.connectors.systems import positions_of_files
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
+from tiered_index.errors import listed as listed_names
+from tiered_index.format.keys.hashing import assigned_topic_id
+from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
+from tiered_index.format.segments.columnar import NUMBER
+from tiered_index.format.segments.segment import LinkedSegment
+from tiered_index.format.shard import entry_checksum
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
 from tiered_index.service.log.expired import Expired
@@ -63,11 +66,8 @@ from tiered_index.service.read.export import entries_checksum
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
 from tiered_index.service.write.validation import TopicTable, batch_columns
-from tiered_index.sources.known_files import offsets_end
-from tiered_index.sources.row_archive import ArchivedRows, RowsOfLog, archive_rows
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import split_uri
-from tiered_index.systems import positions_of_files
 from tiered_index.types import inclusive
 
 SCHEME = "archive:"

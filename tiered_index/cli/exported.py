@@ -24,18 +24,18 @@ from tiered_index.cli.output import human_count
 from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session
 from tiered_index.config import OffsetSpace
+from tiered_index.connectors.files.rows.batch import RowFile
+from tiered_index.connectors.files.rows.parquet import DAMAGE
+from tiered_index.connectors.files.rows.places import Place, Stdin
+from tiered_index.connectors.files.rows.table import ColumnsFile
+from tiered_index.connectors.files.rows.text import NdjsonFile
+from tiered_index.connectors.follow import PatientPut
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, UnsupportedVersion
-from tiered_index.follow import PatientPut
 from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 from tiered_index.service.read.export import EXPORT_VERSION, METADATA, entries_checksum, export_schema
 from tiered_index.service.root import Root
-from tiered_index.sources.parquet import DAMAGE
-from tiered_index.sources.places import Place, Stdin
-from tiered_index.sources.rows.batch import RowFile
-from tiered_index.sources.rows.table import ColumnsFile
-from tiered_index.sources.rows.text import NdjsonFile
 from tiered_index.storage.disk import Disk
 
 _ROWS = 1 << 17

@@ -18,11 +18,11 @@ from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.follow import Follower, Source
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import TieredIndexError
-from tiered_index.follow import Follower, Source
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.types import format_time, inclusive
 

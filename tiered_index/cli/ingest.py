@@ -27,22 +27,22 @@ from tiered_index.cli.output import counted, human_count
 from tiered_index.cli.putting import Putting, none_indexed
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.messages import ColumnMessages, MessageFile, messages_of, other_files, source_name
+from tiered_index.connectors.files.rows.batch import RowFile
+from tiered_index.connectors.files.rows.columns import FIELDS, CheckedMessage, columns_of, own_value
+from tiered_index.connectors.files.rows.fields import ROW_NUMBER, Fields, MessageBatch, Record
+from tiered_index.connectors.files.rows.forms import rows_at
+from tiered_index.connectors.files.rows.places import Stdin, local_path, opened_place
+from tiered_index.connectors.files.table_folders import check_outside_tables
+from tiered_index.connectors.follow import FIRST, PatientPut
+from tiered_index.connectors.rocketmq.log.columns import Selection
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.errors import InvalidArgument, listed
-from tiered_index.follow import FIRST, PatientPut
 from tiered_index.format.schema import Schema
-from tiered_index.rocketmq.log.columns import Selection
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.service.write.validation import column_defaults
-from tiered_index.sources.columns import FIELDS, CheckedMessage, columns_of, own_value
-from tiered_index.sources.files import ColumnMessages, MessageFile, messages_of, other_files, source_name
-from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record
-from tiered_index.sources.places import Stdin, local_path, opened_place
-from tiered_index.sources.rows.batch import RowFile
-from tiered_index.sources.rows.forms import rows_at
-from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.storage.disk import Disk
 from tiered_index.types import IndexItem
 

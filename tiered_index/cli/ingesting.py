@@ -23,7 +23,7 @@ from tiered_index.cli.options import (
 from tiered_index.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from tiered_index.sources.rows.mapping import RowMapping
+    from tiered_index.connectors.files.rows.mapping import RowMapping
 
 DEFAULT_TIME = "timestamp"
 """The field of a row that has its time, by default."""
@@ -109,8 +109,8 @@ class RowOptions:
     def mapping(self, keys: Sequence[str] | None) -> tuple[str | None, RowMapping]:
         """Return the topic of all rows (None: a field has it) and the mapping. Raises `InvalidArgument`."""
         # imported here: other sources do not need it
-        from tiered_index.sources.rows.mapping import TOPIC_FIELD, Dialect, RowMapping
-        from tiered_index.sources.rows.zone import TimeZone
+        from tiered_index.connectors.files.rows.mapping import TOPIC_FIELD, Dialect, RowMapping
+        from tiered_index.connectors.files.rows.zone import TimeZone
 
         if self.topic is None:
             raise InvalidArgument("--topic is missing: it names the topic of the rows")

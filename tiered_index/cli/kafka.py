@@ -13,9 +13,9 @@ from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 
 if TYPE_CHECKING:
-    from tiered_index.follow import Follower
-    from tiered_index.kafka.calls import Watch
-    from tiered_index.kafka.client import KafkaBroker
+    from tiered_index.connectors.follow import Follower
+    from tiered_index.connectors.kafka.client.broker import KafkaBroker
+    from tiered_index.connectors.kafka.client.calls import Watch
     from tiered_index.service.index import IndexService
 
 SCHEME = "kafka://"
@@ -43,11 +43,11 @@ def open_kafka_follower(
 ) -> Follower:
     """Return a follower of the topics at `place`; raises as `KafkaSource` does."""
     # imported when asked for: the client is of an extra
-    from tiered_index.follow import Follower
-    from tiered_index.kafka.archive import EVERY_S, KafkaArchiver
-    from tiered_index.kafka.client import KafkaAddress
-    from tiered_index.kafka.keys import RecordKeys
-    from tiered_index.kafka.source import KafkaSource
+    from tiered_index.connectors.follow import Follower
+    from tiered_index.connectors.kafka.archive import EVERY_S, KafkaArchiver
+    from tiered_index.connectors.kafka.client.broker import KafkaAddress
+    from tiered_index.connectors.kafka.keys import RecordKeys
+    from tiered_index.connectors.kafka.source import KafkaSource
 
     source = KafkaSource(
         index,
@@ -69,7 +69,7 @@ def open_kafka_follower(
 
 def watched_clients(session: Session) -> Watch:
     """Return a context in which the process ends with exit code 3 if a client of Kafka does not return from a call."""
-    from tiered_index.kafka.calls import Watch
+    from tiered_index.connectors.kafka.client.calls import Watch
 
     return Watch(lambda problem: session.out.error("StorageUnavailable", problem))
 
@@ -79,9 +79,9 @@ def check_kafka(place: str, options: KafkaOptions, root: Path | None) -> None:
 
     For a new `root`, also those of a cluster that does not answer and of missing topics.
     """
-    from tiered_index.kafka.client import KafkaAddress
-    from tiered_index.kafka.keys import RecordKeys
-    from tiered_index.kafka.source import check_cluster
+    from tiered_index.connectors.kafka.client.broker import KafkaAddress
+    from tiered_index.connectors.kafka.keys import RecordKeys
+    from tiered_index.connectors.kafka.source import check_cluster
 
     address, settings = KafkaAddress.parse(place), options.settings()
     RecordKeys(options.key or ("key",))
@@ -98,7 +98,7 @@ def open_kafka_broker(options: KafkaClientOptions, place: str | None = None) -> 
     settings = options.settings()
     if place is None and "bootstrap.servers" not in settings:
         return None
-    from tiered_index.kafka.client import KafkaAddress, KafkaBroker
+    from tiered_index.connectors.kafka.client.broker import KafkaAddress, KafkaBroker
 
     return KafkaBroker(
         settings if place is None else settings | {"bootstrap.servers": KafkaAddress.parse(place).servers}

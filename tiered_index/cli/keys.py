@@ -27,10 +27,10 @@ from tiered_index.cli.messages import leave_messages_out
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, likely_seconds
 from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.connectors.files.keys import FIELDS
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.keys import FIELDS
 from tiered_index.types import Answer, FileReport, Lookup, format_time
 
 _FORMS: dict[str, Format] = {".parquet": "parquet", **dict.fromkeys((".ndjson", ".jsonl", ".json"), "ndjson")}

@@ -21,6 +21,7 @@ from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import ProgressDisplay, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
+from tiered_index.connectors.follow import FIRST
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -31,17 +32,16 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.errors import listed as listed_names
-from tiered_index.follow import FIRST
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
-    from tiered_index.sources.added_keys import KeyCounts
-    from tiered_index.sources.linked import FileCounts, FileLinker
-    from tiered_index.sources.listing import SourceFile, Unlisted
-    from tiered_index.sources.rows.batch import RowFile
-    from tiered_index.sources.rows.mapping import Dialect, RowMapping
-    from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
+    from tiered_index.connectors.files.added_keys import KeyCounts
+    from tiered_index.connectors.files.linked import FileCounts, FileLinker
+    from tiered_index.connectors.files.listing import SourceFile, Unlisted
+    from tiered_index.connectors.files.rows.batch import RowFile
+    from tiered_index.connectors.files.rows.mapping import Dialect, RowMapping
+    from tiered_index.connectors.files.rows.zone import TimeZone, UnclearTimes
 
 # seconds between two looks at files: a look that finds rows costs two records of the log; and those for which a file
 # without an end stands still
@@ -70,10 +70,10 @@ class RowIngestion:
     def run(self) -> int:
         """Index the rows, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
         # imported here: other sources do not need it
-        from tiered_index.sources.linked import FileLinker
-        from tiered_index.sources.listing import HEAD_BYTES, Unlisted, listed_files
-        from tiered_index.sources.places import STDIN
-        from tiered_index.sources.table_folders import check_outside_tables
+        from tiered_index.connectors.files.linked import FileLinker
+        from tiered_index.connectors.files.listing import HEAD_BYTES, Unlisted, listed_files
+        from tiered_index.connectors.files.rows.places import STDIN
+        from tiered_index.connectors.files.table_folders import check_outside_tables
 
         if STDIN in self.sources:
             raise InvalidArgument("rows of stdin can't be read again: write them to a file, and give the file")
@@ -165,7 +165,7 @@ class RowIngestion:
         self, config: IndexConfig, files: Sequence[SourceFile], topic: str | None, mapping: RowMapping
     ) -> None:
         """Raise `InvalidArgument` for fields that no row of the files has, and the error of files without a row."""
-        from tiered_index.sources.first_rows import FieldSearch
+        from tiered_index.connectors.files.first_rows import FieldSearch
 
         search = FieldSearch(mapping)
         search.look_at_heads(files)
@@ -304,11 +304,11 @@ def _reread(keys: KeyCounts) -> str:
 
 def _known_keys(config: IndexConfig, topic: str | None) -> set[str]:
     """Return the keys of the rows of files of a topic (None: of all topics by a field) that an index has already."""
+    from tiered_index.connectors.systems import position_names
     from tiered_index.format.names import TOPICS_QUEUE, linked_store
     from tiered_index.service.log.topic_keys import rules_in
     from tiered_index.service.read.segments.places import FILES_QUEUE
     from tiered_index.service.reader import IndexReader
-    from tiered_index.systems import position_names
 
     store = linked_store("", TOPICS_QUEUE) if topic is None else linked_store(topic, FILES_QUEUE)
     with contextlib.suppress(ConfigError), IndexReader.open(config=config) as reader:
@@ -450,8 +450,8 @@ class _Looks:
 
 def _first_rows(files: Sequence[SourceFile], dialect: Dialect | None) -> tuple[SourceFile, RowFile] | None:
     """Return the first file that has rows, and its rows; None: no file has any. Raises the error if none is read."""
-    from tiered_index.sources.rows.batch import UNREADABLE
-    from tiered_index.sources.rows.forms import open_rows
+    from tiered_index.connectors.files.rows.batch import UNREADABLE
+    from tiered_index.connectors.files.rows.forms import open_rows
 
     failure: TieredIndexError | None = None
     for file in files:

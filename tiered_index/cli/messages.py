@@ -22,13 +22,13 @@ from tiered_index.cli.output import Output, counted, human_bytes, states, value_
 from tiered_index.cli.paging import CommandBudget, Pages, similar_with_entries
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
+from tiered_index.connectors.systems import FILES, OTHER, Words
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
-from tiered_index.message_sources import MessageSources
-from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
 from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.answers.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.systems import FILES, OTHER, Words
 from tiered_index.types import Lookup, format_time
 
 if TYPE_CHECKING:
@@ -367,8 +367,8 @@ class MessageQuestion:
     def _of_index(
         self, reader: IndexReader | None, place: MessageOptions, msg_id: str
     ) -> Callable[..., MessagesResult]:
-        from tiered_index.rocketmq.archive.messages import MANY, messages_by_id
-        from tiered_index.rocketmq.remoting.queue_sources import message_at
+        from tiered_index.connectors.rocketmq.archive.messages import MANY, messages_by_id
+        from tiered_index.connectors.rocketmq.remoting.queue_sources import message_at
 
         if self.is_record:
             return partial(self._page_of, self._record(reader, msg_id))
@@ -387,7 +387,7 @@ class MessageQuestion:
 
     def _record(self, reader: IndexReader | None, msg_id: str) -> Callable[[], Fetched]:
         """Return a function that reads a record of Kafka. Raises `InvalidArgument` for no such place or topic."""
-        from tiered_index.kafka.messages import parse_place
+        from tiered_index.connectors.kafka.messages import parse_place
 
         topic, partition, offset = parse_place(msg_id)
         broker = open_kafka_broker(self.kafka)

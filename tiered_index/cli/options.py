@@ -172,7 +172,7 @@ class KafkaClientOptions:
 
     def settings(self) -> dict[str, str]:
         """Return the settings; the command line has precedence over the file."""
-        from tiered_index.kafka.client import check_setting, read_settings
+        from tiered_index.connectors.kafka.client.broker import check_setting, read_settings
 
         of_file = {} if self.kafka_config is None else read_settings(self.kafka_config)
         malformed = [text for text in self.kafka or () if "=" not in text]

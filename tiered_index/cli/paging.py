@@ -17,6 +17,7 @@ from tiered_index.base.call import deadline_at
 from tiered_index.cli.explaining import lost_text, print_explained, print_failed
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, error_document, unknown_topic
+from tiered_index.connectors.systems import FILES, KAFKA, ROCKETMQ, Words, key_names_of, position_names, words_of
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.format.keys.spelling import similar_keys
 from tiered_index.service.log.session import WriterStatus
@@ -26,7 +27,6 @@ from tiered_index.service.read.answers.results import PageTotals
 from tiered_index.service.read.answers.rows import once
 from tiered_index.service.read.files.compacted import DamagedFile
 from tiered_index.service.reader import IndexReader
-from tiered_index.systems import FILES, KAFKA, ROCKETMQ, Words, key_names_of, position_names, words_of
 from tiered_index.types import Explain, FileReport, Freshness, Lookup, QueryResult, TopicsResult, format_time
 
 # Time for a page after the command's time has ended: it only names the files that it would have read

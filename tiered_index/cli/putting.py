@@ -18,8 +18,8 @@ from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import Output, ProgressDisplay, counted
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.follow import PatientPut
 from tiered_index.errors import BackPressure, CloseTimeout, StorageUnavailable, TieredIndexError
-from tiered_index.follow import PatientPut
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.files.compacted import DamagedFile

@@ -18,9 +18,9 @@ from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages, similar_with_entries
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.errors import InvalidArgument
-from tiered_index.message_sources import MessageSources
-from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.types import IndexItem, QueryResult, describe_places, format_time, own_columns
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def query(
         if options.keys is not None:
             # imported here: it loads slow packages
             from tiered_index.cli.keys import KeysOut, KeysQuestion, look_up_keys
-            from tiered_index.sources.keys import read_lookups
+            from tiered_index.connectors.files.keys import read_lookups
 
             most = _EVERY if options.every and not options.messages else options.page()
             lookups = read_lookups(options.keys, within.begin, within.end, most)

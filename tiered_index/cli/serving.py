@@ -23,11 +23,11 @@ from tiered_index.cli.kafka import is_of_kafka, open_kafka_broker, open_kafka_fo
 from tiered_index.cli.options import ArchiveOptions, KafkaOptions, given_flags, refuse_others
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart
+from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
-from tiered_index.follow import Follower
-from tiered_index.message_sources import MessageSources
-from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
-from tiered_index.rocketmq.remoting.server import RemotingServer
 from tiered_index.server.app import HttpService
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, bind, is_local, loop_in_thread, own_names

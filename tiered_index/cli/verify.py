@@ -18,10 +18,10 @@ from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.session import Session, StoredIndex, asked_service, open_stored_index
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.rocketmq.archive.repair import StoreSegments
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX
-from tiered_index.rocketmq.archive.repair import StoreSegments
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.copying import COPY_OF
 from tiered_index.service.jobs.repair import Repair, Repairs
 from tiered_index.service.jobs.verify import check_index

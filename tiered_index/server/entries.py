@@ -19,6 +19,16 @@ import pyarrow.compute as pc
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tiered_index.connectors.files.rows.arrow import TooLarge, read_table
+from tiered_index.connectors.files.rows.columns import (
+    FIELDS,
+    check_kinds,
+    check_names,
+    columns_of,
+    entry_columns,
+    is_list,
+)
+from tiered_index.connectors.files.rows.fields import Fields, json_object, written_keys
 from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
 from tiered_index.server.answers import Taken
@@ -30,9 +40,6 @@ from tiered_index.server.problems import Refused
 from tiered_index.server.served import Served, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.index import IndexService
-from tiered_index.sources.arrow import TooLarge, read_table
-from tiered_index.sources.columns import FIELDS, check_kinds, check_names, columns_of, entry_columns, is_list
-from tiered_index.sources.messages import Fields, json_object, written_keys
 
 _FIELDS = Fields()
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})

@@ -28,8 +28,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tiered_index.base.strangers import FIRST_S, Strangers
+from tiered_index.connectors.repeated_lines import OnceAMinute
 from tiered_index.errors import SetupUnavailable
-from tiered_index.repeated_lines import OnceAMinute
 from tiered_index.server.gate import CONNECTION, SEND_S
 
 _log = logging.getLogger(__name__)

@@ -22,14 +22,16 @@ from starlette.responses import Response
 
 from tiered_index.base.call import check_deadline, deadline_at
 from tiered_index.base.encoding import BodyFormat
+from tiered_index.connectors.files.linked_rows import FileRow
+from tiered_index.connectors.kafka.messages import parse_place
+from tiered_index.connectors.kafka.record import KafkaRecord
+from tiered_index.connectors.rocketmq.archive.messages import MANY, Containing, RocketmqMessages, messages_by_id
+from tiered_index.connectors.rocketmq.log.message import Message
+from tiered_index.connectors.rocketmq.remoting.browsing import BrowsedMessages, Browser
+from tiered_index.connectors.rocketmq.remoting.pulling import UnknownOffsets
+from tiered_index.connectors.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
+from tiered_index.connectors.systems import ROCKETMQ, key_names_of, position_names
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
-from tiered_index.kafka.messages import parse_place
-from tiered_index.kafka.record import KafkaRecord
-from tiered_index.rocketmq.archive.messages import MANY, Containing, RocketmqMessages, messages_by_id
-from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.remoting.browsing import BrowsedMessages, Browser
-from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
-from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
 from tiered_index.server import answers, parameters, wire
 from tiered_index.server.calls import Allowance, Calls, Handlers, body_of, caller_of
 from tiered_index.server.metrics import Metrics
@@ -43,8 +45,6 @@ from tiered_index.service.read.answers.budget import RequestStats
 from tiered_index.service.read.answers.messages import FoundMessage, MessagesResult, pause_s
 from tiered_index.service.read.answers.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.linked_rows import FileRow
-from tiered_index.systems import ROCKETMQ, key_names_of, position_names
 from tiered_index.types import Explain, QueryResult, TopicsResult
 
 K = TypeVar("K", bound=parameters.OneKey)

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.connectors.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
+from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
 from tiered_index.errors import SetupUnavailable
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
-from tiered_index.rocketmq.remoting.server import RemotingServer
 from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Served

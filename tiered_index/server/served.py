@@ -17,8 +17,8 @@ from typing import Any
 
 from tiered_index.base.call import deadline_at
 from tiered_index.base.encoding import json_text
+from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.errors import SetupUnavailable, TieredIndexError
-from tiered_index.message_sources import MessageSources
 from tiered_index.server.problems import Redaction, without_paths
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService

@@ -8,7 +8,7 @@ The caller makes the session and imports PySpark, so this package imports withou
 docs/api.md lists all public names, and docs/spark.md has examples.
 """
 
-from tiered_index.sources.rows.mapping import Dialect
+from tiered_index.connectors.files.rows.mapping import Dialect
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.lookup import LookupResult, look_up

@@ -8,10 +8,10 @@ from typing import Any
 from tests.brokers.kafka.topics import Topics
 from tests.kafka.followed import archive, archived
 from tiered_index import IndexService
-from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker
-from tiered_index.kafka.messages import KafkaMessages
-from tiered_index.kafka.record import KafkaRecord, key_text
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.client.broker import KafkaBroker
+from tiered_index.connectors.kafka.messages import KafkaMessages
+from tiered_index.connectors.kafka.record import KafkaRecord, key_text
 
 
 def by_place(records: Sequence[KafkaRecord]) -> list[KafkaRecord]:

@@ -18,17 +18,17 @@ from tests.brokers.kafka.topics import packet, transactional
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archived, places, source_of
 from tests.support.hanging import until
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.archive import KafkaArchiver
+from tiered_index.connectors.kafka.client.broker import KafkaBroker
+from tiered_index.connectors.kafka.messages import KafkaMessages
+from tiered_index.connectors.kafka.partitions import OffsetOutOfRange
 from tiered_index.errors import StorageUnavailable
-from tiered_index.follow import Follower
-from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.client import KafkaBroker
-from tiered_index.kafka.messages import KafkaMessages
-from tiered_index.kafka.partitions import OffsetOutOfRange
 
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.client._AWAY_S", 0.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.client.broker._AWAY_S", 0.0)
 
 
 @contextlib.contextmanager

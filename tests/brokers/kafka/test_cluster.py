@@ -14,7 +14,7 @@ from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.kafka.killed import HASTY, open_index
 from tests.support.hanging import until
 from tests.support.kafka_cluster import Producing
-from tiered_index.follow import Follower
+from tiered_index.connectors.follow import Follower
 
 pytestmark = pytest.mark.xdist_group("kafka cluster")
 TOP = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ _HASTY = {name: value for name, value in HASTY.items() if name != "log_level"}
 
 def test_a_leader_that_is_killed_and_comes_back_while_it_is_followed(cluster, index, topic, monkeypatch):
     # on a busy machine the election may last longer than the time without an alarm
-    monkeypatch.setattr("tiered_index.kafka.source._FAILOVER_S", 3600.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.source._FAILOVER_S", 3600.0)
     topics = Topics(cluster.servers)
     topics.create(topic, 1, 3, min_insync_replicas=1)
     producing = Producing(cluster.servers, acks="all", **_HASTY)

@@ -12,9 +12,9 @@ from tests.brokers.kafka.topics import packet, transactional
 from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import until
 from tests.support.kafka_cluster import Producing
-from tiered_index.follow import Follower
-from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.partitions import OffsetOutOfRange
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.archive import KafkaArchiver
+from tiered_index.connectors.kafka.partitions import OffsetOutOfRange
 
 # each record gets a segment of its own, which the broker may delete or compact
 _SMALL = {"segment_bytes": 1_048_576, "segment_ms": 100, "file_delete_delay_ms": 0}

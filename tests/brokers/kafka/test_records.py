@@ -5,7 +5,7 @@ import pytest
 from tests.brokers.kafka.checked import assert_indexed
 from tests.kafka.followed import archive, archived, places
 from tests.support.kafka_cluster import Producing
-from tiered_index.kafka.record import TimestampType, key_text
+from tiered_index.connectors.kafka.record import TimestampType, key_text
 
 _NEVER = "9223372036854775807"
 

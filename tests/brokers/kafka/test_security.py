@@ -112,7 +112,7 @@ def test_an_error_of_the_setup_is_one_line_that_names_it(
     broker, topics, run, topic, storage, kind, follow, monkeypatch
 ):
     # this bounds the wait for a cluster: the error is known long before
-    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 1_000.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.source.TIMEOUT_S", 1_000.0)
     topics.create(topic)
     listener, settings, said = SETUPS[kind]
     place = f"kafka://127.0.0.1:{broker.ports[listener]}/{topic}"
@@ -126,7 +126,7 @@ def test_an_error_of_the_setup_is_one_line_that_names_it(
 
 @pytest.mark.parametrize("kind", SETUPS)
 def test_a_record_of_a_broker_with_a_wrong_setup(broker, topics, topic, kind, monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 1_000.0)
+    monkeypatch.setattr("tiered_index.connectors.kafka.client.broker.TIMEOUT_S", 1_000.0)
     topics.create(topic)
     listener, settings, said = SETUPS[kind]
     address = ("--kafka", f"bootstrap.servers=127.0.0.1:{broker.ports[listener]}")

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.support.hanging import until
-from tiered_index.kafka.record import KafkaRecord, TimestampType
+from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
 
 _WAIT_S = 120.0
 

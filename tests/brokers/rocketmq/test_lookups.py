@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.brokers.rocketmq.living import RocketmqError, made_topic, same_by_key, same_by_pulls, tiered_index, until
-from tiered_index.rocketmq.classic import classic_file_names, read_entries
+from tiered_index.connectors.rocketmq.classic import classic_file_names, read_entries
 
 TEXT = "7b7d"
 # The messages that a producer sends of each kind, how, and the keys under which all of it is found

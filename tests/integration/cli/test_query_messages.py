@@ -18,9 +18,9 @@ from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.base.encoding import json_line, show_bytes
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED, Host, offset_msg_id
-from tiered_index.rocketmq.log.message import Message
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import TRANSACTION_PREPARED, Host, offset_msg_id
+from tiered_index.connectors.rocketmq.log.message import Message
 
 T = 1_700_000_000_000
 BEGIN_OF_LAST = 81_920

@@ -10,7 +10,7 @@ from tests.rocketmq import golden_store
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, config
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 
 SMALL = ("--slots", 97, "--items", 150)
 

@@ -12,8 +12,8 @@ from tests.integration.cli.command_lines import run_here
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.opening import open_storage
 
 NO_INDEX = "no index is given: pass --storage URI, --root DIR, or both"

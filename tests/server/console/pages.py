@@ -7,7 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 from tests.rocketmq.archived_store import put
 from tests.support.batches import batch
 from tests.support.store_writer import StoreWriter
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 
 # Saturday, 1 November 2025
 BEGIN_MS = 1_761_955_200_000

@@ -17,17 +17,17 @@ from tests.integration.cli.command_lines import run_here
 from tests.unit.cli.test_linked_files import Crash, Killed, serve_s3
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
-from tiered_index.follow import PatientPut
+from tiered_index.connectors.files import linked
+from tiered_index.connectors.files.linked import FileLinker
+from tiered_index.connectors.files.listing import listed_files
+from tiered_index.connectors.files.row_archive import decoded_rows
+from tiered_index.connectors.files.rows import text as rows_of_text
+from tiered_index.connectors.files.rows.mapping import RowMapping
+from tiered_index.connectors.follow import PatientPut
 from tiered_index.format.keys.hashing import fingerprint
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.service.log.topic_keys import rules_of
-from tiered_index.sources import linked
-from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import listed_files
-from tiered_index.sources.row_archive import decoded_rows
-from tiered_index.sources.rows import text as rows_of_text
-from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.storage.opening import open_storage
 
 BEGIN_S = 1_700_000_000

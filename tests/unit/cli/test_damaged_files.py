@@ -19,15 +19,15 @@ from tests.integration.cli.command_lines import run_here, running
 from tests.support.hanging import until
 from tests.unit.cli.test_linked_files import BEGIN_S, SIZES, as_lines, serve_s3
 from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.connectors.files import listing
+from tiered_index.connectors.files.linked import FileLinker
+from tiered_index.connectors.files.listing import listed_files
+from tiered_index.connectors.files.rows import text as rows_of_text
+from tiered_index.connectors.files.rows.mapping import RowMapping
+from tiered_index.connectors.files.rows.places import LocalFile
+from tiered_index.connectors.follow import PatientPut
 from tiered_index.errors import InvalidArgument, ObjectNotFound
-from tiered_index.follow import PatientPut
 from tiered_index.format.names import linked_store
-from tiered_index.sources import listing
-from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import listed_files
-from tiered_index.sources.places import LocalFile
-from tiered_index.sources.rows import text as rows_of_text
-from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.storage.opening import open_storage
 
 FIELDS = ("--topic", "t", "--key", "k", "--time", "at")

@@ -11,11 +11,11 @@ import pytest
 from tiered_index import IndexService
 from tiered_index.cli.export import NdjsonWriter
 from tiered_index.cli.exported import ExportedFile
+from tiered_index.connectors.files.rows.forms import rows_at
+from tiered_index.connectors.files.rows.places import LocalFile
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError, UnsupportedVersion
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.read.export import METADATA
-from tiered_index.sources.places import LocalFile
-from tiered_index.sources.rows.forms import rows_at
 
 
 @pytest.fixture(scope="module")

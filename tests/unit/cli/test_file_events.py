@@ -16,11 +16,12 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.file_logs import BEGIN_S, KEYS, TABLES, Logs, once
 from tiered_index import FileRows, IndexReader, IndexService
+from tiered_index.connectors.files import row_archive
+from tiered_index.connectors.files.listing import listed_files
+from tiered_index.connectors.files.rows import restart
+from tiered_index.connectors.files.rows import table as rows_of_table
+from tiered_index.connectors.files.rows import text as rows_of_text
 from tiered_index.errors import UnsupportedVersion
-from tiered_index.sources import restart, row_archive
-from tiered_index.sources.listing import listed_files
-from tiered_index.sources.rows import table as rows_of_table
-from tiered_index.sources.rows import text as rows_of_text
 
 FORMS = ("ndjson", "csv", "gz", "zst", "parquet", "arrow")
 TEXTS = ("ndjson", "csv", "gz", "zst")

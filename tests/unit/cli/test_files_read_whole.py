@@ -11,11 +11,11 @@ from tests.unit.cli.test_followed_files import rows_of
 from tests.unit.cli.test_linked_files import BEGIN_S, Crash
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.linked import FileLinker
+from tiered_index.connectors.files.listing import PinnedFile, listed_files
+from tiered_index.connectors.files.rows.mapping import RowMapping
+from tiered_index.connectors.follow import PatientPut
 from tiered_index.errors import InvalidArgument
-from tiered_index.follow import PatientPut
-from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import PinnedFile, listed_files
-from tiered_index.sources.rows.mapping import RowMapping
 
 T = BEGIN_S * 1000 + 86_400_000
 

@@ -11,12 +11,12 @@ from tests.support.hanging import until
 from tests.unit.cli.test_linked_files import BEGIN_S, Crash
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
-from tiered_index.follow import PatientPut
-from tiered_index.sources import known_files
-from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import PinnedFile, listed_files
-from tiered_index.sources.rows import text as rows_of_text
-from tiered_index.sources.rows.mapping import RowMapping
+from tiered_index.connectors.files import known_files
+from tiered_index.connectors.files.linked import FileLinker
+from tiered_index.connectors.files.listing import PinnedFile, listed_files
+from tiered_index.connectors.files.rows import text as rows_of_text
+from tiered_index.connectors.files.rows.mapping import RowMapping
+from tiered_index.connectors.follow import PatientPut
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from tiered_index import IndexService
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
+from tiered_index.connectors.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
 from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, StorageUnavailable, WriterFenced
-from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
@@ -129,7 +129,7 @@ def followed(tmp_path):
 def fast(monkeypatch):
     """Let a second pass between two looks at the clock, so that each round of a follower prints its status."""
     clock = SimpleNamespace(monotonic=itertools.count().__next__, time=time.time, time_ns=time.time_ns)
-    monkeypatch.setattr("tiered_index.follow.time", clock)
+    monkeypatch.setattr("tiered_index.connectors.follow.time", clock)
 
 
 class Lines:
@@ -321,7 +321,7 @@ def test_the_last_flush_waits_as_long_as_files_are_uploaded(uploads, monkeypatch
             left -= uploads > 0
             raise DiskFull("full")
 
-    monkeypatch.setattr("tiered_index.follow.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("tiered_index.connectors.follow.time", SimpleNamespace(monotonic=lambda: now_s))
     index = SimpleNamespace(flush=flush, health=lambda: {"unpublished": {"files": left}})
     with contextlib.nullcontext() if uploads else pytest.raises(DiskFull):
         PatientPut(index, patience_s=0.5, stop=Pauses()).finish()

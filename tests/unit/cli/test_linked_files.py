@@ -25,16 +25,17 @@ from tests.support.counting_proxy import Action, counting_proxy
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, config
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files import linked
+from tiered_index.connectors.files.linked import FileLinker
+from tiered_index.connectors.files.listing import PinnedFile, listed_files, stored_file
+from tiered_index.connectors.files.rows import restart
+from tiered_index.connectors.files.rows import text as rows_of_text
+from tiered_index.connectors.files.rows.mapping import RowMapping
+from tiered_index.connectors.files.rows.places import StoredFile
+from tiered_index.connectors.follow import PatientPut
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.follow import PatientPut
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segments.columnar import decode_columns
-from tiered_index.sources import linked, restart
-from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import PinnedFile, listed_files, stored_file
-from tiered_index.sources.places import StoredFile
-from tiered_index.sources.rows import text as rows_of_text
-from tiered_index.sources.rows.mapping import RowMapping
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.file_logs import BEGIN_S
 from tests.unit.cli.test_added_keys import times_of_rows
-from tiered_index.sources.rows import text as rows_of_text
+from tiered_index.connectors.files.rows import text as rows_of_text
 
 
 def write(path, numbers, **more):

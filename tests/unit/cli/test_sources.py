@@ -18,14 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files import messages as files
+from tiered_index.connectors.files.keys import read_lookups
+from tiered_index.connectors.files.messages import source_name
+from tiered_index.connectors.files.rows import parquet
+from tiered_index.connectors.files.rows import text as rows_of_text
+from tiered_index.connectors.files.rows.columns import columns_of
+from tiered_index.connectors.files.rows.fields import Fields
+from tiered_index.connectors.files.rows.places import LocalFile, opened_place
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.sources import files, parquet
-from tiered_index.sources.columns import columns_of
-from tiered_index.sources.files import source_name
-from tiered_index.sources.keys import read_lookups
-from tiered_index.sources.messages import Fields
-from tiered_index.sources.places import LocalFile, opened_place
-from tiered_index.sources.rows import text as rows_of_text
 
 BEGIN_MS = 1_700_000_000_000
 
@@ -378,8 +379,8 @@ def test_damaged_metadata_of_a_column_does_not_end_the_process(tmp_path):
 import json
 from pathlib import Path
 from tiered_index.errors import CorruptFile
-from tiered_index.sources import parquet
-from tiered_index.sources.places import LocalFile
+from tiered_index.connectors.files import parquet
+from tiered_index.connectors.files.rows.places import LocalFile
 parquet.BATCH_ROWS, path, said = 1, Path({str(path)!r}), []
 data = path.read_bytes()
 for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):

@@ -16,8 +16,8 @@ from tests.support.damage import checked
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
-from tiered_index.archives import erase_index
 from tiered_index.base.retention import Horizon
+from tiered_index.connectors.archives import erase_index
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.format import compacted
 from tiered_index.format.keys.hashing import key_hash

@@ -13,6 +13,8 @@ import pytest
 from tests.support.log_records import GENESIS
 from tests.unit.format import test_spec
 from tests.unit.format.test_segments import segments_of, summed, written
+from tiered_index.connectors.rocketmq.follow import fingerprints
+from tiered_index.connectors.rocketmq.follow.fingerprints import LogFingerprints
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.format import journal, trailer
 from tiered_index.format.journal import Journal, encode_open, parse_journal
@@ -21,8 +23,6 @@ from tiered_index.format.segments.archived import SegmentTable, segment_object_b
 from tiered_index.format.segments.catalog import decode_end
 from tiered_index.format.segments.ranges import decode_ranges, encode_ranges
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.rocketmq.follow import fingerprints
-from tiered_index.rocketmq.follow.fingerprints import LogFingerprints
 from tiered_index.service import root
 from tiered_index.service.log import checkpoint, records
 from tiered_index.service.log.records import LogRecord

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tiered_index.archives import messages_to_erase
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, unknown_topic
 from tiered_index.cli.session import Session, open_stored_index
+from tiered_index.connectors.archives import messages_to_erase
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.jobs.erase import EraseRequest, Erasure
 from tiered_index.service.jobs.erase import erase as erase_index

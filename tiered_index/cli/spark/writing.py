@@ -13,8 +13,8 @@ from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOption
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.session import Session, storage_uri
 from tiered_index.cli.spark import check_index, of_index, run_job, spark_columns, spark_of
+from tiered_index.connectors.follow import FIRST
 from tiered_index.errors import InvalidArgument
-from tiered_index.follow import FIRST
 from tiered_index.service.jobs.erase import check_shard_bytes
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def _build_files(
     session: Session, sources: Sequence[str], rows: RowsOfFiles, on: SparkOptions, options: dict[str, Any]
 ) -> int:
     """Index the rows of files where they are, and return the exit code."""
-    from tiered_index.sources.listing import missing_paths
-    from tiered_index.sources.rows.zone import UnclearTimes
+    from tiered_index.connectors.files.listing import missing_paths
+    from tiered_index.connectors.files.rows.zone import UnclearTimes
     from tiered_index.spark.writing.linked import link_files
 
     tell_missing(session, missing_paths(sources))

@@ -17,12 +17,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from tiered_index.connectors.files.rows.places import local_path
+from tiered_index.connectors.rocketmq.archive.archive import ArchivedLog
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import TAGS, index_keys
+from tiered_index.connectors.rocketmq.log.message import Message
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.archive.archive import ArchivedLog
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import TAGS, index_keys
-from tiered_index.rocketmq.log.message import Message
-from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import DataSourceOptions, TaskPartition

@@ -24,19 +24,19 @@ from pyspark.sql.types import StructType
 from tiered_index.base.clock import SystemClock
 from tiered_index.base.documents import typed
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.linked import joined_times
+from tiered_index.connectors.files.listing import LinkedFiles, as_it_is, listed_files
+from tiered_index.connectors.files.rows.batch import RowBatch, RowFile
+from tiered_index.connectors.files.rows.columns import has_items
+from tiered_index.connectors.files.rows.mapping import KEY_TYPE
+from tiered_index.connectors.files.rows.places import sums_of
+from tiered_index.connectors.files.rows.table import ColumnsFile, Way, rows_of_columns, way_of
+from tiered_index.connectors.files.rows.text import SUM_BYTES
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.segments.segment import LinkedSegment, TimeRule, Times
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import SentObject
 from tiered_index.service.read.segments.segments import Segments
-from tiered_index.sources.columns import has_items
-from tiered_index.sources.linked import joined_times
-from tiered_index.sources.listing import LinkedFiles, as_it_is, listed_files
-from tiered_index.sources.places import sums_of
-from tiered_index.sources.rows.batch import RowBatch, RowFile
-from tiered_index.sources.rows.mapping import KEY_TYPE
-from tiered_index.sources.rows.table import ColumnsFile, Way, rows_of_columns, way_of
-from tiered_index.sources.rows.text import SUM_BYTES
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import (
     EntryWriter,

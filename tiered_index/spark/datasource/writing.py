@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from tiered_index.base.clock import SystemClock
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.rows.columns import each_key
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.log import StorageLog
@@ -35,7 +36,6 @@ from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.service.write.owned import SourceQueues, names_of
-from tiered_index.sources.columns import each_key
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.frames import arrow_schema, arrow_type_of

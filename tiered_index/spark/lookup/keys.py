@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.keys import text_rows
+from tiered_index.connectors.files.listing import listed_files
+from tiered_index.connectors.files.rows.columns import has_items, is_text
+from tiered_index.connectors.files.rows.forms import open_rows, undamaged
+from tiered_index.connectors.files.rows.parquet import ParquetTable
+from tiered_index.connectors.files.rows.places import NDJSON, local_path
+from tiered_index.connectors.files.rows.table import ColumnsFile
+from tiered_index.connectors.files.rows.text import CsvFile, NdjsonFile
 from tiered_index.errors import InvalidArgument, ObjectExists
-from tiered_index.sources.columns import has_items, is_text
-from tiered_index.sources.keys import text_rows
-from tiered_index.sources.listing import listed_files
-from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import NDJSON, local_path
-from tiered_index.sources.rows.forms import open_rows, undamaged
-from tiered_index.sources.rows.table import ColumnsFile
-from tiered_index.sources.rows.text import CsvFile, NdjsonFile
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import batches_of_arrow, cleaned_up_on_error, gathered, times_of_day_written

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tiered_index.base.clock import SystemClock
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.log.message import Message
 from tiered_index.errors import ConfigError, CorruptFile
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.message import Message
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.answers.messages import Fetched
 from tiered_index.service.read.segments.archive import SegmentArchive

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.rows.columns import is_text
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.rewriting.merge_plan import window_seconds
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.write.validation import milliseconds
-from tiered_index.sources.columns import is_text
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.listing import LinkedFiles, SourceFile, as_it_is, listed_files
+from tiered_index.connectors.files.messages import ColumnMessages, MessageFile, open_source
+from tiered_index.connectors.files.rows.columns import CheckedMessage, columns_of
+from tiered_index.connectors.files.rows.fields import Fields, MessageBatch
+from tiered_index.connectors.files.rows.places import LocalFile, StoredFile, local_path
+from tiered_index.connectors.files.table_folders import check_outside_tables
 from tiered_index.errors import InvalidArgument
-from tiered_index.sources.columns import CheckedMessage, columns_of
-from tiered_index.sources.files import ColumnMessages, MessageFile, open_source
-from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, listed_files
-from tiered_index.sources.messages import Fields, MessageBatch
-from tiered_index.sources.places import LocalFile, StoredFile, local_path
-from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.writing.census import HAS_KEY
 from tiered_index.storage.opening import beside, split_parameters

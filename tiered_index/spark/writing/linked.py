@@ -24,6 +24,22 @@ from msgspec import structs
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.base.kernels import crc32
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.damaged import DamageCounts, DamagedFiles
+from tiered_index.connectors.files.first_rows import FieldSearch, first_problem
+from tiered_index.connectors.files.identity import OldOffsets
+from tiered_index.connectors.files.known_files import TORN, KnownFiles, Plan, offsets_end
+from tiered_index.connectors.files.linked import MOST_POINTS, check_queue, joined_times
+from tiered_index.connectors.files.listing import LinkedFiles, SourceFile, as_it_is, listed_files
+from tiered_index.connectors.files.row_archive import CopiedOffsets, check_reread
+from tiered_index.connectors.files.rows.batch import Damage, RowBatch, RowFile, RowReading
+from tiered_index.connectors.files.rows.forms import rows_of_form
+from tiered_index.connectors.files.rows.mapping import Dialect, RowMapping, RowRule
+from tiered_index.connectors.files.rows.parquet import ParquetTable
+from tiered_index.connectors.files.rows.places import local_path
+from tiered_index.connectors.files.rows.restart import RestartPoint, send_points, taken_points
+from tiered_index.connectors.files.rows.table import TABLES, ColumnsFile, ColumnsReading
+from tiered_index.connectors.files.rows.zone import TimeZone, UnclearTimes
+from tiered_index.connectors.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
@@ -40,21 +56,6 @@ from tiered_index.service.read.answers.rows import check_topic
 from tiered_index.service.read.segments.places import FILES_QUEUE, files_topic
 from tiered_index.service.read.segments.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.damaged import DamageCounts, DamagedFiles
-from tiered_index.sources.first_rows import FieldSearch, first_problem
-from tiered_index.sources.identity import OldOffsets
-from tiered_index.sources.known_files import TORN, KnownFiles, Plan, offsets_end
-from tiered_index.sources.linked import MOST_POINTS, check_queue, joined_times
-from tiered_index.sources.listing import LinkedFiles, SourceFile, as_it_is, listed_files
-from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.places import local_path
-from tiered_index.sources.restart import RestartPoint, send_points, taken_points
-from tiered_index.sources.row_archive import CopiedOffsets, check_reread
-from tiered_index.sources.rows.batch import Damage, RowBatch, RowFile, RowReading
-from tiered_index.sources.rows.forms import rows_of_form
-from tiered_index.sources.rows.mapping import Dialect, RowMapping, RowRule
-from tiered_index.sources.rows.table import TABLES, ColumnsFile, ColumnsReading
-from tiered_index.sources.rows.zone import TimeZone, UnclearTimes
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import described
@@ -64,7 +65,6 @@ from tiered_index.spark.writing.census import HAS_KEY, Census, WindowScale
 from tiered_index.spark.writing.files import check_stored_folder, row_ends
 from tiered_index.spark.writing.sources import Entries, take_census
 from tiered_index.storage.base import Storage
-from tiered_index.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.base.clock import SystemClock
+from tiered_index.connectors.rocketmq.archive.archive import ArchivedLog, segments_by_store, trusted
+from tiered_index.connectors.rocketmq.log.columns import ALL_TOPICS, Selection, SkippedRange
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.connectors.rocketmq.log.segments import list_segments
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive.archive import ArchivedLog, segments_by_store, trusted
-from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, SkippedRange
-from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.segments import list_segments
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments.archive import SegmentArchive

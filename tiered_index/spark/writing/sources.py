@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.files.listing import missing_paths
+from tiered_index.connectors.files.rows.columns import check_kinds
+from tiered_index.connectors.files.rows.fields import Fields
+from tiered_index.connectors.files.rows.places import local_path
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
-from tiered_index.sources.columns import check_kinds
-from tiered_index.sources.listing import missing_paths
-from tiered_index.sources.messages import Fields
-from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_type_of, broadcast, large_batches
 from tiered_index.spark.workers import spare_collections

@@ -15,9 +15,9 @@ from tests.support.several_indexes import Cluster, Watched, rows
 from tiered_index import IndexReader
 from tiered_index.base.clock import ManualClock
 from tiered_index.cli.main import run
+from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.connectors.rocketmq.remoting.frames import Command, RequestCode, ResponseCode
 from tiered_index.errors import FolderDenied, StorageMisconfigured
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import Command, RequestCode, ResponseCode
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage
 

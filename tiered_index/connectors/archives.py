@@ -1,0 +1,88 @@
+"""The archived messages of every system: how those of an erasure are found, and an index erased with its archive.
+
+A columnar segment has rows of files or records of Kafka, any other one is a file of RocketMQ's log. Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.connectors.files.row_archive import RowsToErase, has_rows
+from tiered_index.connectors.files.rows.restart import has_points, windows_to_erase
+from tiered_index.connectors.kafka.erasure import RecordsToErase
+from tiered_index.connectors.kafka.names import keys_in
+from tiered_index.connectors.rocketmq.archive.erasure import MessagesToErase
+from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
+from tiered_index.service.jobs.segments.erase_segments import FoundMessages
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.storage.base import StorageOptions
+from tiered_index.storage.opening import open_storage
+from tiered_index.types import no_progress
+
+
+@dataclass(frozen=True)
+class _Find:
+    """Finds the messages of a request in archived segments of any kind: a `FindMessages`."""
+
+    request: EraseRequest
+    keys: frozenset[str]
+    before_ms: int
+    keyed: bool
+
+    def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
+        if has_rows(segment):
+            return RowsToErase(self.request, self.before_ms, self.keyed)(archive, segment)
+        if has_points(segment):
+            return windows_to_erase(self.request, archive, segment)
+        if segment.columns is not None:
+            return RecordsToErase(self.request, self.before_ms, self.keyed, self.keys)(archive, segment)
+        return MessagesToErase(self.request, self.before_ms, self.keyed)(archive, segment)
+
+
+def messages_to_erase(request: EraseRequest, state: LogState) -> MakeFind:
+    """Return a function that finds the messages of a request in archived segments. `state` is that of the log."""
+    return partial(_Find, request, frozenset(keys_in(state.positions, request.topic)))
+
+
+def erase_index(
+    storage: str,
+    topic: str,
+    *,
+    keys: str | Sequence[str] | None = None,
+    queue_id: int | None = None,
+    before_ms: int | None = None,
+    yes: bool = False,
+    now: bool = False,
+    grace_s: float = GRACE_S,
+    threads: int = 2,
+    s3: StorageOptions | None = None,
+    clock: Clock | None = None,
+    progress: Progress = no_progress,
+) -> Erasure:
+    """Erase entries of a topic that are older than `before_ms`; without `yes` only return the plan.
+
+    `before_ms` is in epoch milliseconds (None: now). The entries are those of `keys`, of a queue, or of the whole topic
+    (`keys` None; an empty list is refused). One log record hides them permanently, also those that arrive later. The
+    next merges leave their bytes out. With `now` the objects that hold them are rewritten at once, and objects that
+    records removed `grace_s` seconds ago are deleted. A key is identified by hash and fingerprint, in an index without
+    fingerprints by its hash. `progress` is called with the present step, the steps done and their number. `threads`
+    tasks run at once. `s3` has the options of S3. `clock` replaces the clock in tests.
+
+    Returns the certificate. You may repeat the call, also beside writers, readers and merges. Raises `InvalidArgument`,
+    `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
+    """
+    request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
+    with contextlib.closing(open_storage(storage, options=s3)) as opened:
+        log = StorageLog(opened, present)
+        log.open()
+        find = messages_to_erase(request, log.state)
+        chosen: dict[str, Any] = {"yes": yes, "now": now, "grace_s": grace_s, "threads": threads}
+        return erase(opened, log, request, present, **chosen, messages=find, progress=progress)

@@ -1,0 +1,518 @@
+"""Copies of the rows of files in an index's archive: Parquet files, as those of Kafka's records.
+
+The copies of a log of files have a store of their own, with the same offsets (`rows_store`). A row is copied before its
+entries are put. So the log says up to which offset rows are copied, and a run that was killed copies only the rest. A
+row has its keys beside its text, so that a lookup and an erasure need no other file, and `ingest archive:URI` makes an
+index again. One thread uses a `RowArchiver`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import heapq
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.connectors.files.identity import OldOffsets, first_name
+from tiered_index.connectors.files.known_files import Plan
+from tiered_index.connectors.files.rows.batch import RowBatch
+from tiered_index.connectors.files.rows.mapping import KEY_TYPE
+from tiered_index.connectors.files.rows.restart import group_rows
+from tiered_index.connectors.follow import Loss
+from tiered_index.errors import (
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    RootBehind,
+    StorageBehind,
+    UnsupportedVersion,
+)
+from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
+from tiered_index.format.segments.columnar import NUMBER, decode_columns, encode_columns, row_group_of
+from tiered_index.format.segments.segment import LinkedSegment, times_of
+from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.erase import EraseRequest
+from tiered_index.service.jobs.segments.erase_segments import FoundMessages
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.topic_keys import added_end
+from tiered_index.service.read.answers.messages import Search
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
+from tiered_index.types import inclusive
+
+SCHEMA = pa.schema(
+    {
+        "topic": pa.string(),
+        "file": pa.string(),
+        "row": pa.int64(),
+        "line": pa.int64(),
+        "size": pa.int64(),
+        NUMBER: pa.int64(),
+        "timestamp": pa.timestamp("ms", "UTC"),
+        "keys": pa.list_(pa.string()),
+        "text": pa.binary(),
+    }
+)
+# the columns of texts in a file
+_TEXTS = ("file", "keys.list.element", "text")
+# the version of these columns, in the footer; SPEC.md section 9
+_ROWS_VERSION, _VERSION_NOTE = 2, "tiered_index.rows"
+SEGMENT_BYTES = 32 << 20
+"""About the bytes of rows in one object, before they are compressed."""
+
+
+def encode_rows(table: pa.Table) -> bytes:
+    """Return the archived file of rows."""
+    sizes = pc.binary_length(table["text"]).to_numpy().astype(np.int64) + 40 * pc.list_value_length(
+        table["keys"]
+    ).to_numpy().astype(np.int64)
+    return encode_columns(table, sizes, _TEXTS, {_VERSION_NOTE: str(_ROWS_VERSION)})
+
+
+def archived_row(
+    archive: SegmentArchive, segment: ArchivedSegment, offset: int, search: Search
+) -> dict[str, Any] | None:
+    """Return the row at an offset of a segment, by column; None: it has none. `search` is charged.
+
+    Raises `ObjectNotFound` (removed), `CorruptFile`, and the errors of the storage.
+    """
+    rows = group_rows(archive, segment, partial(row_group_of, number=offset), search)
+    if rows is None:
+        return None
+    at = rows.column(NUMBER).index(offset).as_py()
+    return rows.slice(at, 1).to_pylist()[0] if at >= 0 else None
+
+
+def decoded_rows(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
+    """Return all rows of a segment. Raises `CorruptFile`, and as `SegmentArchive.verified`."""
+    rows = decode_columns(archive.verified(segment, 0, segment.size_bytes))
+    version = (rows.schema.metadata or {}).get(_VERSION_NOTE.encode(), b"").decode()
+    if version.isdecimal():
+        UnsupportedVersion.unless_read(segment.name, "archived rows", _ROWS_VERSION, int(version))
+    if not version or rows.schema.names != SCHEMA.names:
+        raise CorruptFile(segment.name, "no archived rows of files", expected=SCHEMA.names, found=rows.schema.names)
+    return rows.cast(SCHEMA)
+
+
+def copies_of(batch: RowBatch, topics: pa.DictionaryArray, uri: str, shift: int, begin: int = 0) -> pa.Table:
+    """Return the copies of the rows of a batch from offset `begin` on, by offset. Arguments: see `RowArchiver.add`."""
+    of_keys, keys = batch.by_entry()
+    order = np.argsort(batch.positions[of_keys], kind="stable")
+    order = order[batch.positions[of_keys[order]] + shift >= begin]
+    of_keys = of_keys[order]
+    positions, firsts = np.unique(batch.positions[of_keys], return_index=True)
+    if not len(positions):
+        return SCHEMA.empty_table()
+    rows, ends = of_keys[firsts], np.append(firsts, len(order)).astype(np.int32)
+    in_order = keys.take(pa.array(order)).cast(pa.string()).combine_chunks()
+    lines = batch.lines(positions)
+    columns = {
+        "topic": topics.take(pa.array(rows)).cast(pa.string()),
+        "file": pa.repeat(pa.scalar(uri, pa.string()), len(positions)),
+        "row": pa.array(positions),
+        "line": pa.nulls(len(positions), pa.int64()) if lines is None else lines,
+        "size": pa.array(batch.sizes[rows]),
+        NUMBER: pa.array(positions + shift),
+        "timestamp": pa.array(batch.times_ms[rows]).cast(SCHEMA.field("timestamp").type),
+        "keys": pa.ListArray.from_arrays(pa.array(ends), in_order),
+        "text": pa.array(batch.texts(positions, batch.sizes[rows]), pa.binary()),
+    }
+    return pa.table(columns, schema=SCHEMA)
+
+
+class CopiedOffsets:
+    """The offsets of a log of files whose rows have archived copies, which stay answers.
+
+    Rows whose copies were erased have none. Methods raise as `decoded_rows`.
+    """
+
+    def __init__(self, segments: Segments, log: str) -> None:
+        self._segments, self._store = segments, rows_store(log)
+        # the ranges of segments of which copies were erased, by their names
+        self._ranges = dict[str, list[tuple[int, int]]]()
+
+    def without(self, old: Iterable[OldOffsets]) -> tuple[OldOffsets, ...]:
+        """Return the parts of old offsets that have no copies."""
+        left = list[OldOffsets]()
+        for start, end, times in old:
+            for copy in self._between(start, end):
+                for begin, behind in self._with_copies(copy):
+                    if start < (begin := min(begin, end)):
+                        left.append(OldOffsets(start, begin, times))
+                    start = max(start, behind)
+            if start < end:
+                left.append(OldOffsets(start, end, times))
+        return tuple(left)
+
+    def erased(self, ranges: Iterable[tuple[int, int]]) -> tuple[OldOffsets, ...]:
+        """Return the parts of ranges of offsets whose rows had copies, which were erased."""
+        rewritten = [
+            OldOffsets(max(start, copy.start), min(end, copy.end), None)
+            for start, end in ranges
+            for copy in self._between(start, end)
+            if copy.source is not None
+        ]
+        return self.without(rewritten)
+
+    def _between(self, start: int, end: int) -> Iterator[ArchivedSegment]:
+        """Yield the archived segments that have offsets of [start, end)."""
+        return itertools.takewhile(lambda copy: copy.start < end, self._segments.of(self._store, start))
+
+    def _with_copies(self, copy: ArchivedSegment) -> list[tuple[int, int]]:
+        """Return the ranges of offsets of an archived segment that have copies: all, unless some were erased."""
+        if copy.source is None:
+            return [(copy.start, copy.end)]
+        if copy.name not in self._ranges:
+            storage, state = self._segments.storage, self._segments.state
+            assert storage is not None, "copies are in the storage of the index"
+            rows = decoded_rows(SegmentArchive(storage, lambda: state, lambda: state), copy)
+            offsets, sizes = rows[NUMBER].to_numpy(), rows["size"].to_numpy()
+            # the next row of a text is behind a newline of one or two bytes
+            has_gap = offsets[1:] > (offsets + np.where(sizes > 0, sizes + 2, 1))[:-1]
+            begins = offsets[np.append(np.ones(min(1, len(offsets)), bool), has_gap)]
+            ends = (offsets + np.maximum(sizes, 1))[np.append(has_gap, np.ones(min(1, len(offsets)), bool))]
+            self._ranges[copy.name] = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        return self._ranges[copy.name]
+
+
+def check_reread(copied: CopiedOffsets, plan: Plan) -> None:
+    """Raise `InvalidArgument` if rows are to be read in another way, and have archived copies, which stay."""
+    reread = (unread for unread in plan.unread if unread.is_reread)
+    with_copies = [unread for unread in reread if copied.without(unread.old) != unread.old]
+    if with_copies:
+        raise InvalidArgument(
+            f"{with_copies[0].listed.uri}{f' and {len(with_copies) - 1:,} more' if with_copies[1:] else ''} can't be "
+            "read in another way (--time, --time-unit, --time-zone, --topic field:, --delimiter, --quote): the "
+            "archived copies of its rows stay as they are. Give the options of before, or index the files into "
+            "another --topic"
+        )
+
+
+class CopiedTexts:
+    """The texts of archived rows that no segment of a file has any more: they stay answers.
+
+    A newer reading of a file leaves out as many equal rows of it. `unread` are ranges of offsets without a file.
+    """
+
+    def __init__(self, archive: SegmentArchive, log: str, unread: Iterable[tuple[int, int]]) -> None:
+        self._archive, self._store = archive, rows_store(log)
+        self._counts: dict[str, Counter[bytes]] = {}
+        self._read: tuple[str, pa.Table] | None = None
+        segments = archive.segments()
+        for start, end in unread if segments.end(self._store) else ():
+            for copy in segments.of(self._store, start):
+                if copy.start >= end:
+                    break
+                rows = self._rows(copy, start, end)
+                for file, text in zip(rows["file"].to_pylist(), rows["text"].to_pylist(), strict=True):
+                    self._counts.setdefault(first_name(file), Counter())[_digest(text)] += 1
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def names(self, uri: str, ranges: Iterable[tuple[int, int]]) -> list[str]:
+        """Return the names of a file before rotations: now, and when the first rows of its offsets were copied."""
+        names, segments = [first_name(uri)], self._archive.segments()
+        for start, end in ranges if self else ():
+            for copy in segments.of(self._store, start):
+                if copy.start >= end:
+                    break
+                if files := self._rows(copy, start, end)["file"][:1].to_pylist():
+                    names += map(first_name, files)
+                    break
+        return [*dict.fromkeys(names)]
+
+    def _rows(self, copy: ArchivedSegment, start: int, end: int) -> pa.Table:
+        """Return the rows of an archived segment at offsets [start, end)."""
+        if self._read is None or self._read[0] != copy.name:
+            self._read = copy.name, decoded_rows(self._archive, copy)
+        rows = self._read[1]
+        begin, behind = np.searchsorted(rows[NUMBER].to_numpy(), (start, end)).tolist()
+        return rows.slice(begin, behind - begin)
+
+    def left_out(self, batch: RowBatch, names: Iterable[str]) -> RowBatch:
+        """Return the rows of a batch of a file with `names` that have no copies. The batch has whole rows."""
+        counts = [self._counts[name] for name in names if name in self._counts]
+        if not counts:
+            return batch
+        positions, firsts = np.unique(batch.positions, return_index=True)
+        known = set[int]()
+        for position, text in zip(positions.tolist(), batch.texts(positions, batch.sizes[firsts]), strict=True):
+            digest = _digest(text)
+            if (has_copy := next((of_name for of_name in counts if of_name[digest]), None)) is not None:
+                has_copy[digest] -= 1
+                known.add(position)
+        return batch.only(~np.isin(batch.positions, list(known))) if known else batch
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+class RowArchiver:
+    """Copies the rows of one log of files."""
+
+    def __init__(self, index: IndexService, store: str) -> None:
+        self._index, self.store = index, rows_store(store)
+        self._parts: list[pa.Table] = []
+        self.size_bytes = 0
+        """The bytes of rows that wait for the next `send`."""
+        # the offset from which on all rows with a key are archived, or wait; None: no row was read yet
+        self._begin: int | None = None
+        self._end = self.end
+        self.archived = 0
+        """The number of objects that were sent."""
+
+    @property
+    def end(self) -> int:
+        """The offset before which rows are copied, or were."""
+        segments = self._index.segment_archive.segments()
+        return max(segments.end(self.store), segments.state.expired.segments.get(self.store, 0))
+
+    def add(self, topics: pa.DictionaryArray, uri: str, batch: RowBatch, shift: int, first: int) -> None:
+        """Let the rows of a batch wait. `topics` has that of each row; `shift` is added to positions as offsets.
+
+        `first` is the offset from which on the file is read.
+        """
+        begin = max(self._end, batch.begin + shift)
+        if self._begin is None:
+            self._begin = max(self._end, first)
+        self._end = max(self._end, batch.end + shift)
+        if len(copies := copies_of(batch, topics, uri, shift, begin)):
+            self._parts.append(copies)
+            self.size_bytes += copies.nbytes
+
+    def send(self) -> None:
+        """Archive the rows that wait, by one object and one record. Raises as `IndexService.archive_columns`."""
+        parts, self._parts, self.size_bytes = self._parts, [], 0
+        if not parts or self._begin is None:
+            return
+        table = pa.concat_tables(parts).combine_chunks()
+        self.archived += archive_rows(self._index, (self.store, self._begin), self._end, table)
+        self._begin = self._end
+
+    def begin_again(self) -> None:
+        """Forget the rows that wait."""
+        self._parts, self.size_bytes, self._begin, self._end = [], 0, None, self.end
+
+
+def archive_rows(index: IndexService, place: tuple[str, int], end: int, table: pa.Table) -> int:
+    """Archive all rows from a place (store and offset) to before `end` by one object and one record.
+
+    Return the number of objects: 0 if they are archived. Raises as `IndexService.archive_columns`.
+    """
+    times = times_of(table["timestamp"].cast(pa.int64()).to_numpy())
+    if not index.send_columns(*place, end - place[1], encode_rows(table), len(table), times):
+        return 0
+    return index.name_columns([place])
+
+
+class ArchivedRows(NamedTuple):
+    """The rows of one archived file (`SCHEMA`), and the columns of their entries. `end`: where to continue.
+
+    `skipped` are ranges of offsets before `end` whose rows are missing or damaged.
+    """
+
+    columns: pa.RecordBatch
+    end: int
+    messages: int
+    skipped: tuple[Loss, ...]
+    rows: pa.Table
+    begin: int
+
+
+@dataclass(frozen=True)
+class RowsOfLog:
+    """The archived rows of one log of files, from which `ingest archive:URI` makes an index again.
+
+    `store` is that of the rows, and `takes` returns whether the rows of a topic are read. The linked files of the log
+    say which offsets have rows: those that no copy has are missing. A run without `--archive` indexed them, or none of
+    them has a key.
+    """
+
+    archive: SegmentArchive
+    store: str
+    takes: Callable[[str], bool] = lambda topic: True
+
+    @property
+    def log(self) -> str:
+        """The store of the linked files, and the source of their entries."""
+        return LINKED + self.store.removeprefix(ROWS)
+
+    def links(self, begin: int = 0) -> Iterator[LinkedSegment]:
+        """Yield the files that end behind an offset of the log."""
+        known = self.archive.segments().of_log(self.log, begin)
+        return (segment for segment in known if isinstance(segment, LinkedSegment))
+
+    def missing(self, position: int | None, *, skip_missing: bool = False) -> list[Loss]:
+        """Return the ranges of rows that no copy has, from an offset of the log on (None: all), by their begins.
+
+        Raises `InvalidArgument` if there are any, unless `skip_missing`.
+        """
+        state, begin = self.archive.state(), self._begin if position is None else position
+        end = state.positions.get(self.log, 0)
+        lost = ((gap.begin, gap.end, gap.reason) for gap in state.given_up.get(self.log, ()))
+        # a file that was read as a whole, and has no time, has no row with a key
+        added = added_end(state.positions, self.log)
+        with_keys = (
+            linked
+            for linked in self.links(begin)
+            if linked.rows is None or linked.times is not None or linked.start < added
+        )
+        known = ((linked.start, linked.end, linked.uri) for linked in with_keys) if begin < end else ()
+        copies = list(self.archive.segments().of(self.store, begin))
+        begins = [begin, *(copy.end for copy in copies)]
+        ends = [*(copy.start for copy in copies), end]
+        losses = list[Loss]()
+        for first, last, name in heapq.merge(sorted(lost), known):
+            at = max(bisect.bisect_right(begins, first) - 1, 0)
+            while at < len(begins) and begins[at] < last:
+                gap_begin, gap_end = max(first, begins[at]), min(last, ends[at])
+                if gap_begin < gap_end:
+                    problem = f"no copy has offsets {inclusive(gap_begin, gap_end)} of {self.log} ({name})"
+                    losses.append(Loss("missing", gap_begin, gap_end, None, problem))
+                at += 1
+        if losses and not skip_missing:
+            raise InvalidArgument(
+                f"{losses[0].problem}: none of these rows has a key, or a run without --archive indexed them; "
+                f"--skip-missing leaves them out"
+            )
+        return losses
+
+    def copied_links(self, begin: int) -> Iterator[LinkedSegment]:
+        """Yield `links` without the files that have no copied row: `ingest` of such a file indexes it."""
+        gaps = {(loss.begin, loss.end) for loss in self.missing(None, skip_missing=True)}
+        copied = {linked.uri for linked in self.links() if (linked.start, linked.end) not in gaps} if gaps else ()
+        return (linked for linked in self.links(begin) if not gaps or linked.uri in copied)
+
+    @property
+    def _begin(self) -> int:
+        expired = self.archive.state().expired.segments
+        return max(expired.get(self.store, 0), expired.get(self.log, 0))
+
+    def batches(
+        self,
+        segments: Sequence[ArchivedSegment],
+        position: int | None,
+        *,
+        skip_corrupt: bool = False,
+        skip_missing: bool = False,
+    ) -> Iterator[ArchivedRows]:
+        """Yield the rows of each archived file from a position on (None: from the begin).
+
+        Raises as `missing`, and `CorruptFile` at a damaged file; with `skip_missing` and `skip_corrupt` these are
+        `skipped` instead.
+        """
+        reached = self._begin if position is None else position
+        missing = deque(self.missing(position, skip_missing=skip_missing))
+        for segment in segments:
+            if segment.end <= reached:
+                continue
+            skipped, rows, begin = list[Loss](), SCHEMA.empty_table(), max(reached, segment.start)
+            while missing and missing[0].begin < begin:
+                skipped.append(missing.popleft())
+            try:
+                rows = decoded_rows(self.archive, segment)
+            except (StorageBehind, RootBehind):
+                raise
+            except CorruptFile as error:
+                if not skip_corrupt:
+                    raise
+                begin_ms, end_ms = segment.times or (0, None)
+                skipped.append(Loss("corrupt", begin, segment.end, None, str(error), begin_ms=begin_ms, end_ms=end_ms))
+            topics = [topic for topic in rows["topic"].unique().to_pylist() if self.takes(topic)]
+            is_read = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
+            rows = rows.filter(pc.and_(is_read, pc.greater_equal(rows[NUMBER], begin)))
+            yield ArchivedRows(_entries(rows, self.store), segment.end, len(rows), tuple(skipped), rows, begin)
+            reached = segment.end
+        if missing:
+            rows = SCHEMA.empty_table()
+            yield ArchivedRows(_entries(rows, self.store), reached, 0, tuple(missing), rows, reached)
+
+
+def _entries(rows: pa.Table, store: str) -> pa.RecordBatch:
+    """Return an entry for each key of each archived row of a store."""
+    counts = pc.list_value_length(rows["keys"]).to_numpy().astype(np.int64)
+    of_entry = np.repeat(np.arange(len(rows)), counts)
+    columns = {
+        "topic": rows["topic"].take(pa.array(of_entry)).combine_chunks(),
+        "queue_id": np.full(len(of_entry), int(store.rpartition("/")[2]), np.int64),
+        "key": pc.list_flatten(rows["keys"]).cast(KEY_TYPE).combine_chunks(),
+        "offset": rows[NUMBER].to_numpy()[of_entry],
+        "size": rows["size"].to_numpy()[of_entry],
+        "timestamp_ms": rows["timestamp"].cast(pa.int64()).to_numpy()[of_entry],
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[ArchivedRows]:
+    """Yield the archived rows of a log of files from a position on, up to the first ones that have no copies.
+
+    Those of a damaged copy have none. Raises the storage's errors.
+    """
+    store = rows_store(log)
+    for copy in archive.segments().of(store, position):
+        # offsets between that no file has any more are those of a reading that was given up
+        before = next(archive.segments().of_log(log, position), None) if copy.start > position else None
+        if before is not None and before.start < copy.start:
+            break
+        try:
+            rows = decoded_rows(archive, copy)
+        except (CorruptFile, ObjectNotFound):
+            break
+        rows = rows.filter(pc.greater_equal(rows[NUMBER], position))
+        yield ArchivedRows(_entries(rows, store), copy.end, len(rows), (), rows, position)
+        position = copy.end
+
+
+@dataclass(frozen=True)
+class RowsToErase:
+    """Finds the rows of a request in the archived copies of files: a `FindMessages`.
+
+    Rows with a time before `before_ms` are erased. `keyed`: the index has fingerprints.
+    """
+
+    request: EraseRequest
+    before_ms: int
+    keyed: bool = True
+
+    def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
+        """Return the result for a segment. Raises as the storage."""
+        request, queue = self.request, segment.store.rpartition("/")[2]
+        if topic_of_store(segment.store) not in (request.topic, None) or str(request.queue_id) not in ("None", queue):
+            return FoundMessages()
+        try:
+            table = decoded_rows(archive, segment)
+        except (CorruptFile, ObjectNotFound) as error:
+            return FoundMessages(problem=str(error))
+        is_due = pc.and_(
+            pc.equal(table["topic"], request.topic),
+            pc.less(table["timestamp"].cast(pa.int64()), self.before_ms // 1000 * 1000),
+        )
+        stays, others, sought = np.ones(len(table), bool), list[str](), set(request.keys)
+        due = np.flatnonzero(is_due.to_numpy())
+        for at, keys in zip(due.tolist(), table["keys"].take(pa.array(due)).to_pylist(), strict=True):
+            others += {*keys} - sought if sought else ()
+            stays[at] = bool(sought) and sought.isdisjoint(keys)
+        if stays.all():
+            return FoundMessages()
+        hashed = pa.array(others, pa.large_string())
+        collisions = request.collisions(hashed, np.zeros(len(others), np.bool_), keyed=self.keyed)
+        rest = table.filter(pa.array(stays))
+        times = times_of(rest["timestamp"].cast(pa.int64()).to_numpy())
+        gone = len(table) - len(rest)
+        return FoundMessages(gone, file=encode_rows(rest), collisions=collisions, rows=len(rest), times=times)
+
+
+def has_rows(segment: ArchivedSegment) -> bool:
+    """Return whether an archived segment has rows of files."""
+    return segment.store.startswith(ROWS)

@@ -1,0 +1,213 @@
+"""The records in an index's archive as batches of entries, from which `ingest archive:URI` makes an index again, and
+their copies in the archive of that index.
+
+The keys of a file are those of `--key` when it was written, which its footer has, and those that were added later. One
+thread. Memory: one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import structs
+
+from tiered_index.connectors.follow import Loss
+from tiered_index.connectors.kafka.client.broker import Place
+from tiered_index.connectors.kafka.columns import (
+    SCHEMA,
+    SIZE,
+    encode_records,
+    entry_columns,
+    keys_of_file,
+    records_of,
+    times_in,
+    topic_id_of_file,
+)
+from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
+from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end
+from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
+from tiered_index.format.segments.columnar import decode_columns
+from tiered_index.service.index import IndexService
+from tiered_index.service.log import topic_keys
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.types import inclusive
+
+# one log record names at most so many copied objects, and about so many bytes of records
+_NAMED, _NAMED_BYTES = 256, 64 << 20
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """An archived file of records.
+
+    - `segment`: the segment of the file.
+    - `file`: its bytes.
+    - `records`: its records, as columns of `SCHEMA` and `SIZE`.
+    - `entries`: a row for each key of each record, as columns of a batch.
+    """
+
+    segment: ArchivedSegment
+    file: bytes
+    records: pa.Table
+    entries: pa.RecordBatch
+
+
+class ArchivedRecords(NamedTuple):
+    """The entries of one archived file: columns of a batch, and the number of `messages`. `end`: where to continue.
+
+    `skipped` are ranges of offsets before `end` that are missing or damaged. `whole` is the file, unless it is damaged.
+    """
+
+    columns: pa.RecordBatch
+    end: int
+    messages: int
+    skipped: tuple[Loss, ...]
+    whole: RecordFile | None
+
+
+def source_of(store: str, positions: Mapping[str, int]) -> str:
+    """Return the name of the newest position of a partition's log, by the positions of its index."""
+    names = [name for text in positions if (name := Name.parse(text)) is not None and name.store == store]
+    newest = max(names, key=lambda name: (name.generation, positions[str(name)]), default=None)
+    return store if newest is None else str(newest)
+
+
+def rule_positions(stores: Sequence[str], positions: Mapping[str, int]) -> dict[str, int]:
+    """Return the positions that say which keys were indexed, where logs began, and what of them is lost.
+
+    They are for an index of the same records.
+    """
+    begins = {f"{prefix}{store}" for store in stores for prefix in (BEGIN_PREFIX, LOST_PREFIX)}
+    rules = [topic_keys.rule_positions(positions, topic_keys.scope_of(store)) for store in stores]
+    return {name: at for of_topic in rules for name, at in of_topic.items()} | {
+        name: at for name, at in positions.items() if name in begins
+    }
+
+
+def begin_of(
+    store: str, segments: Sequence[ArchivedSegment], positions: Mapping[str, int], expired: Mapping[str, int]
+) -> int:
+    """Return the offset at which a partition's records begin: that of its log, or of the records that have not expired.
+
+    `segments` are those of the partition's log. `positions` and `expired` (offsets by store) are those of their index.
+    """
+    begin = max(positions.get(f"{BEGIN_PREFIX}{store}", 0), expired.get(store, 0))
+    # an index that lost its root may have begun behind what it had archived
+    return min([begin, *(segment.start for segment in segments[:1])])
+
+
+def archived_records(
+    archive: SegmentArchive,
+    segments: Sequence[ArchivedSegment],
+    position: int,
+    *,
+    skip_corrupt: bool = False,
+    skip_missing: bool = False,
+) -> Iterator[ArchivedRecords]:
+    """Yield the entries of each file of a partition's log from a position on.
+
+    Raises `CorruptFile` at a damaged or missing file; with `skip_corrupt` and `skip_missing` it is `skipped` instead.
+    Raises `InvalidArgument` if a function gave the keys.
+    """
+    for segment in segments:
+        if segment.end <= position:
+            continue
+        begin, skipped = position, []
+        if begin < segment.start:
+            missing = f"no archived file has offsets {inclusive(begin, segment.start)} of {segment.store}"
+            if not skip_missing:
+                raise CorruptFile(segment.name, missing)
+            skipped.append(Loss("missing", begin, segment.start, None, missing, topic=segment.topic))
+            begin = segment.start
+        try:
+            file = archive.verified(segment, 0, segment.size_bytes)
+            if FUNCTION in (rules := keys_of_file(file)):
+                raise InvalidArgument(f"{segment.name}: a function gave the keys: ingest its rows as Parquet, by --key")
+            # a key that was added later, too
+            known = topic_keys.rules_of(archive.state().positions, topic_keys.scope_of(segment.store))
+            keys, table = RecordKeys.by_rules({*rules, *known}), decode_columns(file)
+        except (StorageBehind, RootBehind):
+            raise
+        except CorruptFile as error:
+            if not skip_corrupt:
+                raise
+            begin_ms, end_ms = segment.times or (0, None)
+            of_times: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms, "topic": segment.topic}
+            skipped.append(Loss("corrupt", begin, segment.end, None, str(error), **of_times))
+            file, table, keys = b"", SCHEMA.empty_table(), RecordKeys()
+        whole = _record_file(segment, file, table, keys)
+        columns = whole.entries.filter(pc.greater_equal(whole.entries["offset"], begin))
+        messages = pc.sum(pc.greater_equal(whole.records["offset"], begin)).as_py() or 0
+        yield ArchivedRecords(columns, segment.end, messages, tuple(skipped), whole if file else None)
+        position = segment.end
+
+
+def _record_file(segment: ArchivedSegment, file: bytes, table: pa.Table, keys: RecordKeys) -> RecordFile:
+    """Return a file with its records and entries. An entry of a record without a time gets that of its upload."""
+    records = records_of(table)
+    keys_of_records = [keys.of(record) for record in records]
+    texts = pa.array([key for of_record in keys_of_records for key in of_record], pa.string())
+    table = table.append_column(SIZE, pa.array([record.size for record in records], pa.int64()))
+    counts = list(map(len, keys_of_records))
+    entries = pa.RecordBatch.from_pydict(entry_columns(_place(segment), table, texts, counts, segment.published_ms))
+    return RecordFile(segment, file, table, entries)
+
+
+def _place(segment: ArchivedSegment) -> Place:
+    """Return the topic and the partition of a segment."""
+    name = Name.parse(segment.store)
+    assert name is not None, "a segment of a partition"
+    return name.topic, name.partition
+
+
+class RecordCopies:
+    """Copies archived files of records into the archive of another index, many by one log record. One thread.
+
+    Records of an offset that the index has archived are not copied again. Methods raise as
+    `IndexService.archive_columns`.
+    """
+
+    def __init__(self, index: IndexService) -> None:
+        self._index = index
+        self._sent: list[tuple[str, int]] = []
+        self._sent_bytes = 0
+        self.records = 0
+        """The number of records that were copied."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether copies wait for `name`."""
+        return bool(self._sent)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many copies wait as one log record should name."""
+        return len(self._sent) >= _NAMED or self._sent_bytes >= _NAMED_BYTES
+
+    def add(self, whole: RecordFile, erased: pa.Array) -> None:
+        """Send a copy of a file without the records of which `erased` is true. `name` adds it to the archive."""
+        segment, file, records = whole.segment, whole.file, whole.records
+        begin = max(archived_end(self._index.segment_archive.segments(), segment.store) or 0, segment.start)
+        if begin >= segment.end:
+            return
+        if has_erased := bool(pc.any(erased).as_py()):
+            segment = structs.replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
+        if has_erased or begin > segment.start:
+            records = records.filter(pc.and_(pc.greater_equal(records["offset"], begin), pc.invert(erased)))
+            file = encode_records(_place(segment), records, keys_of_file(file), topic_id_of_file(file))
+        facts = len(records), times_in(records)
+        if self._index.send_columns(segment.store, begin, segment.end - begin, file, *facts, segment):
+            self._sent.append((segment.store, begin))
+            self._sent_bytes += records.nbytes
+            self.records += len(records)
+
+    def name(self) -> None:
+        """Append a log record that names the copies that were sent."""
+        sent, self._sent, self._sent_bytes = self._sent, [], 0
+        if sent:
+            self._index.name_columns(sent)

@@ -1,0 +1,1 @@
+"""Kafka's client, and the calls into it that end."""

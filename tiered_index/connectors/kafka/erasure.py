@@ -1,0 +1,74 @@
+"""Erasing records of Kafka out of the archive: a file is written again without them. Threads: any.
+
+The real keys decide, not their hashes. Keys of a function can't be taken out of the records here: then only whole
+topics and partitions are erased.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.connectors.kafka.columns import (
+    SIZE,
+    encode_records,
+    keys_of_file,
+    records_of,
+    times_in,
+    topic_id_of_file,
+)
+from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
+from tiered_index.connectors.kafka.names import Name
+from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.format.segments.columnar import decode_columns
+from tiered_index.service.jobs.erase import EraseRequest
+from tiered_index.service.jobs.segments.erase_segments import FoundMessages
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.segments.archive import SegmentArchive
+
+
+@dataclass(frozen=True)
+class RecordsToErase:
+    """Finds the records of a request in columnar segments: a `FindMessages`.
+
+    Records with a time before `before_ms` are erased; the time of a record without one is that of its upload. `keyed`:
+    the index has fingerprints. `keys` is what `--key` gave, beside what the files tell.
+    """
+
+    request: EraseRequest
+    before_ms: int
+    keyed: bool = True
+    keys: frozenset[str] = frozenset()
+
+    def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
+        """Return the result for a segment. Raises as the storage."""
+        name, request = Name.parse(segment.store), self.request
+        if name is None or name.topic != request.topic or request.queue_id not in (None, name.partition):
+            return FoundMessages()
+        try:
+            file = archive.verified(segment, 0, segment.size_bytes)
+        except (CorruptFile, ObjectNotFound) as error:
+            return FoundMessages(problem=str(error))
+        rules = {*self.keys, *keys_of_file(file)}
+        if request.keys and FUNCTION in rules:
+            return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
+        before_s, sought, keys = self.before_ms // 1000, set(request.keys), RecordKeys.by_rules(rules)
+        table = decode_columns(file)
+        records = records_of(table)
+        stays, others = list[bool](), list[str]()
+        for record in records:
+            time_ms = segment.published_ms if record.timestamp_ms is None else record.timestamp_ms
+            of_record = set(keys.of(record)) if sought and time_ms // 1000 < before_s else set()
+            others += of_record - sought
+            stays.append(time_ms // 1000 >= before_s or (bool(sought) and of_record.isdisjoint(sought)))
+        if all(stays):
+            return FoundMessages()
+        array = pa.array(others, pa.large_string())
+        collisions = request.collisions(array, np.zeros(len(others), np.bool_), keyed=self.keyed)
+        sizes = pa.array([record.size for record in records], pa.int64())
+        rest = table.append_column(SIZE, sizes).filter(pa.array(stays))
+        written = encode_records((name.topic, name.partition), rest, sorted(rules), topic_id_of_file(file))
+        gone = len(records) - len(rest)
+        return FoundMessages(gone, file=written, collisions=collisions, rows=len(rest), times=times_in(rest))

@@ -1,0 +1,242 @@
+"""Reads the Kafka records of an answer, or one by its place: from the broker if it has them, otherwise the archive.
+
+A record belongs to an entry if place, size and second agree, and one of its keys is the key of the lookup. Its keys are
+found as for the index: the index's positions name the rule, and so does each archived file. If a record at an entry's
+place contradicts the entry, it is from another log of the partition. Threads: any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tiered_index.base.call import check_deadline
+from tiered_index.base.threads import each
+from tiered_index.connectors.kafka.client.broker import Deleted, KafkaBroker, NoTopic
+from tiered_index.connectors.kafka.columns import keys_of_file, records_of
+from tiered_index.connectors.kafka.keys import FUNCTION, KeyFunction, RecordKeys
+from tiered_index.connectors.kafka.names import Name, keys_in
+from tiered_index.connectors.kafka.record import KafkaRecord
+from tiered_index.connectors.systems import KAFKA
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageError,
+    StorageMisconfigured,
+    StorageUnavailable,
+)
+from tiered_index.format.segments.columnar import NUMBER, decode_group, row_group_of
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
+from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
+
+_PLACE = re.compile(r"kafka:([^/\0]+)/([0-9]{1,19})/([0-9]{1,19})")
+# Kafka's partitions have 32 bits, and its offsets 64
+_MOST_PARTITION, _MOST_OFFSET = 2**31 - 1, 2**63 - 1
+# how often a segment is looked for that was replaced since the log was read
+_LOOKS = 5
+# entries of the preset `rocketmq` may be one second off
+_CLOCK_STEP_S = 1
+
+
+def parse_place(text: str) -> tuple[str, int, int]:
+    """Return topic, partition and offset of ``kafka:TOPIC/PARTITION/OFFSET``. Raises `InvalidArgument`."""
+    if (place := _PLACE.fullmatch(text)) is not None:
+        topic, partition, offset = place[1], int(place[2]), int(place[3])
+        if partition <= _MOST_PARTITION and offset <= _MOST_OFFSET:
+            return topic, partition, offset
+    raise InvalidArgument(f"write a record's place as kafka:TOPIC/PARTITION/OFFSET, not {text!r:.200}")
+
+
+@dataclass(slots=True)
+class RecordSearch(Search):
+    """The search for the record of one place, and of its entry if there is one."""
+
+    place: tuple[str, int, int]
+    key: str | None = None
+    has_broker: bool = True
+    state: MessageState = "missing"
+    is_archived: bool = False
+
+    def take(self, record: KafkaRecord, state: MessageState, carries: Callable[[KafkaRecord, str], bool]) -> None:
+        """Judge a record that was read at the place."""
+        item, second = self.item, None if record.timestamp_ms is None else _second(record.timestamp_ms)
+        if (record.topic, record.partition, record.offset) != self.place:
+            self.problems.append(f"{self.read_from}: a record of another place is there")
+            return
+        carried = self.key is None or carries(record, self.key)
+        if item is not None and not (
+            record.size == (item.size or record.size)
+            and (second is None or abs(second - item.timestamp_ms // 1000) <= _CLOCK_STEP_S)
+        ):
+            self.problems.append(f"{self.read_from}: another record is there: the log is another one")
+            if carried and second is not None:
+                self.instead = self.instead or replace(item, size=record.size, timestamp_ms=second * 1000)
+            return
+        self.settle(self.fetched(state, message=record, carries_key=carried))
+
+    def result(self) -> Fetched:
+        """Return the result and its cost."""
+        if not self.is_archived:
+            self.problems.append("no archive has it" if self.has_broker else KAFKA.no_message)
+        return self.outcome(lambda: self.missing(self.state, damaged=self.damaged))
+
+
+def _second(timestamp_ms: int) -> int:
+    return min(timestamp_ms, MAX_TIMESTAMP_MS) // 1000
+
+
+@dataclass(eq=False)
+class KafkaMessages:
+    """The records of indexes: a `MessageSource`.
+
+    - `archives`: those of the indexes, by the `source` of their entries, as `IndexReader.segment_archives`.
+    - `broker`: that of one cluster. None: records come only from the archives.
+    - `keys`: the rules of `--key`, in addition to those in the archives.
+    - `function`: returns the keys of records, for an index that was made with a function.
+    """
+
+    archives: Mapping[str | None, SegmentArchive]
+    broker: KafkaBroker | None = None
+    keys: Iterable[str] = ()
+    function: KeyFunction | None = None
+    threads: int = 8
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`, in their order. Errors of places are in the answers."""
+        has_broker = self.broker is not None
+        searches = [RecordSearch((topic, item.queue_id, item.offset), key, has_broker, item=item) for item in items]
+        each(searches, self._settle, self.threads)
+        return [search.result() for search in searches]
+
+    def at(self, topic: str, partition: int, offset: int) -> Fetched:
+        """Return the record at an offset of a partition. Raises what made the place impossible to ask."""
+        search = RecordSearch((topic, partition, offset), None, self.broker is not None, item=None)
+        self._settle(search)
+        if (fetched := search.result()).error is not None:
+            raise fetched.error
+        return fetched
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        if self.broker is not None:
+            self.broker.close()
+
+    def _settle(self, search: RecordSearch) -> None:
+        sources = [search.item.source] if search.item is not None else list(self.archives)
+        archives = [self.archives[source] for source in sources if source in self.archives]
+        rules = {*self.keys, *(key for archive in archives for key in keys_in(archive.state().positions))}
+        if self.broker is not None:
+            self._ask_broker(self.broker, search, rules)
+        for archive in archives:
+            for _ in range(_LOOKS):
+                if search.found is not None or not self._read_archive(archive, search, rules):
+                    break
+
+    def _ask_broker(self, broker: KafkaBroker, search: RecordSearch, rules: set[str]) -> None:
+        search.read_from = "{}/{}/{}".format(broker.place, *search.place[:2])
+        try:
+            record = broker.record(*search.place)
+        except Deleted as error:
+            search.state = "expired"
+            search.problems.append(f"the broker has deleted it: {error}")
+        except NoTopic as error:
+            search.state = "no_topic"
+            search.problems.append(str(error))
+        except (CorruptFile, StorageError, BudgetExceeded) as error:
+            if isinstance(error, StorageMisconfigured):
+                search.state = "refused"
+            elif isinstance(error, StorageUnavailable):
+                search.state = "unavailable"
+            search.problems.append(str(error))
+            search.error = error if not isinstance(error, CorruptFile) else None
+        else:
+            if record is None:
+                search.problems.append(f"{search.read_from} has no record at offset {search.place[2]:,}")
+            else:
+                search.take(record, "local", partial(self._carries, rules))
+
+    def _read_archive(self, archive: SegmentArchive, search: RecordSearch, rules: set[str]) -> bool:
+        """Look into the archived logs of a partition, the newest first; return whether to look again."""
+        segments, (topic, partition, offset) = archive.segments(), search.place
+        before = len(search.problems)
+        for store in _logs_of(segments, topic, partition):
+            reads = list[int]()
+            try:
+                segment = next(iter(archive.holding(offset, store, reads)), None)
+            except (CorruptFile, StorageError, BudgetExceeded) as error:
+                # the catalog of the segment can't be read
+                search.note(error)
+                continue
+            finally:
+                search.charge(reads)
+            if segment is None:
+                if offset < segments.state.expired.segments.get(store, 0):
+                    # what only the broker could tell stays open
+                    search.state = "expired" if search.error is None else search.state
+                    search.problems.append(f"it has expired in the archive of {store}")
+                elif (lost := segments.given_up(store, offset)) is not None:
+                    search.problems.append(lost.reason)
+                continue
+            search.read_from = segment.name
+            try:
+                row, keys = self._row(archive, segment, search)
+            except ObjectNotFound:
+                archive.refresh()
+                return True  # a record has put another object in its place, or it has expired
+            except (CorruptFile, StorageError, BudgetExceeded) as error:
+                search.note(error)
+                continue
+            search.is_archived = True
+            if row is not None:
+                search.take(row, "archived", partial(self._carries, rules | keys))
+            elif segment.source is not None:
+                search.state = "erased"
+                search.problems.append(f"records were erased out of {segment.name}, and it has none at this offset")
+            else:
+                search.problems.append(f"{segment.name} has no record at this offset: the broker had none, either")
+            if search.found is not None:
+                search.error = None
+                # what archives of other logs of the partition have there is no problem
+                search.found = replace(search.found, problem="; ".join(search.problems[:before]) or None)
+                break
+        return False
+
+    def _row(
+        self, archive: SegmentArchive, segment: ArchivedSegment, search: RecordSearch
+    ) -> tuple[KafkaRecord | None, set[str]]:
+        """Return the record of a segment, and the keys that it was indexed by; one request more finds its footer."""
+        check_deadline(f"reading {segment.name}")
+        if archive.known_table(segment) is None:
+            search.requests += 1
+            search.bytes += segment.object_bytes - segment.size_bytes + segment.footer_bytes
+        footer = archive.table(segment).footer
+        keys = set(keys_of_file(footer))
+        if (group := row_group_of(footer, search.place[2])) is None:
+            return None, keys
+        search.requests += 1
+        search.bytes += group.end - group.begin
+        rows = decode_group(footer, group, archive.verified(segment, group.begin, group.end - group.begin))
+        at = rows.column(NUMBER).index(search.place[2]).as_py()
+        return (records_of(rows.slice(at, 1))[0] if at >= 0 else None), keys
+
+    def _carries(self, rules: set[str], record: KafkaRecord, key: str) -> bool:
+        if key in RecordKeys.by_rules(rules).of(record):
+            return True
+        if FUNCTION in rules and self.function is None:
+            raise InvalidArgument("the keys of this index are those of a function: pass it to KafkaMessages(function=)")
+        return self.function is not None and key in self.function(record)
+
+
+def _logs_of(segments: Segments, topic: str, partition: int) -> list[str]:
+    """Return the stores of a partition's logs that are archived or were, the newest first."""
+    stores = {*segments.stores, *segments.state.expired.segments, *segments.state.given_up}
+    logs = [(name, store) for store in stores if (name := Name.parse(store)) is not None]
+    mine = [(name.generation, store) for name, store in logs if (name.topic, name.partition) == (topic, partition)]
+    return [store for _, store in sorted(mine, reverse=True)]
