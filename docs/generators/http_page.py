@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tiered_index.server.app import OPERATIONS
-from tiered_index.server.operations import described
+from tiered_index.server.http.operations import described
 
 __all__ = ["page"]
 

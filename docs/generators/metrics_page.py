@@ -18,7 +18,7 @@ from tiered_index.connectors.follow import Follower, Lag
 from tiered_index.connectors.kafka.source import KafkaSource
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.server.app import HttpService
-from tiered_index.server.served import Audit, Caps, Served, redaction_of
+from tiered_index.server.http.served import Audit, Caps, Served, redaction_of
 
 __all__ = ["exported", "page"]
 

@@ -273,7 +273,7 @@ class ServedDemo:
         Raises `ConfigError` without the extra 'server', and `ProcessFailed` if a process fails.
         """
         try:
-            from tiered_index.server.tokens import add_token
+            from tiered_index.server.http.tokens import add_token
         except ModuleNotFoundError as error:
             raise ConfigError(f"--serve needs the extra 'server' ({error.name} is missing)") from error
         tokens, store = self.folder / "tokens.json", self.folder / "store"

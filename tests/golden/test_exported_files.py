@@ -10,7 +10,7 @@ from tests.golden import naive
 from tests.support.disk_faults import FaultDisk
 from tests.support.foreign_lookups import find_unsealed
 from tiered_index import IndexService
-from tiered_index.cli.export import RocketmqFiles, rocketmq_layout
+from tiered_index.cli.write.export import RocketmqFiles, rocketmq_layout
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ
 from tiered_index.storage.memory import MemoryStorage

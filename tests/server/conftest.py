@@ -12,12 +12,12 @@ import pytest
 
 from tiered_index import IndexService
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.server import tokens as token_files
 from tiered_index.server.app import OPERATIONS, HttpService
-from tiered_index.server.listening import HttpListener, loop_in_thread, own_names
-from tiered_index.server.operations import described
-from tiered_index.server.served import Audit, Caps, Served, redaction_of
-from tiered_index.server.tokens import Tokens
+from tiered_index.server.http import tokens as token_files
+from tiered_index.server.http.listening import HttpListener, loop_in_thread, own_names
+from tiered_index.server.http.operations import described
+from tiered_index.server.http.served import Audit, Caps, Served, redaction_of
+from tiered_index.server.http.tokens import Tokens
 
 PATIENCE_S = 60.0
 DESCRIPTION = described(OPERATIONS)

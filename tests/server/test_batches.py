@@ -19,9 +19,9 @@ from tiered_index.base.encoding import STATUS
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import decoded, table_of
 from tiered_index.errors import StorageUnavailable
-from tiered_index.server import wire
-from tiered_index.server.problems import Redaction
-from tiered_index.server.served import Caps
+from tiered_index.server.http import wire
+from tiered_index.server.http.problems import Redaction
+from tiered_index.server.http.served import Caps
 from tiered_index.types import FileReport, LostFile, Provenance, column
 
 T = 1_700_000_000_000

@@ -24,7 +24,7 @@ from tiered_index.client.answers import NotThere
 from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import InvalidArgument
-from tiered_index.server.served import Caps
+from tiered_index.server.http.served import Caps
 
 T = 1_762_000_000_000
 # a name that an application may give its messages

@@ -12,8 +12,8 @@ from tests.server.test_guard import bearer
 from tiered_index import IndexReader, erase
 from tiered_index.connectors.rocketmq.remoting.browsing import Browser
 from tiered_index.connectors.rocketmq.remoting.pulling import StoreQueues
-from tiered_index.server.served import Caps
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.served import Caps
+from tiered_index.server.http.tokens import add_token
 
 T = 1_700_000_000_000
 COUNT = 60

@@ -31,7 +31,7 @@ from tiered_index.errors import (
     StorageBehind,
     StorageUnavailable,
 )
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.tokens import add_token
 from tiered_index.service.log.reads import read_name
 
 

@@ -22,11 +22,11 @@ from tests.support.batches import batch
 from tests.support.hanging import until
 from tiered_index.base import strangers
 from tiered_index.base.strangers import Strangers
-from tiered_index.server import gate, listening
 from tiered_index.server.health import StandIn
-from tiered_index.server.listening import HttpListener, Tls, loop_in_thread
-from tiered_index.server.served import Caps
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http import gate, listening
+from tiered_index.server.http.listening import HttpListener, Tls, loop_in_thread
+from tiered_index.server.http.served import Caps
+from tiered_index.server.http.tokens import add_token
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 ALIVE = b"GET /livez" + HOST + b"\r\n"

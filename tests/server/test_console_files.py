@@ -14,7 +14,7 @@ import pytest
 from tests.server.conftest import on_a_port, serving
 from tiered_index.server import console
 from tiered_index.server.console import FOLDER
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.tokens import add_token
 
 OWN = [path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")]
 ROOT = Path(__file__).parents[2]

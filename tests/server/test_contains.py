@@ -12,8 +12,8 @@ from tests.support.memory import traced_memory
 from tiered_index.base.call import deadline_at
 from tiered_index.connectors.rocketmq.archive.messages import Containing
 from tiered_index.errors import BudgetExceeded
-from tiered_index.server.served import Caps
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.served import Caps
+from tiered_index.server.http.tokens import add_token
 from tiered_index.service.read.answers.messages import Fetched
 
 T = 1_700_000_000_000

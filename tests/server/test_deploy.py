@@ -29,7 +29,7 @@ from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.base.clock import SystemClock
 from tiered_index.cli.main import LateCommand, app
 from tiered_index.errors import StorageMisconfigured
-from tiered_index.server.tokens import Tokens, add_token
+from tiered_index.server.http.tokens import Tokens, add_token
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog

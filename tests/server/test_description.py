@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.server.conftest import DESCRIPTION, index_in, put_entries, service_of, serving
-from tiered_index.server import wire
 from tiered_index.server.app import HttpService
+from tiered_index.server.http import wire
 from tiered_index.service.read.answers.messages import MessagesResult, MessageState
 from tiered_index.types import (
     FilePlace,

@@ -8,8 +8,8 @@ from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tests.server.test_writing import LINES, lines, message
 from tiered_index.errors import ConfigError
+from tiered_index.server.http.tokens import Tokens, access_warning, add_token
 from tiered_index.server.remoting import read_keys
-from tiered_index.server.tokens import Tokens, access_warning, add_token
 
 ROW = {"name": "team", "sha256": "0" * 64, "role": "read"}
 # the wrong members of a grant, and the text of the error about them

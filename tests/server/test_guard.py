@@ -22,9 +22,9 @@ from tests.support.hanging import until
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.call import active_context
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
-from tiered_index.server import bounds, calls, wire
-from tiered_index.server.served import Audit, Caps
-from tiered_index.server.tokens import Caller, Tokens, add_token
+from tiered_index.server.http import bounds, calls, wire
+from tiered_index.server.http.served import Audit, Caps
+from tiered_index.server.http.tokens import Caller, Tokens, add_token
 from tiered_index.storage.base import Call
 from tiered_index.storage.prices import PriceTable
 

@@ -17,10 +17,10 @@ from tiered_index.base.version import __version__
 from tiered_index.cli.main import run
 from tiered_index.cli.session import Session
 from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
-from tiered_index.server import served
-from tiered_index.server.listening import HttpListener
-from tiered_index.server.served import Caps
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http import served
+from tiered_index.server.http.listening import HttpListener
+from tiered_index.server.http.served import Caps
+from tiered_index.server.http.tokens import add_token
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.service.read.caches import memory

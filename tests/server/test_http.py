@@ -15,8 +15,9 @@ from tests.support.memory import traced_memory
 from tiered_index import IndexItem, IndexReader, IndexService, column
 from tiered_index.base.encoding import STATUS
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
-from tiered_index.server import parameters, stored, wire
-from tiered_index.server.served import Caps
+from tiered_index.server import stored
+from tiered_index.server.http import parameters, wire
+from tiered_index.server.http.served import Caps
 
 NDJSON = {"accept": wire.NDJSON}
 ARROW = {"accept": wire.ARROW}

@@ -15,7 +15,7 @@ from tests.server.conftest import PATIENCE_S, index_in
 from tests.server.test_guard import bearer
 from tests.server.test_serve_command import process_of
 from tests.support.batches import batch
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.tokens import add_token
 
 pytestmark = pytest.mark.long
 

@@ -18,17 +18,17 @@ from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.base.call import remaining_s
-from tiered_index.cli import serving
 from tiered_index.cli.main import run
-from tiered_index.cli.serving import Serving
+from tiered_index.cli.operate import serving
+from tiered_index.cli.operate.serving import Serving
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.connectors.rocketmq.log.layout import Host
 from tiered_index.connectors.rocketmq.remoting.frames import Command, RequestCode, ResponseCode, signature
 from tiered_index.errors import ConfigError
-from tiered_index.server.listening import bind
-from tiered_index.server.metrics import Metrics
+from tiered_index.server.http.listening import bind
+from tiered_index.server.http.metrics import Metrics
+from tiered_index.server.http.served import Audit, Caps, Served, redaction_of
 from tiered_index.server.remoting import read_keys, remoting_listener
-from tiered_index.server.served import Audit, Caps, Served, redaction_of
 from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.storage.opening import open_storage
 

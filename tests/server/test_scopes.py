@@ -7,9 +7,9 @@ import pytest
 
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
-from tiered_index.server import wire
 from tiered_index.server.app import OPERATIONS
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http import wire
+from tiered_index.server.http.tokens import add_token
 
 T = 1_762_000_000_000
 SEEN, HIDDEN, KEY = "orders", "ledger-7", "k"

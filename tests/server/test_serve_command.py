@@ -26,7 +26,7 @@ from tiered_index.cli.main import run
 from tiered_index.cli.output import Output
 from tiered_index.client import IndexClient
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
-from tiered_index.server.listening import HttpListener
+from tiered_index.server.http.listening import HttpListener
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.rocketmq.test_archived_queues import write_store
 from tests.server.conftest import PATIENCE_S, index_in, on_a_port, put_entries
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.tokens import add_token
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
 URL = "http://localhost:8080"

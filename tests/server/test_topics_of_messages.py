@@ -35,7 +35,7 @@ from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.connectors.rocketmq.remoting.frames import Command, RequestCode
 from tiered_index.errors import OwnedBySource
 from tiered_index.format.names import TOPICS_QUEUE
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.tokens import add_token
 from tiered_index.spark.lookup.keys import LOOKUP
 from tiered_index.spark.lookup.messages import message_batches
 

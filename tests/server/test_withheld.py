@@ -14,7 +14,7 @@ from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.connectors.rocketmq.log.layout import Host, offset_msg_id
 from tiered_index.format.segments.archived import PIECE_BYTES
 from tiered_index.server import lookups
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.tokens import add_token
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_762_000_000_000

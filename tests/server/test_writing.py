@@ -16,11 +16,11 @@ from tests.support.memory import traced_memory
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BackPressure, InvalidArgument, WriterFenced
-from tiered_index.server import wire
 from tiered_index.server.entries import parsed
-from tiered_index.server.problems import Refused
-from tiered_index.server.served import Caps
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http import wire
+from tiered_index.server.http.problems import Refused
+from tiered_index.server.http.served import Caps
+from tiered_index.server.http.tokens import add_token
 from tiered_index.storage.opening import open_storage
 
 LINES = {"content-type": wire.NDJSON}

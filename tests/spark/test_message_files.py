@@ -24,8 +24,8 @@ from tiered_index.connectors.files.rows.parquet import ParquetTable
 from tiered_index.connectors.files.rows.places import LocalFile
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.layout import PRESETS
-from tiered_index.server import wire
 from tiered_index.server.entries import parsed
+from tiered_index.server.http import wire
 from tiered_index.service.write.validation import TopicTable, batch_columns
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.writing.census import HAS_KEY

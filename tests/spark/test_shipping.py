@@ -223,7 +223,7 @@ def test_a_merge_runs_on_spark_with_a_master_and_under_spark_submit(
     with IndexService.open(root=tmp_path / "root", storage=(storage := f"file://{tmp_path}/storage")):
         pass
     merged = []
-    monkeypatch.setattr("tiered_index.cli.merge.merge_on_spark", lambda *arguments: merged.append(arguments[2][0]))
+    monkeypatch.setattr("tiered_index.cli.keep.merge.merge_on_spark", lambda *arguments: merged.append(arguments[2][0]))
     done = run_here(*line.split(), "--storage", storage, environment=environment)
     assert done.code == 0, done.err
     # the shards of Spark's tasks are smaller

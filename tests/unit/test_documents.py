@@ -12,7 +12,7 @@ from msgspec import Struct
 from tiered_index.base.documents import Count, FileId, decoded
 from tiered_index.base.encoding import json_line, json_text, show_bytes
 from tiered_index.errors import CorruptFile
-from tiered_index.server import wire
+from tiered_index.server.http import wire
 from tiered_index.service.jobs.verify_report import Defect
 from tiered_index.types import Freshness, LostFile
 

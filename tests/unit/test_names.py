@@ -14,7 +14,7 @@ SAY_NOTHING_IN_PACKAGE, STILL = {"told", "each"}, ("tiered_index/sources/", "tie
 BOUND = re.compile(rf"\b({'|'.join(SAY_NOTHING | SAY_NOTHING_IN_PACKAGE)})\b\s*([,:)\]=]|in\b|[-+*/|&]=)")
 FOLDERS = ["tiered_index", "deploy", "docs", "tests"]
 # its models have the names of the documents that they describe
-MODELS = "tiered_index/server/answers.py"
+MODELS = "tiered_index/server/http/answers.py"
 
 
 def trees(*folders: str, having: re.Pattern[str]) -> Iterator[tuple[str, ast.Module]]:

@@ -11,7 +11,7 @@ from docs.generators.metrics_page import PREFIX, exported
 from docs.generators.reference import PAGES, all_commands
 from tiered_index import IndexConfig
 from tiered_index.server.app import OPERATIONS
-from tiered_index.server.operations import described
+from tiered_index.server.http.operations import described
 
 
 @cache

@@ -28,7 +28,7 @@ def test_inputs_equal_the_values_of_the_code():
     # a piece's range of one day is shorter than one read
     assert task_module.PIECE_ITEMS / _GIVEN["days a window, merged"] * _GIVEN["bytes an entry"] < run._SPAN_BYTES
     assert (_GIVEN["KiB a slot group"] * 1024, _GIVEN["bytes a directory entry"]) == (GROUP_BYTES, GROUP_DTYPE.itemsize)
-    text = (PAGE.parents[1] / "tiered_index/cli/commands/on_spark.py").read_text()
+    text = (PAGE.parents[1] / "tiered_index/cli/spark/commands.py").read_text()
     assert f"shard_bytes: int = Option({_GIVEN['MiB a shard']:.0f} << 20" in text
     assert _GIVEN["MiB a shard"] * 2**20 == plan_module._SHARD_BYTES
     assert _GIVEN["least MiB a shard"] * 2**20 == plan_module._LEAST_BYTES

@@ -15,16 +15,16 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tiered_index.server import console as page
-from tiered_index.server.bounds import BoundedRequests
-from tiered_index.server.calls import Calls, Handlers
 from tiered_index.server.entries import EntryHandlers
-from tiered_index.server.gate import Gate
 from tiered_index.server.health import HealthHandlers
+from tiered_index.server.http.bounds import BoundedRequests
+from tiered_index.server.http.calls import Calls, Handlers
+from tiered_index.server.http.gate import Gate
+from tiered_index.server.http.metrics import Metrics
+from tiered_index.server.http.operations import Operation, described, operations_of
+from tiered_index.server.http.parameters import Nothing, of_query
+from tiered_index.server.http.served import Served
 from tiered_index.server.lookups import LookupHandlers
-from tiered_index.server.metrics import Metrics
-from tiered_index.server.operations import Operation, described, operations_of
-from tiered_index.server.parameters import Nothing, of_query
-from tiered_index.server.served import Served
 from tiered_index.server.stored import StoredHandlers
 from tiered_index.service.metrics import Gauges
 

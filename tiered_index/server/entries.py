@@ -30,15 +30,15 @@ from tiered_index.connectors.files.rows.columns import (
 )
 from tiered_index.connectors.files.rows.fields import Fields, json_object, written_keys
 from tiered_index.errors import InvalidArgument
-from tiered_index.server import wire
-from tiered_index.server.answers import Taken
-from tiered_index.server.calls import Calls, Handlers, body_of, caller_of, type_of
-from tiered_index.server.metrics import Metrics
-from tiered_index.server.operations import Operation
-from tiered_index.server.parameters import EntriesParameters
-from tiered_index.server.problems import Refused
-from tiered_index.server.served import Served, shown_topics
-from tiered_index.server.tokens import Caller
+from tiered_index.server.http import wire
+from tiered_index.server.http.answers import Taken
+from tiered_index.server.http.calls import Calls, Handlers, body_of, caller_of, type_of
+from tiered_index.server.http.metrics import Metrics
+from tiered_index.server.http.operations import Operation
+from tiered_index.server.http.parameters import EntriesParameters
+from tiered_index.server.http.problems import Refused
+from tiered_index.server.http.served import Served, shown_topics
+from tiered_index.server.http.tokens import Caller
 from tiered_index.service.index import IndexService
 
 _FIELDS = Fields()

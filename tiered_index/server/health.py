@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tiered_index.server import wire
-from tiered_index.server.answers import Health, PartProblem, Problems, Token
-from tiered_index.server.calls import Allowance, Calls, Handlers, caller_of
-from tiered_index.server.metrics import MEDIA_TYPE, Metrics
-from tiered_index.server.operations import Operation
-from tiered_index.server.parameters import Nothing, Spending
-from tiered_index.server.problems import ProblemResponse, Redaction, Refused
-from tiered_index.server.served import Caps, Served
+from tiered_index.server.http import wire
+from tiered_index.server.http.answers import Health, PartProblem, Problems, Token
+from tiered_index.server.http.calls import Allowance, Calls, Handlers, caller_of
+from tiered_index.server.http.metrics import MEDIA_TYPE, Metrics
+from tiered_index.server.http.operations import Operation
+from tiered_index.server.http.parameters import Nothing, Spending
+from tiered_index.server.http.problems import ProblemResponse, Redaction, Refused
+from tiered_index.server.http.served import Caps, Served
 
 
 class HealthHandlers(Handlers):

@@ -32,14 +32,14 @@ from tiered_index.connectors.rocketmq.remoting.pulling import UnknownOffsets
 from tiered_index.connectors.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
 from tiered_index.connectors.systems import ROCKETMQ, key_names_of, position_names
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
-from tiered_index.server import answers, parameters, wire
-from tiered_index.server.calls import Allowance, Calls, Handlers, body_of, caller_of
-from tiered_index.server.metrics import Metrics
-from tiered_index.server.operations import Operation
-from tiered_index.server.parameters import of_body
-from tiered_index.server.problems import Refused, problem_of
-from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
-from tiered_index.server.tokens import Caller
+from tiered_index.server.http import answers, parameters, wire
+from tiered_index.server.http.calls import Allowance, Calls, Handlers, body_of, caller_of
+from tiered_index.server.http.metrics import Metrics
+from tiered_index.server.http.operations import Operation
+from tiered_index.server.http.parameters import of_body
+from tiered_index.server.http.problems import Refused, problem_of
+from tiered_index.server.http.served import MOST_SHOWN, SHOWN, Served, shown_topics
+from tiered_index.server.http.tokens import Caller
 from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.read.answers.budget import RequestStats
 from tiered_index.service.read.answers.messages import FoundMessage, MessagesResult, pause_s

@@ -15,10 +15,10 @@ from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.connectors.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
 from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
 from tiered_index.errors import SetupUnavailable
-from tiered_index.server.listening import Tls
-from tiered_index.server.metrics import Metrics
-from tiered_index.server.served import SHOWN, Audit, Served
-from tiered_index.server.tokens import Grant, read_grants
+from tiered_index.server.http.listening import Tls
+from tiered_index.server.http.metrics import Metrics
+from tiered_index.server.http.served import SHOWN, Audit, Served
+from tiered_index.server.http.tokens import Grant, read_grants
 from tiered_index.service.read.answers.budget import LookupLimits
 
 # RocketMQ's clients wait for 18 s

@@ -12,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiered_index.base.threads import DaemonPool
-from tiered_index.server import answers, wire
-from tiered_index.server.answers import Verification
-from tiered_index.server.calls import Calls, Handlers, body_of, caller_of
-from tiered_index.server.metrics import Metrics
-from tiered_index.server.operations import Operation
-from tiered_index.server.parameters import DuParameters, Nothing, VerifyBody, of_body
-from tiered_index.server.problems import Refused, problem_of
-from tiered_index.server.served import Served
+from tiered_index.server.http import answers, wire
+from tiered_index.server.http.answers import Verification
+from tiered_index.server.http.calls import Calls, Handlers, body_of, caller_of
+from tiered_index.server.http.metrics import Metrics
+from tiered_index.server.http.operations import Operation
+from tiered_index.server.http.parameters import DuParameters, Nothing, VerifyBody, of_body
+from tiered_index.server.http.problems import Refused, problem_of
+from tiered_index.server.http.served import Served
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.read.inventory import describe_handle, du_document, du_groups, files_document

@@ -10,7 +10,7 @@ from tests.integration.cli.command_lines import running
 from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.cli import copying
+from tiered_index.cli.keep import copy
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.storage.opening import open_storage
@@ -77,7 +77,7 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
             opened[-1].fail("put_if_absent", error=StorageMisconfigured)
         return opened[-1]
 
-    class Ending(copying.Ending):
+    class Ending(copy.Ending):
         """Ends the command in its fourth round."""
 
         def __enter__(self):
@@ -93,7 +93,7 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
                 self.event.set()
 
     monkeypatch.setattr(IndexConfig, "open_storage", faulty)
-    monkeypatch.setattr(copying, "Ending", Ending)
+    monkeypatch.setattr(copy, "Ending", Ending)
     rows = run_here("copy", "--from", source, "--to", target, "--follow", "--json").records
     assert [row["status"] for row in rows] == ["failed", "following", "failed", "following", "stopped"]
     assert rows[0]["error"]["type"] == "StorageMisconfigured" and rows[0]["lag_s"] is None
@@ -107,10 +107,8 @@ def test_a_run_by_a_timer_sweeps_the_copy_only_if_there_may_be_something_to_dele
 ):
     source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
     swept = []
-    sweep = copying.Copier.sweep
-    monkeypatch.setattr(
-        copying.Copier, "sweep", lambda copier, grace_s: swept.append(grace_s) or sweep(copier, grace_s)
-    )
+    sweep = copy.Copier.sweep
+    monkeypatch.setattr(copy.Copier, "sweep", lambda copier, grace_s: swept.append(grace_s) or sweep(copier, grace_s))
     line = ("copy", "--from", source, "--to", target, "--grace", "2h", "--json")
     put(1, source)
     first, second = (run_here(*line).document for _ in range(2))

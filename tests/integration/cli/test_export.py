@@ -19,7 +19,7 @@ from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, message
 from tests.support.damage import flip
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, column, hash_key
-from tiered_index.cli.export import made_whole
+from tiered_index.cli.write.export import made_whole
 from tiered_index.errors import PartialAnswer
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import ROCKETMQ, Layout
@@ -52,8 +52,8 @@ def exported(original, tmp_path, run_here):
 @pytest.fixture
 def few_rows(monkeypatch):
     """Let files be written and read in pieces of few rows."""
-    monkeypatch.setattr("tiered_index.cli.export._ROWS", 700)
-    monkeypatch.setattr("tiered_index.cli.exported._ROWS", 500)
+    monkeypatch.setattr("tiered_index.cli.write.export._ROWS", 700)
+    monkeypatch.setattr("tiered_index.cli.write.exported._ROWS", 500)
 
 
 @pytest.mark.usefixtures("few_rows")

@@ -18,7 +18,7 @@ from tests.integration.cli.conftest import BEGIN_MS, Made, expected_offsets, mes
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, config
-from tiered_index.cli.ingest import FileIntake
+from tiered_index.cli.write.ingest import FileIntake
 from tiered_index.connectors.files.messages import open_source
 from tiered_index.connectors.files.rows.places import LocalFile
 from tiered_index.connectors.follow import PatientPut

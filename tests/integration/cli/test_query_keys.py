@@ -65,7 +65,7 @@ def rows_of(path):
 
 @pytest.mark.parametrize(("kind", "out"), [("csv", "parquet"), ("ndjson", "ndjson"), ("parquet", None)])
 def test_a_file_of_keys_is_answered_as_key_by_key(run_here, cluster, keys, tmp_path, monkeypatch, kind, out):
-    monkeypatch.setattr("tiered_index.cli.keys._BATCH", 2)
+    monkeypatch.setattr("tiered_index.cli.look_up.keys._BATCH", 2)
     uri = cluster.uris[0]
     target = () if out is None else ("--out", tmp_path / f"answers.{out}")
     done = run_here("query", "--keys", keys(kind), "--storage", uri, "--max", 3, *target, "--json")

@@ -14,7 +14,7 @@ from tests.rocketmq.archived_store import index_log
 from tests.rocketmq.test_archived_queues import write_store as stored
 from tests.server.conftest import index_in, on_a_port
 from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.tokens import add_token
 from tiered_index.service.read.answers.messages import MessageState
 
 pytestmark = pytest.mark.long

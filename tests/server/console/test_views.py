@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from tests.server.conftest import on_a_port
 from tests.server.console.pages import check_access, rows, search, status
 from tiered_index import IndexReader
-from tiered_index.server.tokens import add_token
+from tiered_index.server.http.tokens import add_token
 
 pytestmark = pytest.mark.long
 

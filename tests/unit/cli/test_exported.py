@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index import IndexService
-from tiered_index.cli.export import NdjsonWriter
-from tiered_index.cli.exported import ExportedFile
+from tiered_index.cli.write.export import NdjsonWriter
+from tiered_index.cli.write.exported import ExportedFile
 from tiered_index.connectors.files.rows.forms import rows_at
 from tiered_index.connectors.files.rows.places import LocalFile
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError, UnsupportedVersion

@@ -19,8 +19,8 @@ from tests.rocketmq.followed import NOW_MS, Followed
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.cli.ending import Ending
-from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
+from tiered_index.cli.write.follow import StatusLines
 from tiered_index.connectors.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
 from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, StorageUnavailable, WriterFenced
 

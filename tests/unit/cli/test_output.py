@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tiered_index.cli.look_up.paging import CommandBudget, Pages
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
-from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.types import Explain, FileReport, Freshness, LostFile, Provenance, QueryResult
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tiered_index import IndexConfig
-from tiered_index.cli.archived import is_inside
 from tiered_index.cli.options import pairs
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session
+from tiered_index.cli.write.archived import is_inside
 from tiered_index.config import TABLES
 from tiered_index.errors import ConfigError, InvalidArgument
 

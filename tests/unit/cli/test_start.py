@@ -67,7 +67,7 @@ def test_a_query_of_a_root_loads_only_modules_that_read(root, more):
     names, _ = loaded("query", "t", "k", "--root", root, *more)
     assert not names & HEAVY
     assert ("rich" in names) == (not more)
-    assert ALWAYS | {"tiered_index.cli.query", "tiered_index.service.reader"} <= own(names)
+    assert ALWAYS | {"tiered_index.cli.look_up.query", "tiered_index.service.reader"} <= own(names)
     writes = (
         "service.jobs.erase",
         "service.jobs.merge",

@@ -16,8 +16,8 @@ from tiered_index.errors import BackPressure, ConfigError, InvalidArgument, Sche
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.packed import _columns_of
 from tiered_index.format.schema import Schema
-from tiered_index.server.problems import Redaction
-from tiered_index.server.wire import table_of
+from tiered_index.server.http.problems import Redaction
+from tiered_index.server.http.wire import table_of
 
 T = 1_700_000_000_000
 ROW = batch(1, offset=[1])

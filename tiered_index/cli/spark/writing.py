@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.exit_codes import FINDING
-from tiered_index.cli.ingesting import RowOptions
-from tiered_index.cli.linking import damage_text, tell_known_damage, tell_missing
+from tiered_index.cli.keep.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, given_columns
-from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.session import Session, storage_uri
 from tiered_index.cli.spark import check_index, of_index, run_job, spark_columns, spark_of
+from tiered_index.cli.write.linking import damage_text, tell_known_damage, tell_missing
+from tiered_index.cli.write.options import RowOptions
 from tiered_index.connectors.follow import FIRST
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.erase import check_shard_bytes

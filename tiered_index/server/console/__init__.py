@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tiered_index.server.problems import Refused
+from tiered_index.server.http.problems import Refused
 
 FOLDER = Path(__file__).parent
 _AT = "/console"

@@ -1,1 +1,0 @@
-"""The commands, as the command line declares them: their options and their help. Their work loads when they run."""

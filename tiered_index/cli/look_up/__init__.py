@@ -1,0 +1,1 @@
+"""The commands that look up entries and messages."""

@@ -1,0 +1,49 @@
+"""`tiered-index serve`: lookups over HTTP. It needs the extra `server`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
+from tiered_index.cli.options import ArchiveOptions, KafkaOptions, LogAs
+from tiered_index.cli.session import Session
+from tiered_index.errors import ConfigError, install_hint
+
+
+@contextlib.contextmanager
+def server_extra() -> Iterator[None]:
+    """Raise `ConfigError`, which names the extra, if an import in the block fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tiered_index"):
+            raise
+        missing = (error.name or "").partition(".")[0]
+        raise ConfigError(f"serve needs the extra 'server' ({missing} is missing): {install_hint('server')}") from error
+
+
+def serve(
+    session: Session,
+    *,
+    address: AddressOptions,
+    store: Path | None,
+    writing: WritingOptions,
+    tools: ToolsOptions,
+    audit_log: Path | None,
+    log_format: LogAs,
+    bounds: BoundOptions,
+    archiving: ArchiveOptions,
+    kafka: KafkaOptions,
+) -> int:
+    """Serve lookups over HTTP until SIGTERM or SIGINT."""
+    session.log_as(log_format)
+    # the brackets of an IPv6 address in a URL
+    address = replace(address, host=address.host.removeprefix("[").removesuffix("]"))
+    with server_extra():
+        from tiered_index.cli.operate.serving import Serving
+    Serving(session, address, store, writing, tools, audit_log, bounds, archiving, kafka).run()
+    session.out.answer({"status": "stopped"}, streamed=True)
+    return 0

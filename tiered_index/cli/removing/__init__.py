@@ -1,1 +1,0 @@
-"""Commands that delete. Each is a dry run unless --yes."""

@@ -1,0 +1,1 @@
+"""The commands that write entries: their options, and their work."""

@@ -1,0 +1,1 @@
+"""Requests and answers of HTTP: limits, tokens, problems."""
