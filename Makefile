@@ -23,7 +23,7 @@ $(VENV)/.stamp-python: deploy/make-venv.sh
 	@touch $@
 
 # the sources from which pip builds the package
-SOURCES := pyproject.toml requirements.lock setup.py deploy/install.sh deploy/locked.py $(wildcard tiered_index/*.pyx tiered_index/*.pxd tiered_index/*.h)
+SOURCES := pyproject.toml requirements.lock setup.py deploy/install.sh deploy/locked.py $(wildcard tiered_index/base/*.pyx tiered_index/base/*.pxd tiered_index/base/*.h)
 # prints one line if the compiled core could not be built
 CORE := $(BIN)/python -c 'from tiered_index import kernels; kernels.compiled() or print("no C compiler: NumPy does the work of the compiled core, more slowly")'
 
@@ -193,4 +193,4 @@ dist: $(VENV)/.stamp-python ## make the source distribution, the wheel that is b
 	@ls dist/*
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so
+	@rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/base/_*.c tiered_index/base/_*.so

@@ -10,7 +10,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-_SOURCE = Path(__file__).parent / "tiered_index" / "_version.py"
+_SOURCE = Path(__file__).parent / "tiered_index" / "base" / "version.py"
 _read = runpy.run_path(str(_SOURCE))
 # an image build has no repository: it passes the commit
 _COMMIT = os.environ.get("TIERED_INDEX_COMMIT", "")
@@ -19,7 +19,7 @@ _VERSION = f"{_read['RELEASE']}+g{_COMMIT[:12]}" if _COMMIT else _read["__versio
 
 def _write_version(top: Path) -> None:
     """Replace the module that looks for a repository."""
-    built = top / "tiered_index" / "_version.py"
+    built = top / "tiered_index" / "base" / "version.py"
     # it may be a hard link to the source
     built.unlink()
     built.write_text(f'"""The version of this program."""\n\nRELEASE = __version__ = "{_VERSION}"\n')

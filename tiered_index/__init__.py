@@ -139,7 +139,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             home = importlib.import_module(f"{__name__}.{module}")
             return _named(getattr(home, _ALIASES[name]), name) if name in _ALIASES else getattr(home, name)
-    if name in ("config", "errors", "metrics", "format", "service", "storage", "types"):
+    if name in ("config", "errors", "format", "service", "storage", "types"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

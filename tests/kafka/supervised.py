@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2]
 # a client counts as stuck sooner than in use
 PROGRAM = """
 import os
-from tiered_index.connectors.kafka import calls
+from tiered_index.connectors.kafka.client import calls
 
 calls.LATE_S, calls.TOLD_S, calls.ENDED_S = 1.0, 1.5, float(os.environ["ENDED_S"])
 from tiered_index.cli.__main__ import run

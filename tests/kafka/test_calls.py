@@ -49,7 +49,7 @@ import ctypes, sys, threading
 import confluent_kafka as kafka
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 from tests.support.blocked_library import block
-from tiered_index.connectors.kafka import calls
+from tiered_index.connectors.kafka.client import calls
 
 name, function = sys.argv[1:]
 calls.LATE_S = 0.2
@@ -114,7 +114,7 @@ def used(tree):
 
 def test_every_call_of_the_client_is_in_the_table():
     """Others than those of `calls` have no client: they have a `Consumer` or an `Admin`."""
-    modules = {path: ast.parse(path.read_text()) for path in (FOLDER / "tiered_index/kafka").glob("*.py")}
+    modules = {path: ast.parse(path.read_text()) for path in (FOLDER / "tiered_index/connectors/kafka").rglob("*.py")}
     opened = FACTS | OPENED
     for path, tree in modules.items():
         assert set(used(tree)) <= opened, path
@@ -230,7 +230,7 @@ def test_a_watch_does_not_end_a_process_whose_calls_return(blocked):
 
 FROZEN = """
 import ctypes, threading
-from tiered_index.connectors.kafka import calls
+from tiered_index.connectors.kafka.client import calls
 
 calls._FROZEN_S = 0.5
 watch = calls.Watch(print)
@@ -284,7 +284,7 @@ SERVED = """
 import ctypes, os, sys, threading
 import confluent_kafka
 from tests.support.blocked_library import block
-from tiered_index.connectors.kafka import calls
+from tiered_index.connectors.kafka.client import calls
 
 library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
 calls.LATE_S, calls.TOLD_S, calls.ENDED_S, calls._STEP_S = 0.2, 0.5, float(os.environ["ENDED_S"]), 0.05

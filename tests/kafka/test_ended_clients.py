@@ -7,16 +7,16 @@ import pytest
 
 PROGRAM = """
 import gc, threading
-from tiered_index.connectors.kafka import calls, client
+from tiered_index.connectors.kafka.client import broker, calls
 
 gc.disable()
-client.STEP_S = 0.5
+broker.STEP_S = 0.5
 done = threading.Event()
 
 def ask():
-    broker = client.KafkaBroker({"bootstrap.servers": "127.0.0.1:1"})
-    broker.itself = broker
-    for answers in broker.ranges([("topic", 0)]):
+    asked = broker.KafkaBroker({"bootstrap.servers": "127.0.0.1:1"})
+    asked.itself = asked
+    for answers in asked.ranges([("topic", 0)]):
         for answer in answers.values():
             # in a thread of the client
             answer.add_done_callback(lambda _: done.set() if gc.collect() else None)
@@ -28,7 +28,7 @@ assert done.wait(60)
 assert len(calls._admins) == 1
 ask()
 gc.collect()
-client.KafkaBroker({"bootstrap.servers": "127.0.0.1:1"}).admin
+broker.KafkaBroker({"bootstrap.servers": "127.0.0.1:1"}).admin
 assert len(calls._admins) < 3
 print("ended")
 """

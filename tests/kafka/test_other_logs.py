@@ -59,7 +59,7 @@ def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
 ):
     """What was not archived before the cut is archived, without a wait for the records behind it."""
     remaining = BEFORE - 5
-    for module in ("client", "source"):
+    for module in ("client.broker", "source"):
         monkeypatch.setattr(f"tiered_index.connectors.kafka.{module}.id_in", lambda *_: "a" * 32)
     before, then = (archive, ingest) if was_archived else (ingest, archive)
     before(index, servers, topic)
@@ -143,7 +143,7 @@ def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epoch
 @pytest.fixture
 def cut_and_grown(cluster, topic, producing, monkeypatch):
     """Cut a log after so many records, elect leaders of a new epoch, and write new records."""
-    for module in ("client", "source"):
+    for module in ("client.broker", "source"):
         monkeypatch.setattr(f"tiered_index.connectors.kafka.{module}.id_in", lambda *_: "a" * 32)
 
     def cut(remaining, new):

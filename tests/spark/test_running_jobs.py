@@ -15,7 +15,7 @@ import pytest
 from tests.spark.commands import outcome_of as answered
 from tests.spark.entries import messages, write_parquet
 from tiered_index import spark as pipeline
-from tiered_index.cli.spark import interrupts_first
+from tiered_index.cli.on_spark import interrupts_first
 from tiered_index.errors import ConfigError
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit.audit import audit
@@ -72,9 +72,9 @@ def test_an_error_after_an_interrupt_is_reported_as_the_interrupt(failure: type[
 
 @pytest.mark.parametrize("job", ["merge", "erase --topic t --yes", "audit"])
 def test_a_missing_index_is_an_error_before_spark_starts(job: str, tmp_path: Path, monkeypatch: Any) -> None:
-    # the package last: the modules take the function from it when they are imported
-    for module in (".reading", ".writing", ""):
-        monkeypatch.setattr(importlib.import_module(f"tiered_index.cli.spark{module}"), "spark_of", None)
+    # its own module last: the others take the function from it when they are imported
+    for module in ("spark.reading", "spark.writing", "on_spark"):
+        monkeypatch.setattr(importlib.import_module(f"tiered_index.cli.{module}"), "spark_of", None)
     error = answered(f"{job} --storage file://{tmp_path}/nothing", code=2).error
     assert error["type"] == "NotAnIndex" and "nothing" in error["message"]
 

@@ -118,7 +118,7 @@ def imported_from(package, tmp_path):
     script = (
         f"import sys; sys.path[:0] = [{str(package)!r}]; "
         f"from tiered_index.spark.writing import shards; import tiered_index as t; print(t.__file__); "
-        f"from tiered_index import kernels, format; from tiered_index.format.keys.bloom import filter_hash; "
+        f"from tiered_index.base import kernels; from tiered_index.format.keys.bloom import filter_hash; "
         f"print(kernels.compiled() is not None, kernels.compiled_views() is not None, filter_hash(1, 2))"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -97,7 +97,7 @@ def kafka_cluster(brokers: int = 1) -> Cluster:
 
 def wait_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package wait for brokers a fiftieth of a second at a time."""
-    for module in ("client", "source"):
+    for module in ("client.broker", "source"):
         monkeypatch.setattr(f"tiered_index.connectors.kafka.{module}._WAIT_S", 0.02)
 
 

@@ -95,8 +95,9 @@ def test_crc32(data, begin):
 PROGRAM = """
 import logging, sys
 logging.basicConfig(level=logging.INFO)
-sys.modules["tiered_index." + sys.argv[2]] = None
-from tiered_index import IndexService, kernels
+sys.modules["tiered_index.base." + sys.argv[2]] = None
+from tiered_index import IndexService
+from tiered_index.base import kernels
 assert kernels.compiled() is None and kernels.compiled_views() is None
 with IndexService.open(root=sys.argv[1], storage="memory://core", slots=100, items=1000) as index:
     index.put("orders", 0, "k", 8, 1, 1_700_000_000_000)

@@ -6,6 +6,7 @@ docs/architecture.md names the folders of the package, and the folders' imports.
 import ast
 import functools
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,9 @@ PAGES = [
     *sorted(DOCS.rglob("*.md")),
     *sorted((TOP / "deploy").glob("*.md")),
 ]
-_FOLDER = re.compile(r"`((?:tests|tiered_index|deploy|service|storage|format|cli|spark|rocketmq)/[\w/]*)`")
+_FOLDER = re.compile(
+    r"`((?:tests|tiered_index|deploy|base|cli|client|connectors|format|server|service|spark|storage)/[\w/]*)`"
+)
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
@@ -142,13 +145,17 @@ def test_the_glossary_uses_names_of_the_code():
 PACKAGE = Path(tiered_index.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 PICTURE = PAGE.split("```text\n")[1].split("```")[0]
-LAYERS = {
-    name: set(targets.split()) for name, targets in re.findall(r"^(\w+)/ +→((?: \w+)*)(?:  |$)", PICTURE, re.MULTILINE)
-}
-FOLDERS = {
-    name: set(targets.split())
-    for name, targets in re.findall(r"^  ([\w/]+)/ +←→((?: [\w/.]+)*)", PICTURE, re.MULTILINE)
-}
+_WALKED = re.compile(r"`([\w/]+\.py):\s+([\w.]+)`")
+
+
+def tree() -> dict[str, str]:
+    """Return the folders of the picture by their path below the package, each with what it has, in order."""
+    folders, parents = {}, list[str]()
+    for line in PICTURE.splitlines():
+        blanks, name, has = re.fullmatch(r"( *)(\w+)/ +(\S.*)", line).groups()
+        parents[len(blanks) // 2 :] = [name]
+        folders["/".join(parents[1:])] = has
+    return folders
 
 
 def folder_of(parts: tuple[str, ...]) -> tuple[str, ...]:
@@ -176,16 +183,31 @@ def imports() -> dict[str, set[tuple[str, ...]]]:
     return imported
 
 
-def test_layers_and_folders_import_what_the_picture_says():
-    assert set(FOLDERS) == set(imports())
-    imported = {layer: set() for layer in LAYERS}
-    for name, folders in imports().items():
-        layer = name.split("/")[0]
-        imported[layer] |= {folder[0] for folder in folders} - {layer}
-        assert FOLDERS[name] == {"/".join(folder[1:]) or "." for folder in folders if folder[0] == layer}, name
-    assert imported == LAYERS
-    order = list(LAYERS)
-    assert all(order.index(below) > order.index(layer) for layer, names in LAYERS.items() for below in names)
+def test_the_picture_has_each_folder_above_the_folders_that_it_imports():
+    folders, imported = list(tree()), imports()
+    assert sorted(folders) == sorted({"", *imported})
+    for folder, below in imported.items():
+        # a folder may import modules of those that hold it
+        others = {"/".join(parts) for parts in below} - {folder.rsplit("/", n)[0] for n in range(1, 5)}
+        above = [other for other in others if folders.index(other) < folders.index(folder)]
+        assert not above, f"{folder} imports {above}"
+
+
+def test_no_folder_has_more_than_16_modules_and_the_top_only_the_api():
+    modules = Counter(path.parent for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    assert {folder: count for folder, count in modules.items() if count > 16} == {}
+    assert {path.stem for path in PACKAGE.glob("*.*")} == {"__init__", "__main__", "types", "errors", "config", "py"}
+
+
+def test_the_steps_name_classes_and_functions_that_are_there():
+    walked = _WALKED.findall(PAGE)
+    assert len(walked) > 30
+    for path, name in walked:
+        body = ast.parse((PACKAGE / path).read_text()).body
+        for part in name.split("."):
+            definition = next((each for each in body if getattr(each, "name", "") == part), None)
+            assert definition, f"{path} has no {name}"
+            body = definition.body
 
 
 def test_the_readme_names_each_extra_that_an_error_asks_for():

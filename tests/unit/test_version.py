@@ -55,14 +55,17 @@ def test_no_repository_or_one_that_is_not_understood(git, tmp_path, head):
 @pytest.mark.parametrize(("commit", "version"), [(COMMIT, VERSION), ("", f"{RELEASE}+gffffffffffff")])
 def test_a_build_holds_the_version_as_text(git, tmp_path, commit, version):
     # without pyproject.toml, which older versions of setuptools refuse
-    (tmp_path / "setup.cfg").write_text("[metadata]\nname = tiered_index\n[options]\npackages = tiered_index\n")
+    (tmp_path / "setup.cfg").write_text(
+        "[metadata]\nname = tiered_index\n[options]\npackages =\n  tiered_index\n  tiered_index.base\n"
+    )
     (git / "HEAD").write_text("f" * 40)
-    (tmp_path / "tiered_index").mkdir()
-    (tmp_path / "tiered_index/__init__.py").touch()
+    for folder in ("tiered_index", "tiered_index/base"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
     for name in ("setup.py", "tiered_index/base/version.py"):
         shutil.copy(TOP / name, tmp_path / name)
     line = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_py", "--build-lib", "built"]
     subprocess.run(line, cwd=tmp_path, check=True, env=os.environ | {"TIERED_INDEX_COMMIT": commit}, timeout=60)
-    built = tmp_path / "built/tiered_index/_version.py"
+    built = tmp_path / "built/tiered_index/base/version.py"
     assert runpy.run_path(str(built))["__version__"] == version
     assert "git" not in built.read_text()

@@ -1,8 +1,8 @@
 """Loads the compiled core, and the fastest CRC32 and compression that are installed.
 
-The core has two modules: `tiered_index.base._core` has loops over entries, `tiered_index.base._views` has lookups in files. For
-each loop there is NumPy code that returns the same bytes. It is used if the core could not be built, for example
-without a C compiler. The log says so once per process; as a warning if the package was shipped in a zip file.
+The core has two modules: `tiered_index.base._core` has loops over entries, `tiered_index.base._views` has lookups in
+files. For each loop there is NumPy code that returns the same bytes. It is used if the core could not be built, for
+example without a C compiler. The log says so once per process; as a warning if the package was shipped in a zip file.
 """
 
 from __future__ import annotations

@@ -37,4 +37,4 @@ def _commit(git: Path) -> str:
     return next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")
 
 
-__version__ = version_of(Path(__file__).parent.parent)
+__version__ = version_of(Path(__file__).parents[2])

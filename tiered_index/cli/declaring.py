@@ -52,8 +52,8 @@ class CommonOptions:
 def done_by(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes a typer command of a function without a body, which declares options and help.
 
-    `name` is that of the function that does the work, such as ``tiered_index.cli.write.export:export``. It gets a `Session`
-    and the declared parameters by name, and returns the exit code.
+    `name` is that of the function that does the work, such as ``tiered_index.cli.write.export:export``. It gets
+    a `Session` and the declared parameters by name, and returns the exit code.
     """
     return lambda declared: made_command(declared, _parameters(declared), partial(pkgutil.resolve_name, name))
 

@@ -69,10 +69,10 @@ _GROUPS = {
 }
 _SPARK_GROUP = "Spark: tiered-index spark build --source FOLDER --storage URI"
 _ON_SPARK = {
-    "on_spark:build": "Build window tables from files or a commit log with Spark.",
-    "on_spark:erase": "Erase entries of a topic, as `tiered-index erase --now`, with Spark.",
-    "on_spark:lookup": "Look up every key of a file with Spark.",
-    "on_spark:audit": "Check every byte of an index, and compare its entries with its source. Changes nothing.",
+    "spark:build": "Build window tables from files or a commit log with Spark.",
+    "spark:erase": "Erase entries of a topic, as `tiered-index erase --now`, with Spark.",
+    "spark:lookup": "Look up every key of a file with Spark.",
+    "spark:audit": "Check every byte of an index, and compare its entries with its source. Changes nothing.",
 }
 
 
@@ -103,7 +103,7 @@ def _add(program: typer.Typer, commands: dict[str, str], group: str | None = Non
 
 
 def _loader(place: str) -> Callable[[], Any]:
-    return lambda: pkgutil.resolve_name(f"tiered_index.cli.commands.{place}")
+    return lambda: pkgutil.resolve_name("tiered_index.cli.{}.commands:{}".format(*place.split(":")))
 
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ from tests.integration.cli.conftest import write_source
 # In finalizers, and while it ends, Python can't raise an error. It prints "Exception ignored in" and continues.
 _PROGRAM = """
 import atexit, os, signal, threading, time
-from tiered_index.cli import merge as module
+from tiered_index.cli.keep import merge as module
 from tiered_index.cli.__main__ import run
 def interrupt(number=signal.SIGINT):
     signal.raise_signal(number)

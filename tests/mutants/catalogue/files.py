@@ -156,7 +156,7 @@ damaged-times-untyped: a time that is no finite number ends the run with an unty
   + OverflowError
   tests/unit/test_row_files.py::test_a_float_that_is_no_number_is_a_bad_time
 places-of-the-wrong-row: an answer gives the offset of an entry as its row
-  in row_places.py:file_place
+  in places.py:file_place
   - offset - segment.start + segment.position
   + offset
   tests/server/test_rows_of_files.py::test_entries_have_the_file_and_the_row_in_every_answer

@@ -379,7 +379,7 @@ def test_damaged_metadata_of_a_column_does_not_end_the_process(tmp_path):
 import json
 from pathlib import Path
 from tiered_index.errors import CorruptFile
-from tiered_index.connectors.files import parquet
+from tiered_index.connectors.files.rows import parquet
 from tiered_index.connectors.files.rows.places import LocalFile
 parquet.BATCH_ROWS, path, said = 1, Path({str(path)!r}), []
 data = path.read_bytes()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from tiered_index.cli import spark as sharing
+from tiered_index.cli import on_spark as sharing
 from tiered_index.cli.options import SparkOptions
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session

@@ -1,15 +1,16 @@
 """Answers become tables, and lookups are counted for Prometheus."""
 
+import importlib
 import sys
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-import tiered_index
 from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.service.metrics import collector
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import to_pandas
 
@@ -49,12 +50,11 @@ def test_a_batch_is_one_table(filled):
 
 
 def test_what_needs_an_extra_names_it(monkeypatch):
-    monkeypatch.delattr(tiered_index, "metrics")
     for name in ("prometheus_client", "prometheus_client.core"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "tiered_index.service.metrics", raising=False)
     with pytest.raises(ConfigError, match="pip install prometheus-client"):
-        tiered_index.service.metrics  # noqa: B018
+        importlib.import_module("tiered_index.service.metrics")
 
     class Table:
         def to_pandas(self):
@@ -79,7 +79,7 @@ def test_a_collector_counts_lookups(tmp_path):
             reader.query("t", "k")
         reader.query("t", "k", allow_partial=True)
         registry = CollectorRegistry(auto_describe=True)
-        registry.register(tiered_index.service.metrics.collector(reader))
+        registry.register(collector(reader))
         lines = generate_latest(registry).decode().splitlines()
         ends = [("query", end) for end in ("truncated", "StorageUnavailable", "partial")]
         ends += [(kind, "complete") for kind in ("query_many", "topics")]

@@ -147,7 +147,7 @@ def _merge_here(session: Session, config: IndexConfig, options: Sequence[MergeOp
 def merge_on_spark(session: Session, config: IndexConfig, options: Sequence[MergeOptions], on: SparkOptions) -> None:
     """Merge on executors, and write the result."""
     # imported here: a merge in this process needs no PySpark
-    from tiered_index.cli.spark import check_index, of_index, run_job, spark_of
+    from tiered_index.cli.on_spark import check_index, of_index, run_job, spark_of
 
     check_index(config)
     spark = spark_of(session, on)

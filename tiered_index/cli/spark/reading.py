@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from tiered_index.cli.exit_codes import FINDING, PARTIAL
+from tiered_index.cli.on_spark import interrupts_first, run_job, spark_columns, spark_of
 from tiered_index.cli.operate.verify import write_findings
 from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, given_columns, pairs
 from tiered_index.cli.session import Session, storage_uri
-from tiered_index.cli.spark import interrupts_first, run_job, spark_columns, spark_of
 from tiered_index.cli.spark.commands import LookupOptions
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import described

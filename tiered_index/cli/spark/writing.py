@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.keep.erase import erase_here, erase_request, write_erasure
+from tiered_index.cli.on_spark import check_index, of_index, run_job, spark_columns, spark_of
 from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, given_columns
 from tiered_index.cli.session import Session, storage_uri
-from tiered_index.cli.spark import check_index, of_index, run_job, spark_columns, spark_of
 from tiered_index.cli.write.linking import damage_text, tell_known_damage, tell_missing
 from tiered_index.cli.write.options import RowOptions
 from tiered_index.connectors.follow import FIRST

@@ -56,7 +56,7 @@ def similar_keys(key: str, names: Sequence[str] = ()) -> list[str]:
     """Return other keys that may be meant by a key which nothing has, the most likely ones first.
 
     They are the digits of its text or the text of its digits, and other forms of the value: another case, a UUID with
-    or without hyphens, bytes as digits after ``0x``, numbers as Kafka's serializers write them, without zeros at the
+    or without hyphens, bytes as digits after ``0x``, numbers as serializers of logs write them, without zeros at the
     begin; each also with one of `names`, as of `split_name`, and without its own name.
     """
     bare = key.strip().strip("\"'").strip()

@@ -1,7 +1,7 @@
 """Metrics of a service for Prometheus: `tiered_index_*`, in base units. Names of counters end in ``_total``.
 
-Counters move with each request. The state of index, caches and storage is that of `tiered_index.service.metrics`. No label of
-the counters has a key, a topic, or a text that a client chose. Threads: any.
+Counters move with each request. The state of index, caches and storage is that of `tiered_index.service.metrics`. No
+label of the counters has a key, a topic, or a text that a client chose. Threads: any.
 """
 
 from __future__ import annotations

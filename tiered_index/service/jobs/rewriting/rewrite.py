@@ -1,9 +1,10 @@
 """Rewrites entries: a task reads its slots and windows of every input in bounded pieces, and sends them as shards.
 
-It leaves out expired, erased and replaced entries. Merges and erasures do this (`service/jobs/rewriting/job.py`). A piece is a
-run of base slots of all inputs; directories give its size before items are read. A base slot with too many entries (one
-hot key) is split by time into several pieces, newest first. Memory: the directories, and about 100 bytes per entry of
-one piece with its sort. Each window adds the stream of a shard (8 MiB) and 8 bytes per entry. Threads: one per task.
+It leaves out expired, erased and replaced entries. Merges and erasures do this (`service/jobs/rewriting/job.py`). A
+piece is a run of base slots of all inputs; directories give its size before items are read. A base slot with too many
+entries (one hot key) is split by time into several pieces, newest first. Memory: the directories, and about 100 bytes
+per entry of one piece with its sort. Each window adds the stream of a shard (8 MiB) and 8 bytes per entry. Threads:
+one per task.
 """
 
 from __future__ import annotations
