@@ -25,7 +25,7 @@ $(VENV)/.stamp-python: deploy/make-venv.sh
 # the sources from which pip builds the package
 SOURCES := pyproject.toml requirements.lock setup.py deploy/install.sh deploy/locked.py $(wildcard tiered_index/base/*.pyx tiered_index/base/*.pxd tiered_index/base/*.h)
 # prints one line if the compiled core could not be built
-CORE := $(BIN)/python -c 'from tiered_index import kernels; kernels.compiled() or print("no C compiler: NumPy does the work of the compiled core, more slowly")'
+CORE := $(BIN)/python -c 'from tiered_index.base import kernels; kernels.compiled() or print("no C compiler: NumPy does the work of the compiled core, more slowly")'
 
 $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 	@echo "installing tiered_index with the extra 'demo': 75 packages of requirements.lock, and a compiled core; once, 1 to 4 minutes"

@@ -73,7 +73,7 @@ def test_an_error_after_an_interrupt_is_reported_as_the_interrupt(failure: type[
 @pytest.mark.parametrize("job", ["merge", "erase --topic t --yes", "audit"])
 def test_a_missing_index_is_an_error_before_spark_starts(job: str, tmp_path: Path, monkeypatch: Any) -> None:
     # its own module last: the others take the function from it when they are imported
-    for module in ("spark.reading", "spark.writing", "on_spark"):
+    for module in ("spark.audit", "spark.build", "spark.erase", "spark.lookup", "on_spark"):
         monkeypatch.setattr(importlib.import_module(f"tiered_index.cli.{module}"), "spark_of", None)
     error = answered(f"{job} --storage file://{tmp_path}/nothing", code=2).error
     assert error["type"] == "NotAnIndex" and "nothing" in error["message"]

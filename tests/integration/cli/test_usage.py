@@ -179,7 +179,7 @@ def contents(*folders):
 
 @pytest.mark.parametrize(("line", "said"), LINES, ids=lambda value: value[:60])
 def test_a_wrong_command_line_is_refused_and_changes_nothing(original, store, tmp_path, monkeypatch, line, said):
-    monkeypatch.setattr("tiered_index.cli.spark.reading.spark_of", None)
+    monkeypatch.setattr("tiered_index.cli.spark.lookup.spark_of", None)
     places = {"root": original.root, "uri": original.uri, "source": original.source, "store": store, "tmp": tmp_path}
     places["latin"] = os.fsdecode(b"caf\xe9")
     (tmp_path / "link").symlink_to(store)

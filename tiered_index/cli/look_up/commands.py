@@ -210,7 +210,7 @@ def message(
     """
 
 
-@done_by("tiered_index.cli.look_up.files:topics")
+@done_by("tiered_index.cli.look_up.topics:topics")
 def topics(
     allow_partial: bool = Option(
         False, "--allow-partial", help="List the readable files, and name the others (exit code 6)."

@@ -20,7 +20,7 @@ from tiered_index.cli.options import (
 from tiered_index.cli.write.options import RowOptions
 
 
-@done_by("tiered_index.cli.spark.writing:build")
+@done_by("tiered_index.cli.spark.build:build")
 def build(
     source: list[str] = Option(
         help="Parquet, NDJSON or CSV: files, folders, URIs; RocketMQ stores; archive:STORAGE-URI. With --topic: "
@@ -81,7 +81,7 @@ def build(
     """
 
 
-@done_by("tiered_index.cli.spark.writing:erase")
+@done_by("tiered_index.cli.spark.erase:erase")
 def erase(
     erasure: EraseOptions,
     shard_bytes: int = Option(256 << 20, help="Approximate bytes of an object (shard). A task writes one."),
@@ -125,7 +125,7 @@ class LookupOptions:
     )
 
 
-@done_by("tiered_index.cli.spark.reading:lookup")
+@done_by("tiered_index.cli.spark.lookup:lookup")
 def lookup(
     keys: str = Option(metavar="FILE", help="File, folder or URI of keys: Parquet, Arrow, NDJSON or CSV."),
     *,
@@ -148,7 +148,7 @@ def lookup(
     """
 
 
-@done_by("tiered_index.cli.spark.reading:audit")
+@done_by("tiered_index.cli.spark.audit:audit")
 def audit(
     source: list[str] | None = Option(
         None, help="Source of the index, as for `spark build`. Without it entries are not compared."

@@ -1,4 +1,4 @@
-"""`tiered-index spark build` and `erase`: commands whose executors write to a storage."""
+"""`tiered-index spark build`: build window tables from files or a commit log."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.exit_codes import FINDING
-from tiered_index.cli.keep.erase import erase_here, erase_request, write_erasure
-from tiered_index.cli.on_spark import check_index, of_index, run_job, spark_columns, spark_of
-from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, given_columns
+from tiered_index.cli.on_spark import run_job, spark_columns, spark_of
+from tiered_index.cli.options import Column, Constant, SparkOptions, given_columns
 from tiered_index.cli.session import Session, storage_uri
 from tiered_index.cli.write.linking import damage_text, tell_known_damage, tell_missing
 from tiered_index.cli.write.options import RowOptions
 from tiered_index.connectors.follow import FIRST
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.jobs.erase import check_shard_bytes
 
 if TYPE_CHECKING:
     from tiered_index.spark.writing.build import BuildResult
@@ -126,20 +124,3 @@ def _show_build(session: Session, result: BuildResult, elapsed_s: float, **more:
     }
     session.out.show(document)
     return 0
-
-
-def erase(session: Session, *, erasure: EraseOptions, shard_bytes: int, on: SparkOptions) -> int:
-    """Erase entries of a topic, as `tiered-index erase --now`, with Spark."""
-    request = erase_request(erasure)
-    check_shard_bytes(shard_bytes)
-    if not erasure.yes:
-        return erase_here(session, erasure, now=True)
-    config = session.config()
-    check_index(config)
-    spark = spark_of(session, on)
-    from tiered_index.spark.writing.erase import erase as erase_on
-
-    options = {**asdict(request), "keys": request.keys or None, "grace_s": erasure.grace, **of_index(config)}
-    done, _ = run_job(erase_on, spark, yes=True, shard_bytes=shard_bytes, **options)
-    costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
-    return write_erasure(session.out, done, costs, allow_none=erasure.allow_none)
