@@ -89,7 +89,7 @@ def committed(servers, topic):
 def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(
     index, cluster, servers, topic, old_records, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.connectors.kafka.group.COMMIT_S", 0.1)
+    monkeypatch.setattr("tiered_index.connectors.kafka.client.group.COMMIT_S", 0.1)
     notes: list[str] = []
     source = source_of(index, servers, topic, follow=True, commit_group=topic, note=notes.append)
     cluster.fail(OFFSET_COMMIT, GROUP_REFUSED)

@@ -21,7 +21,8 @@ import typer
 from typer.models import OptionInfo
 
 from tiered_index.cli.loading import loaded
-from tiered_index.cli.options import declare, flag_of
+from tiered_index.cli.options import flag_of
+from tiered_index.connectors.options import Declared, declare
 
 T = TypeVar("T")
 _common = partial(declare, rich_help_panel="Common options")
@@ -103,11 +104,17 @@ def _options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
     if not dataclasses.is_dataclass(kind := parameter.annotation):
         return [parameter]
     hints = typing.get_type_hints(kind, include_extras=True)
-    own = [
-        parameter.replace(name=f.name, default=f.metadata.get("option", f.default), annotation=hints[f.name])
-        for f in dataclasses.fields(kind)
-    ]
+    fields = dataclasses.fields(kind)
+    own = [parameter.replace(name=f.name, default=_default_of(f), annotation=hints[f.name]) for f in fields]
     return [option for field in own for option in _options_of(field)]
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of an option's parameter, as typer takes it."""
+    if (declared := field.metadata.get("option")) is None:
+        return field.default
+    assert isinstance(declared, Declared)
+    return typer.Option(declared.default, *declared.param_decls, **declared.rules)
 
 
 def group_of(kind: Any, options: dict[str, Any]) -> Any:

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tiered_index.cli.options import SparkOptions, pairs
+from tiered_index.cli.options import SparkOptions
 from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.options import pairs
 from tiered_index.spark.addresses import StorageAddress
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +12,7 @@ import typer
 from typer import Option
 
 from tiered_index.base.units import parse_bytes, parse_duration
+from tiered_index.connectors.options import declare, pairs
 from tiered_index.errors import InvalidArgument
 from tiered_index.types import LIKELY_SECONDS, format_time, parse_time
 
@@ -52,11 +53,6 @@ time_option, end_option = _option(_time), _option(partial(_time, end=True))
 # The help texts of a time, and of the end of a range
 TIME = "epoch ms, or ISO 8601 (UTC without a zone)"
 LAST = "inclusive by whole seconds; a date alone includes that whole day"
-
-
-def declare(default: Any = None, *flags: str, **rules: Any) -> Any:
-    """Declare an option as a field of a group: a dataclass that is the type of a command's parameter."""
-    return field(default=default, metadata={"option": Option(default, *flags, **rules)})
 
 
 @dataclass(frozen=True)
@@ -101,38 +97,6 @@ LogAs = Annotated[
     Option("--log-format", help="Form of log records on stderr: text, or JSON with one record per line."),
 ]
 
-of_store = partial(declare, rich_help_panel="RocketMQ stores")
-
-
-@dataclass(frozen=True)
-class SelectionOptions:
-    """Options that select the messages of a store: ingest."""
-
-    topics: list[str] | None = of_store(
-        metavar="PATTERN",
-        help="Index matching topics only, for example 'order*'. Repeatable. Default: all except internal ones.",
-    )
-    exclude_topics: list[str] | None = of_store(metavar="PATTERN", help="Leave out matching topics. Repeatable.")
-    index_tags: bool = of_store(False, "--index-tags", help="Also index messages by their tags, for query --tag.")
-    index_prepared: bool = of_store(False, "--index-prepared", help="Also index prepared messages of transactions.")
-
-    @property
-    def arguments(self) -> tuple[tuple[str, ...], tuple[str, ...], bool, bool]:
-        """The arguments of a `Selection`."""
-        return tuple(self.topics or ()), tuple(self.exclude_topics or ()), self.index_tags, self.index_prepared
-
-
-@dataclass(frozen=True)
-class ArchiveOptions:
-    """Options for archiving a followed store: ingest, serve."""
-
-    archive_segments: bool = of_store(False, "--archive-segments", help="Upload each closed segment of the commit log.")
-    archive_queues: bool = of_store(
-        False,
-        "--archive-queues",
-        help="As --archive-segments, and also store queue offsets, so that clients can pull from the archive.",
-    )
-
 
 def flag_of(name: str, info: object) -> str:
     """Return the flag of an option: the first declared one, or one made from its name."""
@@ -145,7 +109,10 @@ def flag_of(name: str, info: object) -> str:
 def given_flags(group: Any) -> Iterator[str]:
     """Yield the flags of a group's options that were given; for an option that is on by default, its opposite."""
     for option in fields(group):
-        if getattr(group, option.name) != option.default:
+        value = getattr(group, option.name)
+        if is_dataclass(value):
+            yield from given_flags(value)
+        elif value != option.default:
             yield flag_of(option.name, option.metadata.get("option")).rpartition("/")[2]
 
 
@@ -154,67 +121,6 @@ def refuse_others(source: str, kind: str, *groups: tuple[str, Any]) -> None:
     for owner, group in groups:
         if owner != kind and (flag := next(given_flags(group), None)) is not None:
             raise InvalidArgument(f"{flag} is for {owner}, and {source} is {kind}")
-
-
-_kafka = partial(declare, rich_help_panel="Kafka")
-
-
-@dataclass(frozen=True)
-class KafkaClientOptions:
-    """Settings of Kafka's client: for each command that reads Kafka."""
-
-    kafka: list[str] | None = _kafka(
-        metavar="NAME=VALUE", help="Setting of Kafka's client (librdkafka), such as security.protocol=SSL."
-    )
-    kafka_config: Path | None = _kafka(
-        metavar="FILE", help="File with settings of Kafka's client, one NAME=VALUE per line. Use it for secrets."
-    )
-
-    def settings(self) -> dict[str, str]:
-        """Return the settings; the command line has precedence over the file."""
-        from tiered_index.connectors.kafka.client.broker import check_setting, read_settings
-
-        of_file = {} if self.kafka_config is None else read_settings(self.kafka_config)
-        malformed = [text for text in self.kafka or () if "=" not in text]
-        if malformed:
-            raise InvalidArgument("write --kafka as NAME=VALUE")  # do not repeat the text: it may be a secret
-        of_line = pairs("--kafka", self.kafka)
-        for name in of_line:
-            check_setting(name, "--kafka")
-        return of_file | of_line
-
-
-@dataclass(frozen=True)
-class KafkaOptions(KafkaClientOptions):
-    """Options for following topics: ingest, serve."""
-
-    key: list[str] | None = _kafka(
-        metavar="[NAME=]SPEC",
-        help="Key to index: key (default), header:NAME or json:JMESPATH. Repeatable. key and header:NAME may end with "
-        "a type of Kafka's serializers, such as key:int64. For files with --topic: a column or JMESPATH. With a NAME, "
-        "as in order=json:id, the key is NAME= and the value. A new key of a topic is added to what is known, too.",
-    )
-    drop_key: list[str] | None = _kafka(
-        None,
-        "--drop-key",
-        metavar="[NAME=]SPEC",
-        help="Key of earlier runs by which nothing new is indexed any more. Repeatable.",
-    )
-    restart_at: Literal["begin", "end"] | None = _kafka(
-        help="If a partition no longer has the next record, continue at its begin or end."
-    )
-    commit_group: str | None = _kafka(
-        metavar="GROUP", help="Commit offsets to this consumer group, for lag tools, once their entries are on disk."
-    )
-    archive: bool = _kafka(
-        False, "--archive", help="Archive Kafka's records, or the rows of files, in the storage, as Parquet files."
-    )
-    archive_every: float | None = _kafka(
-        None,
-        min=0,
-        metavar="SECONDS",
-        help="With --archive: longest wait of a record for its file (default 3600); less by a topic's retention.",
-    )
 
 
 _service = partial(declare, rich_help_panel="Service")
@@ -309,20 +215,6 @@ Constant = Annotated[
     list[str] | None,
     Option(metavar="FIELD=VALUE", help="Give a field this value in all entries, for example topic=orders. Repeatable."),
 ]
-
-
-def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Return ``name=value`` options as a dict. Raises `InvalidArgument`, which names the option."""
-    values: dict[str, str] = {}
-    for text in texts or ():
-        name, mark, value = text.partition("=")
-        # without the value, which may be a secret
-        if not mark or not name or not value:
-            raise InvalidArgument(f"{option} {name!r}: write {option} NAME=VALUE")
-        if name in values:
-            raise InvalidArgument(f"{option} gives {name!r} twice: give it once")
-        values[name] = value
-    return values
 
 
 def given_columns(

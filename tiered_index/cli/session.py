@@ -23,9 +23,10 @@ from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.cli.declaring import CommonOptions, group_of
 from tiered_index.cli.exit_codes import CLOSED_PIPE, INTERRUPTED, UNEXPECTED
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.options import ServiceOptions, pairs
+from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import JsonFormatter, Output, PrintableFormatter, describe_error, discard
 from tiered_index.config import IndexConfig, holds, with_value
+from tiered_index.connectors.options import pairs
 from tiered_index.errors import (
     BudgetExceeded,
     ConfigError,

@@ -20,6 +20,12 @@ OF_EVERY_LINE = (
     *("base", "base.version", "cli", "cli.__main__", "cli.exit_codes", "cli.loading", "cli.main", "cli.output"),
     *("base.encoding", "base.tracing", "errors", "types"),
 )
+# and those of the help of commands: how options are declared, and the specs of connectors
+HELP = (
+    *("base.units", "cli.declaring", "cli.write.options", "cli.options", "connectors", "connectors.options"),
+    *("connectors.registry", "connectors.kafka", "connectors.kafka.spec", "connectors.rocketmq"),
+    "connectors.rocketmq.spec",
+)
 GROUPS = ("keep", "look_up", "operate", "spark", "write")
 COMMANDS = {f"tiered_index.cli.{group}{module}" for group in GROUPS for module in ("", ".commands")}
 ALWAYS = {"tiered_index", *(f"tiered_index.{name}" for name in OF_EVERY_LINE)}
@@ -50,9 +56,7 @@ def test_version_and_the_list_of_commands_load_no_command(arguments):
 
 def test_the_help_of_a_command_loads_neither_the_engine_nor_its_libraries():
     """The help of `ingest` took 580 ms of processor time, two thirds of it for modules that help does not need."""
-    help_modules = {
-        f"tiered_index.{name}" for name in ("base.units", "cli.declaring", "cli.write.options", "cli.options")
-    }
+    help_modules = {f"tiered_index.{name}" for name in HELP}
     lines = ["import json, sys", "from tiered_index.cli.main import run"]
     lines += ["def help_of(*words):", "    try:", "        run([*words, '--help'])", "    except SystemExit as ended:"]
     lines += ["        assert not ended.code"]
@@ -90,6 +94,25 @@ def test_a_query_of_a_root_loads_only_modules_that_read(root, more):
         assert not [
             name for name in names if name.startswith(("pyspark", "tiered_index.spark", "tiered_index.cli.spark"))
         ]
+
+
+def others_than_specs(names):
+    """Return the modules of connectors that read a broker, without their specs."""
+    below = ("tiered_index.connectors.kafka.", "tiered_index.connectors.rocketmq.")
+    return sorted(name for name in names if name.startswith(below) and not name.endswith(".spec"))
+
+
+@pytest.mark.parametrize("with_topic", [False, True])
+def test_an_ingest_of_a_file_loads_no_connector_of_a_broker(tmp_path, with_topic):
+    """It loaded 26 modules of Kafka and RocketMQ."""
+    messages = tmp_path / "messages.ndjson"
+    message = {"topic": "t", "queue_id": 0, "key": "k", "offset": 1, "size": 1, "timestamp_ms": 1_700_000_000_000}
+    messages.write_text(json.dumps(message) + "\n")
+    rows = ("--topic", "t", "--key", "key", "--time", "timestamp_ms") if with_topic else ()
+    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--quiet")
+    names, _ = loaded("ingest", messages, *places, *rows)
+    assert f"tiered_index.connectors.files.{'linked' if with_topic else 'messages'}" in names
+    assert others_than_specs(names) == []
 
 
 def test_a_reader_of_a_storage_loads_only_modules_of_its_lookup(root):

@@ -9,7 +9,9 @@ from typing import Literal
 from typer import Argument, Option
 
 from tiered_index.cli.declaring import done_by
-from tiered_index.cli.options import KafkaClientOptions, LimitOptions, RangeOptions, ServiceOptions, declare
+from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
+from tiered_index.connectors.kafka.spec import KafkaClientOptions
+from tiered_index.connectors.options import declare
 from tiered_index.errors import InvalidArgument
 
 # each page reads the files again

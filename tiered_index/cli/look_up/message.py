@@ -18,10 +18,11 @@ from tiered_index.cli.explaining import lost_text, print_failed, print_not_read
 from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.look_up.commands import MessageOptions
 from tiered_index.cli.look_up.paging import CommandBudget, Pages, similar_with_entries
-from tiered_index.cli.options import KafkaClientOptions, LimitOptions, ServiceOptions
+from tiered_index.cli.options import LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.kafka.spec import KafkaClientOptions
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.connectors.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
 from tiered_index.connectors.systems import FILES, OTHER, Words

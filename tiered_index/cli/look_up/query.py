@@ -20,10 +20,11 @@ from tiered_index.cli.look_up.message import (
     write_values,
 )
 from tiered_index.cli.look_up.paging import CommandBudget, Pages, similar_with_entries
-from tiered_index.cli.options import KafkaClientOptions, LimitOptions, RangeOptions, ServiceOptions
+from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.kafka.spec import KafkaClientOptions
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.errors import InvalidArgument

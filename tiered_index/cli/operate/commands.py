@@ -11,7 +11,10 @@ from typing import Literal
 from typer import Argument, Option
 
 from tiered_index.cli.declaring import done_by
-from tiered_index.cli.options import ArchiveOptions, KafkaOptions, LogAs, ServiceOptions, declare, size
+from tiered_index.cli.options import LogAs, ServiceOptions, size
+from tiered_index.connectors.kafka.spec import KafkaOptions
+from tiered_index.connectors.options import declare
+from tiered_index.connectors.rocketmq.spec import ArchiveOptions
 from tiered_index.errors import InvalidArgument
 
 # readable=False: an unreadable file is not bad usage; the same command line may work later

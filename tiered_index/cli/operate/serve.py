@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
-from tiered_index.cli.options import ArchiveOptions, KafkaOptions, LogAs
+from tiered_index.cli.options import LogAs
 from tiered_index.cli.session import Session
+from tiered_index.connectors.kafka.spec import KafkaOptions
+from tiered_index.connectors.rocketmq.spec import ArchiveOptions
 from tiered_index.errors import ConfigError, install_hint
 
 

@@ -17,16 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index.cli.ending import Ending
-from tiered_index.cli.kafka import is_of_kafka, open_kafka_broker, open_kafka_follower, watched_clients
+from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
-from tiered_index.cli.options import ArchiveOptions, KafkaOptions, given_flags, refuse_others
+from tiered_index.cli.options import given_flags, refuse_others
 from tiered_index.cli.session import Session
-from tiered_index.cli.write.follow import open_follower
+from tiered_index.cli.write.follow import opened_follower
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.contract import SourceRun
 from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart
+from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
+from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, StoreOptions
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
 from tiered_index.server.app import HttpService
 from tiered_index.server.health import StandIn
@@ -69,11 +73,22 @@ class Serving:
     archiving: ArchiveOptions
     kafka: KafkaOptions
 
+    @cached_property
+    def _spec(self) -> ConnectorSpec | None:
+        """The connector of the source; None: nothing is followed."""
+        if (source := self.writing.follow) is None:
+            return None
+        spec = CONNECTORS.of_address(source)
+        for problem in CONNECTORS.problems:
+            self.session.out.note(problem)
+        # files can't be followed here: a path may be that of a store whose disk is not mounted yet
+        return spec if spec.follows else CONNECTORS.spec("rocketmq")
+
     @property
     def _followed(self) -> Path | None:
         """The store that is followed."""
-        source = self.writing.follow
-        return None if source is None or is_of_kafka(source) else Path(source)
+        is_store = self._spec is not None and self._spec.name == "rocketmq"
+        return Path(str(self.writing.follow)) if is_store else None
 
     @cached_property
     def _tls(self) -> Tls | None:
@@ -140,9 +155,8 @@ class Serving:
     def _check_source(self) -> None:
         """Refuse options that need a source, or another kind of source."""
         source, writing = self.writing.follow, self.writing
-        if source is not None:
-            kind = "Kafka" if self._followed is None else "a RocketMQ store"
-            refuse_others(source, kind, ("a RocketMQ store", self.archiving), ("Kafka", self.kafka))
+        if source is not None and self._spec is not None:
+            refuse_others(source, self._spec.title, ("a RocketMQ store", self.archiving), ("Kafka", self.kafka))
             return
         # records are read from a broker without a follower, too
         of_kafka = [flag for flag in given_flags(self.kafka) if not flag.startswith("--kafka")]
@@ -154,8 +168,8 @@ class Serving:
     def _check_tools(self) -> None:
         """Refuse options of RocketMQ's protocol without its port, or beside Kafka."""
         source, port = self.writing.follow, self.tools.rocketmq_port
-        if port is not None and source is not None and self._followed is None:
-            raise InvalidArgument(f"--rocketmq-port is for a RocketMQ store, and {source} is Kafka")
+        if port is not None and self._spec is not None and self._followed is None:
+            raise InvalidArgument(f"--rocketmq-port is for a RocketMQ store, and {source} is {self._spec.title}")
         if port is None and (self.tools.rocketmq_keys is not None or self.tools.named):
             options = "--rocketmq-keys, --rocketmq-cluster, --rocketmq-broker and --rocketmq-advertise"
             raise InvalidArgument(f"{options} need --rocketmq-port")
@@ -196,21 +210,25 @@ class Serving:
         """Return the index, as its writer or as a reader."""
         if not self.writing.write and self.writing.follow is None:
             return self.session.open_reader(config)
-        space = {} if self._followed is None else {"offset_space": "commitlog"}
+        space: dict[str, Any] = {}
+        if self._spec is not None and self._spec.offset_space is not None:
+            space = {"offset_space": self._spec.offset_space}
         return IndexService.open(self.session.config(**space))
 
     def _follower(self, stack: ExitStack, lookups: Index) -> Follower | None:
         """Return the follower of the source, which runs in a thread, or None."""
-        source, name, stop = self.writing.follow, self.writing.store_name, threading.Event()
-        if source is None or not isinstance(lookups, IndexService):
+        source, spec, stop = self.writing.follow, self._spec, threading.Event()
+        if source is None or spec is None or not isinstance(lookups, IndexService):
             return None
-        if (folder := self._followed) is None:
-            opened = open_kafka_follower(self.session, lookups, stop, place=source, kafka=self.kafka, cluster=name)
-        else:
-            check_apart(lookups.config, folder)
-            log = StoreDirectory.open(folder, name)
-            opened = open_follower(self.session, lookups, log, stop, archiving=self.archiving)
-        return stack.enter_context(opened).in_background()
+        # a service does not check bodies, as readers of messages do
+        of_store = RocketmqOptions(of_store=StoreOptions(check_bodies=False), archiving=self.archiving)
+        options = {"rocketmq": of_store, "kafka": self.kafka}.get(spec.name)
+        connector, note = CONNECTORS.connector(spec.name), self.session.out.note
+        name = self.writing.store_name
+        run = SourceRun(address=source, options=options, name=name, stopped=stop.is_set, note=note)
+        connector.check(run, lookups.config)
+        follower, _ = opened_follower(connector, run, lookups, stop)
+        return stack.enter_context(follower).in_background()
 
     def _served(
         self, stack: ExitStack, lookups: Index, audit: Audit, tokens: Tokens | None, follower: Follower | None
@@ -230,7 +248,8 @@ class Serving:
         sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, store, broker, keys)))
         served = Served(lookups, sources, caps, redaction, audit, tokens)
         if broker is not None:
-            served.problems = stack.enter_context(watched_clients(self.session)).problems
+            watch = CONNECTORS.connector("kafka").watch
+            served.problems = stack.enter_context(watch(partial(self.session.out.error, "StorageUnavailable")))
         if follower is not None:
             served.problems = follower.problems
             served.behind = partial(follower.behind, self.writing.max_lag)

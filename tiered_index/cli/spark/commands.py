@@ -7,17 +7,9 @@ from dataclasses import dataclass
 from typer import Option
 
 from tiered_index.cli.declaring import done_by
-from tiered_index.cli.options import (
-    Column,
-    Constant,
-    EraseOptions,
-    RangeOptions,
-    SparkOptions,
-    declare,
-    end_option,
-    time_option,
-)
+from tiered_index.cli.options import Column, Constant, EraseOptions, RangeOptions, SparkOptions, end_option, time_option
 from tiered_index.cli.write.options import RowOptions
+from tiered_index.connectors.options import declare
 
 
 @done_by("tiered_index.cli.spark.build:build")

@@ -8,9 +8,10 @@ from typing import Any
 
 from tiered_index.cli.exit_codes import PARTIAL
 from tiered_index.cli.on_spark import interrupts_first, spark_of
-from tiered_index.cli.options import RangeOptions, SparkOptions, pairs
+from tiered_index.cli.options import RangeOptions, SparkOptions
 from tiered_index.cli.session import Session, storage_uri
 from tiered_index.cli.spark.commands import LookupOptions
+from tiered_index.connectors.options import pairs
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import described
 from tiered_index.storage.opening import beside

@@ -29,7 +29,7 @@ from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import GeometryOptions
 from tiered_index.cli.output import counted
 from tiered_index.cli.session import Session, open_stored_index
-from tiered_index.cli.write.options import IngestOptions
+from tiered_index.cli.write.options import ARCHIVE_SCHEME, IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.files.known_files import offsets_end
@@ -70,7 +70,6 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import split_uri
 from tiered_index.types import inclusive
 
-SCHEME = "archive:"
 # files that one record names
 _LINKS_AT_ONCE = 10_000
 
@@ -240,7 +239,8 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
 
     With --dry-run nothing is written: the entries of the segments are compared with those of the index at `uri`.
     """
-    selection, intake, of_store = Selection(*options.selected.arguments), options.intake, options.of_store
+    intake, of_store = options.intake, options.rocketmq.of_store
+    selection = Selection(*options.rocketmq.selected.arguments)
     is_strict = options.of_rows.strict
     if is_strict and of_store.skip_corrupt:
         raise InvalidArgument("give --strict, which ends at damage, or --skip-corrupt, which skips it")
@@ -300,7 +300,7 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
         document = putting.document(
             status="complete",
             index_id=index.index_id,
-            source=SCHEME + uri,
+            source=ARCHIVE_SCHEME + uri,
             stores={
                 name: {"resumed_from": resumed[name], "end": segments[-1].end if segments else None}
                 for name, segments in stores.items()

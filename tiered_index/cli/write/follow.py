@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.exit_codes import FINDING, INTERRUPTED
-from tiered_index.cli.options import ArchiveOptions
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.options import IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.contract import Connector, SourceRun
 from tiered_index.connectors.follow import Follower, Source
-from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
-from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.types import format_time, inclusive
@@ -30,41 +28,13 @@ from tiered_index.types import format_time, inclusive
 _POLL_S = 0.2
 
 
-def open_follower(
-    session: Session,
-    index: IndexService,
-    store: StoreDirectory,
-    stop: threading.Event,
-    *,
-    follow: bool = True,
-    poll_s: float = 0.2,
-    patience_s: float = 60.0,
-    archiving: ArchiveOptions,
-    skip_corrupt: bool = False,
-    **of_source: Any,
-) -> Follower:
-    """Return a follower of a store that archives according to `archiving`.
-
-    `of_source` are further arguments of `Dispatcher`. Raises as `Dispatcher`.
-    """
-    source = Dispatcher(index, store, follow=follow, skip_corrupt=skip_corrupt, stopping=stop.is_set, **of_source)
-    if source.selected_before is not None:
-        session.out.note(
-            f"from commit log offset {source.position} on, this run indexes {source.fingerprints.selection}; earlier "
-            f"runs indexed {source.selected_before}: --restart reads the log from its beginning"
-        )
-    chosen: dict[str, Any] = {"skip_corrupt": skip_corrupt, "dispatcher": source, "queues": archiving.archive_queues}
-    archiver = SegmentArchiver(index, store.name, store.commitlog, **chosen)
-    return Follower(
-        index,
-        source,
-        follow=follow,
-        poll_s=poll_s,
-        patience_s=patience_s,
-        stop=stop,
-        archiver=archiver if archiving != ArchiveOptions() else None,
-        note=session.out.note,
-    )
+def opened_follower(
+    connector: Connector, run: SourceRun, index: IndexService, stop: threading.Event, **of_follower: Any
+) -> tuple[Follower, str]:
+    """Return a follower of a source, and the name of the source. Raises as `Connector.source`."""
+    source, archiver, name = connector.source(run, index)
+    how: dict[str, Any] = {"follow": run.follow, "stop": stop, "archiver": archiver, "note": run.note}
+    return Follower(index, source, **how, **of_follower), name
 
 
 def _distance(count: int, unit: str) -> str:
@@ -110,22 +80,17 @@ class StatusLines:
 
 
 def ingest_followed(
-    session: Session,
-    config: IndexConfig,
-    options: IngestOptions,
-    opened: Callable[..., Follower],
-    *,
-    source_name: str | None = None,
-    **of_source: Any,
+    session: Session, config: IndexConfig, options: IngestOptions, connector: Connector, run: SourceRun
 ) -> int:
-    """Run a follower, and return the exit code. `opened` makes it, like `open_follower`."""
-    intake, follow = options.intake, options.run.follow
+    """Follow a source, and return the exit code."""
+    intake, follow = options.intake, run.follow
     with contextlib.ExitStack() as stack:
         ending = Ending()
         putting = stack.enter_context(Putting.open(session, config, intake))
-        of_source |= {"follow": follow, "restart": options.run.restart, "poll_s": options.run.poll or _POLL_S}
-        of_source |= {"patience_s": intake.patience, "stop": ending.event}
-        follower = stack.enter_context(opened(session, putting.index, **of_source))
+        run = replace(run, stopped=ending.event.is_set)
+        waits = {"poll_s": options.run.poll or _POLL_S, "patience_s": intake.patience}
+        follower, name = opened_follower(connector, run, putting.index, ending.event, **waits)
+        stack.enter_context(follower)
         source, resumed_from = follower.source, follower.position
         title, total = "following" if follow else "ingesting", None if follow else source.lag().end_offset or None
         with putting.progress(title, total, ending.event) as progress:
@@ -148,7 +113,7 @@ def ingest_followed(
             putting.settle()
         document = putting.document(
             status="stopped" if is_stopped else "complete",
-            source_name=source_name or source.place,
+            source_name=name,
             resumed_from=resumed_from,
             **follower.to_dict(),
             ingest_s=taken_s,

@@ -16,17 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tiered_index.cli.kafka import check_kafka, is_of_kafka, open_kafka_follower, watched_clients
-from tiered_index.cli.options import given_columns, given_flags, pairs, refuse_others
+from tiered_index.cli.options import given_columns, given_flags, refuse_others
 from tiered_index.cli.output import counted, human_count
 from tiered_index.cli.session import Session
-from tiered_index.cli.write import archived
 from tiered_index.cli.write.exported import ExportedFile, ingest_exported
-from tiered_index.cli.write.follow import ingest_followed, open_follower, show_ingested
+from tiered_index.cli.write.follow import ingest_followed, show_ingested
 from tiered_index.cli.write.linking import RowIngestion
-from tiered_index.cli.write.options import FileOptions, IngestOptions, RowOptions
+from tiered_index.cli.write.options import ARCHIVE_SCHEME, FileOptions, IngestOptions, RowOptions
 from tiered_index.cli.write.putting import Putting, none_indexed
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.contract import SourceRun
 from tiered_index.connectors.files.messages import ColumnMessages, MessageFile, messages_of, other_files, source_name
 from tiered_index.connectors.files.rows.batch import RowFile
 from tiered_index.connectors.files.rows.columns import FIELDS, CheckedMessage, columns_of, own_value
@@ -35,9 +34,8 @@ from tiered_index.connectors.files.rows.forms import rows_at
 from tiered_index.connectors.files.rows.places import Stdin, local_path, opened_place
 from tiered_index.connectors.files.table_folders import check_outside_tables
 from tiered_index.connectors.follow import FIRST, PatientPut
-from tiered_index.connectors.rocketmq.log.columns import Selection
-from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart
+from tiered_index.connectors.options import pairs
+from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.format.schema import Schema
 from tiered_index.service.index import IndexService
@@ -293,26 +291,27 @@ class Ingestion:
 
     def run(self) -> int:
         """Put the messages of the source into the index, and return the exit code. Raises as the source does."""
-        is_of_topics = is_of_kafka(self.source)
-        has_files = not is_of_topics and not self.source.startswith(archived.SCHEME)
+        is_archive = self.source.startswith(ARCHIVE_SCHEME)
+        spec = None if is_archive else CONNECTORS.of_address(self.source)
+        for problem in CONNECTORS.problems:
+            self.session.out.note(problem)
+        # a folder may be a source of its own, and may have files
+        has_files = spec is not None and (not spec.follows or self._is_path())
         has_key = self.options.kafka.key is not None
         of_rows = self.options.of_rows
-        if self.source.startswith(archived.SCHEME):
+        if is_archive:
             # an archive can be read strictly, too
             of_rows = replace(of_rows, strict=False)
         if of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or has_key)):
             return self._rows()
         if len(self.sources) > 1:
             raise InvalidArgument(f"give one SOURCE: {listed(self.sources, 3)} are several, which only files can be")
-        if self.source.startswith(archived.SCHEME):
+        if spec is None:
             return self._archive()
-        if is_of_topics:
-            return self._topics()
-        path = local_path(self.source)
-        if path is not None and not path.exists():
+        if spec.follows:
+            return self._followed(spec)
+        if (path := local_path(self.source)) is not None and not path.exists():
             raise InvalidArgument(f"{path}: No such file or directory")
-        if path is not None and path.is_dir():
-            return self._store(path)
         self._refuse_others("a file")
         if self.options.run.follow:
             raise InvalidArgument(f"--follow is for a RocketMQ store or Kafka, and {self.source} is a file")
@@ -334,6 +333,11 @@ class Ingestion:
         """The only source, unless they are files with --topic."""
         return self.sources[0]
 
+    def _is_path(self) -> bool:
+        """Return whether the source is a file or a folder that is there."""
+        path = local_path(self.source)
+        return path is not None and path.exists()
+
     def _rows(self) -> int:
         options, run = self.options, self.options.run
         wrong: dict[str, Any] = {"--restart": run.restart, "--store-name": run.store_name}
@@ -341,7 +345,7 @@ class Ingestion:
         if flag := next((flag for flag, value in wrong.items() if value), None):
             raise InvalidArgument(f"leave {flag} out: it is not for rows of files (--topic)")
         groups: list[tuple[str, Any]] = [("a file of messages", replace(options.of_files, skip_bad=False))]
-        groups += [("a RocketMQ store", group) for group in (options.of_store, options.selected, options.archiving)]
+        groups += [("a RocketMQ store", options.rocketmq)]
         groups += [("Kafka", replace(options.kafka, key=None, drop_key=None, archive=False))]
         refuse_others(listed(self.sources, 3), "files with --topic", *groups)
         return RowIngestion(self.session, self.sources, options).run()
@@ -351,52 +355,45 @@ class Ingestion:
 
     def _refuse_others(self, kind: str) -> None:
         """Raise `InvalidArgument` for an option that is for another kind of source."""
-        # an archive has the messages of a store
         options = self.options
-        of_stores = [options.of_store, options.selected] if kind != "an archive" else []
-        groups = [("a RocketMQ store", group) for group in (*of_stores, options.archiving)]
-        refuse_others(self.source, kind, ("a file", options.of_files), *groups, ("Kafka", options.kafka))
+        # an archive has the messages of a store
+        of_store = options.rocketmq if kind != "an archive" else options.rocketmq.archiving
+        groups = [("a file", options.of_files), ("a RocketMQ store", of_store), ("Kafka", options.kafka)]
+        refuse_others(self.source, kind, *groups)
         if options.run.dry_run and kind != "an archive":
             raise InvalidArgument(f"--dry-run is for archive:URI, or needs --topic, and {self.source} is {kind}")
 
     def _archive(self) -> int:
+        # imported here: it reads the archives of all connectors
+        from tiered_index.cli.write.archived import ingest_archive
+
         self._refuse_others("an archive")
-        run, of_store = self.options.run, self.options.of_store
+        run, of_store = self.options.run, self.options.rocketmq.of_store
         wrong: dict[str, Any] = {"--follow": run.follow, "--restart": run.restart}
         wrong |= {"--preset": run.preset, "--hash": run.hash_rule}
         wrong |= {"--commitlog": of_store.commitlog, "--no-check-bodies": not of_store.check_bodies}
         if flags := [flag for flag, value in wrong.items() if value]:
-            raise InvalidArgument(f"leave {flags[0]} out: it is not for {archived.SCHEME}URI")
-        return archived.ingest_archive(self.session, self.source.removeprefix(archived.SCHEME), self.options)
+            raise InvalidArgument(f"leave {flags[0]} out: it is not for {ARCHIVE_SCHEME}URI")
+        return ingest_archive(self.session, self.source.removeprefix(ARCHIVE_SCHEME), self.options)
 
-    def _topics(self) -> int:
-        self._refuse_others("Kafka")
-        config, options = self._config(), self.options
-        of_source: dict[str, Any] = {"place": self.source, "kafka": options.kafka, "cluster": options.run.store_name}
-        with watched_clients(self.session):
-            check_kafka(self.source, options.kafka, config.root)
-            return ingest_followed(self.session, config, options, open_kafka_follower, **of_source)
-
-    def _store(self, path: Path) -> int:
-        self._refuse_others("a RocketMQ store")
-        options, of_store = self.options, self.options.of_store
-        config = self._config(offset_space="commitlog")
-        check_outside_tables(self.source, config)
-        check_apart(config, path, *(of_store.commitlog or ()))
-        store = StoreDirectory.open(path, options.run.store_name, of_store.commitlog or ())
-        selection = Selection(*options.selected.arguments)
-        return ingest_followed(
-            self.session,
-            config,
-            options,
-            open_follower,
-            source_name=store.source,
-            store=store,
-            skip_corrupt=of_store.skip_corrupt,
-            skip_missing=of_store.skip_missing,
-            archiving=options.archiving,
-            reader=CommitLogReader(store.commitlog, check_crc=of_store.check_bodies, selection=selection),
+    def _followed(self, spec: ConnectorSpec) -> int:
+        self._refuse_others(spec.title)
+        session, options = self.session, self.options
+        connector = CONNECTORS.connector(spec.name)
+        config = self._config(**({} if spec.offset_space is None else {"offset_space": spec.offset_space}))
+        run = SourceRun(
+            address=self.source,
+            options=options.of(spec),
+            name=options.run.store_name,
+            follow=options.run.follow,
+            restart=options.run.restart,
+            note=session.out.note,
         )
+        with connector.watch(lambda problem: session.out.error("StorageUnavailable", problem)):
+            if self._is_path():
+                check_outside_tables(self.source, config)
+            connector.check(run, config)
+            return ingest_followed(session, config, options, connector, run)
 
     def _export(self, file: ExportedFile) -> int:
         named, of_files = self.options.run.store_name, given_flags(self.options.of_files)

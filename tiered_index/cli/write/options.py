@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tiered_index.cli.options import (
-    ArchiveOptions,
-    Column,
-    Constant,
-    GeometryOptions,
-    IntakeOptions,
-    KafkaOptions,
-    LogAs,
-    SelectionOptions,
-    declare,
-    of_store,
-)
+from tiered_index.cli.options import Column, Constant, GeometryOptions, IntakeOptions, LogAs
+from tiered_index.connectors.kafka.spec import KafkaOptions
+from tiered_index.connectors.options import declare
+from tiered_index.connectors.registry import ConnectorSpec
+from tiered_index.connectors.rocketmq.spec import RocketmqOptions
 from tiered_index.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from tiered_index.connectors.files.rows.mapping import RowMapping
 
+ARCHIVE_SCHEME = "archive:"
+"""The scheme of a source that is the archive of an index."""
 DEFAULT_TIME = "timestamp"
 """The field of a row that has its time, by default."""
 _files = partial(declare, rich_help_panel="Files of any form")
@@ -127,41 +121,20 @@ class RowOptions:
 
 
 @dataclass(frozen=True)
-class StoreOptions:
-    """Options of a RocketMQ store."""
-
-    skip_corrupt: bool = of_store(
-        False, "--skip-corrupt", help="Skip damage in the commit log or in archive:URI, and report it."
-    )
-    skip_missing: bool = of_store(
-        False,
-        "--skip-missing",
-        help="Skip messages that the broker deleted or rewrote before they were read, and report them.",
-    )
-    commitlog: list[Path] | None = of_store(
-        None,
-        "--commitlog",
-        metavar="DIR",
-        help="Another folder of the commit log, if storePathCommitLog has several. Repeatable.",
-    )
-    check_bodies: bool = of_store(
-        True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC (default)."
-    )
-
-
-@dataclass(frozen=True)
 class IngestOptions:
     """All options of `ingest`."""
 
     run: RunOptions
     of_files: FileOptions
     of_rows: RowOptions
-    of_store: StoreOptions
-    selected: SelectionOptions
-    archiving: ArchiveOptions
+    rocketmq: RocketmqOptions
     kafka: KafkaOptions
     geometry: GeometryOptions
     intake: IntakeOptions
+
+    def of(self, spec: ConnectorSpec) -> Any:
+        """Return the options of a connector; None: it has none."""
+        return getattr(self, spec.name, None)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ from tiered_index.connectors.kafka.client.broker import (
     range_in,
 )
 from tiered_index.connectors.kafka.client.calls import LATE_S, ClientStuck, stuck_clients
-from tiered_index.connectors.kafka.group import GroupOffsets
+from tiered_index.connectors.kafka.client.group import GroupOffsets
 from tiered_index.connectors.kafka.intake import TakenRecords
 from tiered_index.connectors.kafka.keys import NAMED, RecordKeys
 from tiered_index.connectors.kafka.names import EPOCH_PREFIX, LOST_PREFIX, Name, positions_by_store

@@ -1,0 +1,175 @@
+"""The registry of connectors: which one reads an address, and connectors of other packages."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiered_index import IndexReader
+from tiered_index.cli.main import run
+from tiered_index.connectors.registry import CONNECTORS, Registry
+from tiered_index.errors import ConfigError, InvalidArgument
+
+TOY = """
+import contextlib
+
+from tiered_index.connectors.contract import OpenedSource
+from tiered_index.connectors.follow import Batch, Lag
+from tiered_index.connectors.registry import ConnectorSpec
+from tiered_index.errors import InvalidArgument
+
+class ToySource:
+    place, unit, offsets = "toy", "numbers", "numbers"
+
+    def __init__(self, index, count, name):
+        self.count, self.name, self.position = count, name, index.durable_position(name) or 0
+
+    def positions(self):
+        return {self.name: self.position}
+
+    def lag(self):
+        return Lag(self.count, self.count - self.position, None)
+
+    def batches(self):
+        begin, self.position = self.position, self.count
+        rows = range(begin, self.count)
+        columns = {
+            "topic": ["toys" for _ in rows],
+            "queue_id": [0 for _ in rows],
+            "key": [f"k{row}" for row in rows],
+            "offset": [*rows],
+            "size": [1 for _ in rows],
+            "timestamp_ms": [1_700_000_000_000 for _ in rows],
+        }
+        yield Batch(source=self.name, position=self.count, columns=columns, messages=len(rows))
+
+    def close(self):
+        pass
+
+class Toy:
+    def check(self, run, config):
+        if not run.address.removeprefix("toy:").isdecimal():
+            raise InvalidArgument(f"{run.address} has no number")
+
+    def source(self, run, index):
+        source = ToySource(index, int(run.address.removeprefix("toy:")), f"toy:{run.name or 'default'}")
+        return OpenedSource(source, None, source.name)
+
+    def watch(self, tell):
+        return contextlib.nullcontext(list)
+
+CONNECTOR = Toy()
+SPEC = ConnectorSpec(
+    name="toy", title="a toy", open="toy_connectors:CONNECTOR", claims=lambda address: address.startswith("toy:")
+)
+GONE = ConnectorSpec(
+    name="gone", title="gone", open="toy_connectors:ABSENT", claims=lambda address: address.startswith("gone:")
+)
+TWIN = ConnectorSpec(
+    name="twin", title="a twin", open="toy_connectors:CONNECTOR", claims=lambda address: address.startswith("toy:twin")
+)
+"""
+ENTRY_POINTS = """[tiered_index.connectors]
+toy = toy_connectors:SPEC
+gone = toy_connectors:GONE
+twin = toy_connectors:TWIN
+absent = toy_connectors:ABSENT
+broken = toy_broken:SPEC
+other = toy_connectors:SPEC
+kafka = toy_connectors:SPEC
+"""
+
+
+@pytest.fixture
+def toy_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package with its own connectors, as an installer leaves it. One of its modules raises when it is imported."""
+    (tmp_path / "toy_connectors.py").write_text(TOY)
+    (tmp_path / "toy_broken.py").write_text("raise RuntimeError('no licence')\n")
+    about = tmp_path / "toy_connectors-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    # the registry of the process reads entry points once
+    vars(CONNECTORS).pop("_others", None)
+    yield
+    vars(CONNECTORS).pop("_others", None)
+
+
+def test_an_address_belongs_to_one_of_our_connectors(tmp_path: Path) -> None:
+    registry = Registry()
+    (tmp_path / "file").touch()
+    for address, name in (
+        ("kafka://broker:9092/orders", "kafka"),
+        (str(tmp_path), "rocketmq"),
+        (tmp_path.as_uri(), "rocketmq"),
+        (str(tmp_path / "file"), "files"),
+        (str(tmp_path / "absent"), "files"),
+        ("s3://bucket/orders/*.ndjson", "files"),
+        ("-", "files"),
+    ):
+        assert registry.of_address(address).name == name, address
+    with pytest.raises(InvalidArgument, match="write topics of Kafka as kafka://broker/orders"):
+        registry.of_address("kafka:broker/orders")
+
+
+def test_a_path_is_known_without_the_connectors_of_other_packages(tmp_path: Path) -> None:
+    registry = Registry()
+    registry.of_address(str(tmp_path))
+    registry.of_address(str(tmp_path / "file.ndjson"))
+    assert "_others" not in vars(registry)
+    registry.of_address("toy:1")
+    assert "_others" in vars(registry)
+
+
+@pytest.mark.usefixtures("toy_package")
+def test_a_connector_of_another_package_that_can_not_be_loaded_is_a_note_of_its_own() -> None:
+    registry = Registry()
+    assert registry.problems == ()
+    assert registry.of_address("toy:3").title == "a toy"
+    assert registry.of_address("pulsar://host/topic").name == "files"
+    assert [problem.partition(" can't be loaded: ")[::2] for problem in sorted(registry.problems)] == [
+        ("connector absent (toy_connectors:ABSENT)", "module 'toy_connectors' has no attribute 'ABSENT'"),
+        ("connector broken (toy_broken:SPEC)", "no licence"),
+        ("connector other (toy_connectors:SPEC)", "it is not a ConnectorSpec with the name 'other'"),
+    ]
+    # ours can't be replaced
+    assert registry.spec("kafka").title == "Kafka"
+    with pytest.raises(ConfigError, match=r"^toy:twin: the connectors toy and twin both claim it"):
+        registry.of_address("toy:twin")
+    for name, problem in (
+        ("broken", r"^connector broken \(toy_broken:SPEC\) can't be loaded: no licence"),
+        ("gone", r"^connector gone \(toy_connectors:ABSENT\) can't be loaded"),
+        ("pulsar", "^there is no connector 'pulsar': install the package that has it"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            registry.connector(name)
+
+
+@pytest.mark.usefixtures("toy_package")
+def test_ingest_reads_the_source_of_another_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def ingest(*arguments: object) -> tuple[int, str, str]:
+        code = 0
+        try:
+            run(["ingest", *map(str, arguments)])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, *capsys.readouterr()
+
+    storage = f"file://{tmp_path}/store"
+    places = ("--root", tmp_path / "root", "--storage", storage, "--wait", "--json")
+    code, out, told = ingest("toy:3", *places)
+    assert code == 0, told
+    assert (code, json.loads(out)["entries"], json.loads(out)["source_name"]) == (0, 3, "toy:default")
+    assert "connector broken (toy_broken:SPEC) can't be loaded: no licence" in told
+    # it goes on where it was
+    document = json.loads(ingest("toy:5", *places)[1])
+    assert (document["entries"], document["resumed_from"]) == (2, 3)
+    with IndexReader.open(storage) as reader:
+        assert [len(reader.query("toys", f"k{row}")) for row in range(6)] == [1, 1, 1, 1, 1, 0]
+    code, _, told = ingest("toy:x", "--root", tmp_path / "new", "--storage", f"file://{tmp_path}/new-store")
+    assert (code, "toy:x has no number" in told) == (2, True)
+    assert not (tmp_path / "new").exists()
+    code, _, told = ingest("toy:3", *places, "--archive-segments")
+    assert (code, "--archive-segments is for a RocketMQ store, and toy:3 is a toy" in told) == (2, True)

@@ -1,0 +1,129 @@
+"""The registry of connectors: what entries come from, and which connector reads an address.
+
+A connector is described by a `ConnectorSpec`, which costs little to import. `Registry.connector` loads the rest, when
+it is needed. Another package adds a connector by an entry point of the group `tiered_index.connectors`: its name is
+that of the connector, its value the spec. A connector that can't be loaded is a problem of its own: it is noted in
+`problems`, and the others work.
+
+Imports no library, because the help of commands needs it.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tiered_index.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tiered_index.connectors.contract import Connector
+
+GROUP = "tiered_index.connectors"
+"""The group of entry points."""
+FILES = "files"
+"""The name of the connector that reads each address that no other one claims."""
+# Ours, in the order in which they are asked for an address. Listed here, because reading entry points takes time
+_OURS = {name: f"tiered_index.connectors.{name}.spec:SPEC" for name in ("kafka", "rocketmq", FILES)}
+# The scheme of an address. A connector of another package claims addresses by it
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorSpec:
+    """Describes a connector.
+
+    - `name`: its name, as that of its entry point.
+    - `title`: its sources, as texts for people name them.
+    - `open`: ``module:name`` of the `Connector`, which is loaded when it is needed.
+    - `claims`: returns whether an address is one of its own. Raises `InvalidArgument` for an address that probably is
+      meant to be one.
+    - `offset_space`: what the offsets of its entries count, as the setting of a new index. None: the default.
+    - `follows`: whether it has a source that a `Follower` drives.
+    """
+
+    name: str
+    title: str
+    open: str
+    claims: Callable[[str], bool]
+    offset_space: str | None = None
+    follows: bool = True
+
+
+class Registry:
+    """The connectors of this package, and of others. Threads: any."""
+
+    def spec(self, name: str) -> ConnectorSpec:
+        """Return a connector's spec. Raises `ConfigError` if it is not installed, or can't be loaded."""
+        if name in _OURS:
+            return _spec_at(_OURS[name])
+        specs, problems = self._others
+        if name not in specs:
+            named = [problem for problem in problems if problem.startswith(f"connector {name} ")]
+            raise ConfigError(named[0] if named else f"there is no connector {name!r}: install the package that has it")
+        return specs[name]
+
+    def of_address(self, address: str) -> ConnectorSpec:
+        """Return the spec of the connector that reads an address.
+
+        Connectors of other packages are asked for an address with a scheme (``name:``) that ours don't know. Files are
+        all that no connector claims. Raises `ConfigError` if several connectors claim an address.
+        """
+        for name in _OURS:
+            if name != FILES and (spec := self.spec(name)).claims(address):
+                return spec
+        claiming = []
+        if _SCHEME.match(address):
+            claiming = [spec for _, spec in sorted(self._others[0].items()) if spec.claims(address)]
+        if len(claiming) > 1:
+            names = " and ".join(spec.name for spec in claiming)
+            raise ConfigError(f"{address}: the connectors {names} both claim it: uninstall one of them")
+        return claiming[0] if claiming else self.spec(FILES)
+
+    def connector(self, name: str) -> Connector:
+        """Return a connector. Raises `ConfigError` if it is not installed, or can't be loaded."""
+        spec = self.spec(name)
+        try:
+            connector: Connector = pkgutil.resolve_name(spec.open)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"connector {name} ({spec.open}) can't be loaded: {error}") from error
+        return connector
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The connectors of other packages that can't be loaded, with the reasons, once these packages were asked."""
+        return self._others[1] if "_others" in vars(self) else ()
+
+    @cached_property
+    def _others(self) -> tuple[dict[str, ConnectorSpec], tuple[str, ...]]:
+        """The specs of other packages by name, and the problems of those that can't be loaded."""
+        # imported on use: it takes as long to import as a command's help
+        from importlib.metadata import entry_points
+
+        specs: dict[str, ConnectorSpec] = {}
+        problems = []
+        for entry_point in entry_points(group=GROUP):
+            if (name := entry_point.name) in _OURS:
+                continue
+            try:
+                spec = entry_point.load()
+                if not isinstance(spec, ConnectorSpec) or spec.name != name:
+                    raise TypeError(f"it is not a ConnectorSpec with the name {name!r}")
+            except Exception as error:  # noqa: BLE001 - whatever the import of another package raises
+                problems.append(f"connector {name} ({entry_point.value}) can't be loaded: {error}")
+            else:
+                specs[name] = spec
+        return specs, tuple(problems)
+
+
+def _spec_at(place: str) -> ConnectorSpec:
+    spec: Any = pkgutil.resolve_name(place)
+    assert isinstance(spec, ConnectorSpec)
+    return spec
+
+
+CONNECTORS = Registry()
+"""The connectors of this process."""

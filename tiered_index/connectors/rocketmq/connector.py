@@ -1,0 +1,71 @@
+"""RocketMQ's stores as a connector."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from tiered_index.config import IndexConfig
+from tiered_index.connectors.contract import Connector, OpenedSource, SourceRun
+from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.connectors.rocketmq.log.columns import Selection
+from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart
+from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, folder_of
+from tiered_index.service.index import IndexService
+
+
+def _store_of(run: SourceRun, options: RocketmqOptions) -> StoreDirectory:
+    return StoreDirectory.open(folder_of(run.address), run.name, options.of_store.commitlog or ())
+
+
+class RocketmqConnector:
+    """Follows the commit log of a store."""
+
+    def check(self, run: SourceRun, config: IndexConfig) -> None:
+        """As `Connector.check`. The root and a local storage must be apart from the broker's folders."""
+        options: RocketmqOptions = run.options or RocketmqOptions()
+        check_apart(config, folder_of(run.address), *(options.of_store.commitlog or ()))
+        _store_of(run, options)
+        Selection(*options.selected.arguments)
+
+    def source(self, run: SourceRun, index: IndexService) -> OpenedSource:
+        """As `Connector.source`. Raises as `Dispatcher`."""
+        options: RocketmqOptions = run.options or RocketmqOptions()
+        store, of_store = _store_of(run, options), options.of_store
+        selection = Selection(*options.selected.arguments)
+        source = Dispatcher(
+            index,
+            store,
+            follow=run.follow,
+            restart=run.restart,
+            skip_corrupt=of_store.skip_corrupt,
+            skip_missing=of_store.skip_missing,
+            stopping=run.stopped,
+            reader=CommitLogReader(store.commitlog, check_crc=of_store.check_bodies, selection=selection),
+        )
+        if source.selected_before is not None:
+            run.note(
+                f"from commit log offset {source.position} on, this run indexes {source.fingerprints.selection}; "
+                f"earlier runs indexed {source.selected_before}: --restart reads the log from its beginning"
+            )
+        archiver = None
+        if options.archiving != ArchiveOptions():
+            archiver = SegmentArchiver(
+                index,
+                store.name,
+                store.commitlog,
+                skip_corrupt=of_store.skip_corrupt,
+                dispatcher=source,
+                queues=options.archiving.archive_queues,
+            )
+        return OpenedSource(source, archiver, store.source)
+
+    def watch(self, tell: Callable[[str], None]) -> AbstractContextManager[Callable[[], list[str]]]:
+        """Nothing can hang the process: a store is read as files."""
+        return contextlib.nullcontext(list)
+
+
+CONNECTOR: Connector = RocketmqConnector()
