@@ -23,8 +23,8 @@ from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
 from tiered_index.base.kernels import crc32
 from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import each
+from tiered_index.connectors.archive import record_at
 from tiered_index.connectors.files.listing import LinkedFiles, SourceFile, as_it_is
-from tiered_index.connectors.files.row_archive import archived_row
 from tiered_index.connectors.files.rows.batch import RowFile
 from tiered_index.connectors.files.rows.columns import MAX_ROW_BYTES
 from tiered_index.connectors.files.rows.forms import rows_of_form
@@ -54,8 +54,6 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.types import FilePlace, IndexItem
 
 _SKIP_BYTES = 1 << 20
-# how often a segment is looked for that was replaced since the log was read
-_LOOKS = 5
 # of a packed file, from its last restart point on
 _RESTARTED_BYTES = 2 << 20
 # of a row: a line is refused when a block is behind so many bytes of it
@@ -214,35 +212,22 @@ class FileRows:
     def _is_archived(self, search: Search, item: IndexItem, key: str) -> bool:
         """Look for the archived copy of a row. Return whether there is one; `search` has it then."""
         archive, store = self._archives[item.source], rows_store(linked_store(item.topic, item.queue_id))
-        for _ in range(_LOOKS):
-            reads = list[int]()
-            try:
-                segment = next(iter(archive.holding(item.offset, store, reads)), None)
-                if segment is None:
-                    return False
-                search.read_from = segment.name
-                row = archived_row(archive, segment, item.offset, search)
-            except ObjectNotFound:
-                # a record has put another object in its place, or it has expired
-                archive.refresh()
-                continue
-            except (CorruptFile, StorageError, BudgetExceeded) as error:
-                # the file may still have it
-                search.note(error)
-                return False
-            finally:
-                search.charge(reads)
-            if row is None:
-                return False
-            if row["topic"] != item.topic:
-                _hide(search, item.topic)
-                return True
-            search.file_place = FilePlace(row["file"], row["row"], "byte" if item.size else "row")
-            carries = key in row["keys"]
-            message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
-            search.settle(search.fetched("archived", message=message, carries_key=carries))
+        try:
+            record = record_at(archive, store, item.offset, search)
+        except (CorruptFile, StorageError, BudgetExceeded) as error:
+            # the file may still have it
+            search.note(error)
+            return False
+        if record is None or not len(record.row):
+            return False
+        (row,) = record.row.to_pylist()
+        if row["topic"] != item.topic:
+            _hide(search, item.topic)
             return True
-        return False
+        search.file_place = FilePlace(row["file"], row["row"], "byte" if item.size else "row")
+        message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
+        search.settle(search.fetched("archived", message=message, carries_key=key in row["keys"]))
+        return True
 
     def _segment(self, search: Search, topic: str, item: IndexItem) -> LinkedSegment | None:
         archive, store = self._archives[item.source], linked_store(topic, item.queue_id)

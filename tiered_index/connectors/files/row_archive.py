@@ -15,8 +15,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,6 @@ from tiered_index.connectors.files.identity import OldOffsets, first_name
 from tiered_index.connectors.files.known_files import Plan
 from tiered_index.connectors.files.rows.batch import RowBatch
 from tiered_index.connectors.files.rows.mapping import KEY_TYPE
-from tiered_index.connectors.files.rows.restart import group_rows
 from tiered_index.connectors.follow import Loss
 from tiered_index.errors import (
     CorruptFile,
@@ -37,14 +35,13 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
-from tiered_index.format.segments.columnar import NUMBER, decode_columns, encode_columns, row_group_of
+from tiered_index.format.segments.columnar import NUMBER, decode_columns, encode_columns
 from tiered_index.format.segments.segment import LinkedSegment, times_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.topic_keys import added_end
-from tiered_index.service.read.answers.messages import Search
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.segments import Segments
 from tiered_index.types import inclusive
@@ -76,20 +73,6 @@ def encode_rows(table: pa.Table) -> bytes:
         table["keys"]
     ).to_numpy().astype(np.int64)
     return encode_columns(table, sizes, _TEXTS, {_VERSION_NOTE: str(_ROWS_VERSION)})
-
-
-def archived_row(
-    archive: SegmentArchive, segment: ArchivedSegment, offset: int, search: Search
-) -> dict[str, Any] | None:
-    """Return the row at an offset of a segment, by column; None: it has none. `search` is charged.
-
-    Raises `ObjectNotFound` (removed), `CorruptFile`, and the errors of the storage.
-    """
-    rows = group_rows(archive, segment, partial(row_group_of, number=offset), search)
-    if rows is None:
-        return None
-    at = rows.column(NUMBER).index(offset).as_py()
-    return rows.slice(at, 1).to_pylist()[0] if at >= 0 else None
 
 
 def decoded_rows(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tiered_index.base.call import check_deadline
 from tiered_index.base.threads import each
+from tiered_index.connectors.archive import record_at
 from tiered_index.connectors.kafka.client.broker import Deleted, KafkaBroker, NoTopic
 from tiered_index.connectors.kafka.columns import keys_of_file, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, KeyFunction, RecordKeys
@@ -24,13 +24,10 @@ from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
     InvalidArgument,
-    ObjectNotFound,
     StorageError,
     StorageMisconfigured,
     StorageUnavailable,
 )
-from tiered_index.format.segments.columnar import NUMBER, decode_group, row_group_of
-from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.segments import Segments
@@ -39,8 +36,6 @@ from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 _PLACE = re.compile(r"kafka:([^/\0]+)/([0-9]{1,19})/([0-9]{1,19})")
 # Kafka's partitions have 32 bits, and its offsets 64
 _MOST_PARTITION, _MOST_OFFSET = 2**31 - 1, 2**63 - 1
-# how often a segment is looked for that was replaced since the log was read
-_LOOKS = 5
 # entries of the preset `rocketmq` may be one second off
 _CLOCK_STEP_S = 1
 
@@ -135,9 +130,8 @@ class KafkaMessages:
         if self.broker is not None:
             self._ask_broker(self.broker, search, rules)
         for archive in archives:
-            for _ in range(_LOOKS):
-                if search.found is not None or not self._read_archive(archive, search, rules):
-                    break
+            if search.found is None:
+                self._read_archive(archive, search, rules)
 
     def _ask_broker(self, broker: KafkaBroker, search: RecordSearch, rules: set[str]) -> None:
         search.read_from = "{}/{}/{}".format(broker.place, *search.place[:2])
@@ -162,21 +156,18 @@ class KafkaMessages:
             else:
                 search.take(record, "local", partial(self._carries, rules))
 
-    def _read_archive(self, archive: SegmentArchive, search: RecordSearch, rules: set[str]) -> bool:
-        """Look into the archived logs of a partition, the newest first; return whether to look again."""
-        segments, (topic, partition, offset) = archive.segments(), search.place
+    def _read_archive(self, archive: SegmentArchive, search: RecordSearch, rules: set[str]) -> None:
+        """Look into the archived logs of a partition, the newest first."""
+        topic, partition, offset = search.place
         before = len(search.problems)
-        for store in _logs_of(segments, topic, partition):
-            reads = list[int]()
+        for store in _logs_of(archive.segments(), topic, partition):
             try:
-                segment = next(iter(archive.holding(offset, store, reads)), None)
+                record = record_at(archive, store, offset, search)
             except (CorruptFile, StorageError, BudgetExceeded) as error:
-                # the catalog of the segment can't be read
                 search.note(error)
                 continue
-            finally:
-                search.charge(reads)
-            if segment is None:
+            if record is None:
+                segments = archive.segments()
                 if offset < segments.state.expired.segments.get(store, 0):
                     # what only the broker could tell stays open
                     search.state = "expired" if search.error is None else search.state
@@ -184,18 +175,11 @@ class KafkaMessages:
                 elif (lost := segments.given_up(store, offset)) is not None:
                     search.problems.append(lost.reason)
                 continue
-            search.read_from = segment.name
-            try:
-                row, keys = self._row(archive, segment, search)
-            except ObjectNotFound:
-                archive.refresh()
-                return True  # a record has put another object in its place, or it has expired
-            except (CorruptFile, StorageError, BudgetExceeded) as error:
-                search.note(error)
-                continue
             search.is_archived = True
-            if row is not None:
-                search.take(row, "archived", partial(self._carries, rules | keys))
+            segment = record.segment
+            if len(record.row):
+                keys = {*rules, *keys_of_file(record.footer)}
+                search.take(records_of(record.row)[0], "archived", partial(self._carries, keys))
             elif segment.source is not None:
                 search.state = "erased"
                 search.problems.append(f"records were erased out of {segment.name}, and it has none at this offset")
@@ -206,25 +190,6 @@ class KafkaMessages:
                 # what archives of other logs of the partition have there is no problem
                 search.found = replace(search.found, problem="; ".join(search.problems[:before]) or None)
                 break
-        return False
-
-    def _row(
-        self, archive: SegmentArchive, segment: ArchivedSegment, search: RecordSearch
-    ) -> tuple[KafkaRecord | None, set[str]]:
-        """Return the record of a segment, and the keys that it was indexed by; one request more finds its footer."""
-        check_deadline(f"reading {segment.name}")
-        if archive.known_table(segment) is None:
-            search.requests += 1
-            search.bytes += segment.object_bytes - segment.size_bytes + segment.footer_bytes
-        footer = archive.table(segment).footer
-        keys = set(keys_of_file(footer))
-        if (group := row_group_of(footer, search.place[2])) is None:
-            return None, keys
-        search.requests += 1
-        search.bytes += group.end - group.begin
-        rows = decode_group(footer, group, archive.verified(segment, group.begin, group.end - group.begin))
-        at = rows.column(NUMBER).index(search.place[2]).as_py()
-        return (records_of(rows.slice(at, 1))[0] if at >= 0 else None), keys
 
     def _carries(self, rules: set[str], record: KafkaRecord, key: str) -> bool:
         if key in RecordKeys.by_rules(rules).of(record):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, TypeAlias
@@ -19,20 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tiered_index.base.call import check_deadline
 from tiered_index.base.kernels import compressed, gzip_error, inflater
+from tiered_index.connectors.archive import group_rows
 from tiered_index.connectors.files.rows.streams import StreamedText
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.names import POINTS, points_store, topic_of_store
 from tiered_index.format.segments.archived import footer_bytes_of
-from tiered_index.format.segments.columnar import (
-    NUMBER,
-    RowGroup,
-    decode_columns,
-    decode_group,
-    encode_columns,
-    row_group_before,
-)
+from tiered_index.format.segments.columnar import NUMBER, decode_columns, encode_columns, row_group_before
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.jobs.segments.uploads import send_segment
@@ -526,31 +519,12 @@ def point_before(
     search.charge(reads)
     if segment is None:
         return None
-    rows = group_rows(archive, segment, partial(row_group_before, number=offset), search)
+    rows = group_rows(archive, segment, partial(row_group_before, number=offset), search).rows
     if rows is None:
         return None
     at = int(np.searchsorted(rows[NUMBER].to_numpy(), offset, side="right")) - 1
     row, *after = rows.slice(at, 2).to_pylist()
     return RestartPoint(row["position"], row["bit"], row["window"]), after[0]["bit"] if after else None
-
-
-def group_rows(
-    archive: SegmentArchive, segment: ArchivedSegment, group_of: Callable[[bytes], RowGroup | None], search: Search
-) -> pa.Table | None:
-    """Return the rows of the group that `group_of` picks by a segment's footer; None: it picks none.
-
-    `search` is charged. Raises `ObjectNotFound` (removed), `CorruptFile`, and the errors of the storage.
-    """
-    check_deadline(f"reading {segment.name}")
-    if archive.known_table(segment) is None:
-        search.requests += 1
-        search.bytes += segment.object_bytes - segment.size_bytes + segment.footer_bytes
-    footer = archive.table(segment).footer
-    if (group := group_of(footer)) is None:
-        return None
-    search.requests += 1
-    search.bytes += group.end - group.begin
-    return decode_group(footer, group, archive.verified(segment, group.begin, group.end - group.begin))
 
 
 def has_points(segment: ArchivedSegment) -> bool:

@@ -1,0 +1,80 @@
+"""One record of an archive is read by its offset, also if another record put another object in the place of its own."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from tests.support.storage_faults import FaultStorage
+from tiered_index.connectors.archive import record_at
+from tiered_index.connectors.kafka.columns import SCHEMA, SIZE, encode_records
+from tiered_index.connectors.kafka.messages import KafkaMessages
+from tiered_index.errors import ObjectNotFound
+from tiered_index.service.read.answers.messages import Search
+from tiered_index.service.read.segments.archive import SegmentArchive
+
+STORE = "kafka:c/t/0"
+
+
+def file_of(offsets):
+    rows = [
+        {"key": b"k", "value": b"v%d" % offset, "offset": offset, "timestamp": 1_000, "timestampType": 0}
+        for offset in offsets
+    ]
+    schema = SCHEMA.append(pa.field(SIZE, pa.int64()))
+    return encode_records(("t", 0), pa.Table.from_pylist([{**row, SIZE: 3} for row in rows], schema), ["key"])
+
+
+@pytest.fixture
+def erased(open_index, storage):
+    """Return the archive of an index with offsets 0 to 3, and its state before offset 2 was erased."""
+    index = open_index()
+    assert index.archive_columns(STORE, 0, 4, file_of(range(4)))
+    before, (segment,) = index.log_state, index.archived()
+    assert index.replace_columns(segment, file_of((0, 1, 3)), 3, None)
+    storage.delete_many([segment.name])
+    return index.segment_archive, before
+
+
+def test_a_record_is_read_by_its_offset(erased):
+    archive, _ = erased
+    search = Search(item=None)
+    record = record_at(archive, STORE, 3, search)
+    assert (record.row["value"].to_pylist(), search.read_from) == ([b"v3"], record.segment.name)
+    assert len(record_at(archive, STORE, 2, search).row) == 0
+    assert record_at(archive, STORE, 4, search) is None
+    assert record_at(archive, "kafka:c/t/1", 3, search) is None
+
+
+def test_each_request_for_a_record_is_counted(erased):
+    archive, _ = erased
+    counted = FaultStorage(archive.storage)
+    once = replace(archive, storage=counted)
+    for requests in (2, 1):
+        search, before = Search(item=None), counted.calls()
+        record_at(once, STORE, 1, search)
+        assert (search.requests, counted.calls() - before) == (requests, requests)
+        assert search.bytes > 0
+
+
+def test_a_record_of_a_replaced_segment_is_read_from_its_successor(erased):
+    archive, before = erased
+    states = [before]
+
+    def refresh():
+        states[:] = [archive.state()]
+        return states[0]
+
+    stale = SegmentArchive(archive.storage, lambda: states[0], refresh)
+    assert record_at(stale, STORE, 3, Search(item=None)).row["value"].to_pylist() == [b"v3"]
+
+
+def test_a_record_whose_segments_are_replaced_time_and_again_is_an_error_and_never_missing(erased):
+    archive, before = erased
+    refreshed = []
+    stale = SegmentArchive(archive.storage, lambda: before, lambda: refreshed.append(1) or archive.state())
+    with pytest.raises(ObjectNotFound):
+        record_at(stale, STORE, 3, Search(item=None))
+    assert len(refreshed) > 4
+    with pytest.raises(ObjectNotFound):
+        KafkaMessages({None: stale}).at("t", 0, 3)
