@@ -16,12 +16,6 @@ PACKAGE = Path(tiered_index.__file__).parent
 LAZY = {
     ("config.py", "tiered_index.base.conversion"): "most readers have only a URI and paths, which need no conversion",
     ("base/kernels.py", "tiered_index.base"): "only a package in a zip file needs it",
-    (
-        "connectors/message_sources.py",
-        "tiered_index.connectors.kafka.messages",
-    ): "messages of one system need no reader of another",
-    ("connectors/message_sources.py", "tiered_index.connectors.rocketmq.archive.messages"): "the same",
-    ("connectors/message_sources.py", "tiered_index.connectors.files.linked_rows"): "the same",
     ("service/read/lookups.py", "tiered_index.service.read.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of classes of PySpark",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",

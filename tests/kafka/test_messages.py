@@ -151,7 +151,7 @@ def test_a_local_file_tells_how_keys_were_given(servers, producing, topic, tmp_p
         assert [file.place for file in index.files()] == ["compacted"]
         with IndexReader.open(root=tmp_path / "root", storage_backend=storage) as reader:
             broker = KafkaBroker({"bootstrap.servers": servers})
-            source = MessageSources(reader, reader.config, broker=broker).records(topic)
+            source = MessageSources(reader, reader.config, {"kafka": broker}).of(topic)
             (fetched,) = reader.messages(topic, "o7", source=source).messages
             assert (fetched.state, fetched.message.key) == ("local", b"other")
             broker.close()
@@ -224,7 +224,8 @@ def test_each_reason_why_a_record_cannot_be_shown_is_a_state_of_its_own(
 
     def state_of(key="k7", servers=servers):
         """Return the state of a record and its problem, over HTTP the status of its answer, and that of its place."""
-        sources = MessageSources(index, index.config, broker=KafkaBroker({"bootstrap.servers": servers}))
+        broker = KafkaBroker({"bootstrap.servers": servers})
+        sources = MessageSources(index, index.config, {"kafka": broker})
         with closing(sources), serving(index, sources=sources) as client:
             params = {"topic": topic, "key": key, "allow_partial": True}
             answer, place = client.get("/v1/messages", params=params), client.get(f"/v1/messages/kafka:{topic}/0/7")

@@ -161,8 +161,8 @@ def test_topics_of_an_index_of_a_rocketmq_store_are_not_those_of_a_broker():
         (["kafka:c/payments/0"], True),
     ):
         index = SimpleNamespace(segment_archives={}, durable_positions=partial(dict.fromkeys, names, 1))
-        records = MessageSources(index, IndexConfig(), broker=broker).records("orders")
-        assert (records is not None) == is_of_kafka
+        sources = MessageSources(index, IndexConfig(), {"kafka": broker})
+        assert (sources.connector_of("orders") == "kafka") == is_of_kafka
 
 
 def test_names_of_positions_can_be_read_again():

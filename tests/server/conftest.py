@@ -73,7 +73,7 @@ def service_of(
     """Yield a service, which stops at the end of the block."""
     served = Served(
         lookups,
-        sources or MessageSources(lookups, lookups.config, store),
+        sources or MessageSources(lookups, lookups.config, {"rocketmq": store}),
         caps or Caps(),
         redaction_of(lookups, store),
         Audit(audit),

@@ -1,6 +1,6 @@
-"""The archived messages of every system: how those of an erasure are found, and an index erased with its archive.
+"""The archived messages of every connector: how those of an erasure are found, and an index erased with its archive.
 
-A columnar segment has rows of files or records of Kafka, any other one is a file of RocketMQ's log. Threads: any.
+Threads: any.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from functools import partial
 from typing import Any
 
 from tiered_index.base.clock import Clock, SystemClock
-from tiered_index.connectors.files.row_archive import RowsToErase, has_rows
-from tiered_index.connectors.files.rows.restart import has_points, windows_to_erase
-from tiered_index.connectors.kafka.erasure import RecordsToErase
-from tiered_index.connectors.kafka.names import keys_in
-from tiered_index.connectors.rocketmq.archive.erasure import MessagesToErase
+from tiered_index.connectors.contract import Connector
+from tiered_index.connectors.registry import CONNECTORS
+from tiered_index.connectors.systems import connector_of_segment
 from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.log import StorageLog
@@ -30,26 +28,22 @@ from tiered_index.types import no_progress
 
 @dataclass(frozen=True)
 class _Find:
-    """Finds the messages of a request in archived segments of any kind: a `FindMessages`."""
+    """Finds the messages of a request in archived segments of any connector: a `FindMessages`."""
 
     request: EraseRequest
-    keys: frozenset[str]
+    # the names of positions that may be about the topic
+    positions: frozenset[str]
     before_ms: int
     keyed: bool
 
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
-        if has_rows(segment):
-            return RowsToErase(self.request, self.before_ms, self.keyed)(archive, segment)
-        if has_points(segment):
-            return windows_to_erase(self.request, archive, segment)
-        if segment.columns is not None:
-            return RecordsToErase(self.request, self.before_ms, self.keyed, self.keys)(archive, segment)
-        return MessagesToErase(self.request, self.before_ms, self.keyed)(archive, segment)
+        connector: Connector = CONNECTORS.connector(connector_of_segment(segment))
+        return connector.erasure(self.request, self.positions)(self.before_ms, self.keyed)(archive, segment)
 
 
 def messages_to_erase(request: EraseRequest, state: LogState) -> MakeFind:
     """Return a function that finds the messages of a request in archived segments. `state` is that of the log."""
-    return partial(_Find, request, frozenset(keys_in(state.positions, request.topic)))
+    return partial(_Find, request, frozenset(name for name in state.positions if request.topic in name))
 
 
 def erase_index(

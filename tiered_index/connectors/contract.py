@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
     from tiered_index.connectors.follow import Archiver, Source
     from tiered_index.service.index import IndexService
+    from tiered_index.service.jobs.erase import EraseRequest, MakeFind
+    from tiered_index.service.read.answers.messages import MessageSource
+    from tiered_index.service.read.segments.archive import SegmentArchive
+    from tiered_index.service.reader import IndexReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +47,50 @@ class OpenedSource(NamedTuple):
     name: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class MessagePlaces:
+    """The places where the messages of an index can be read again.
+
+    - `index`: the index; None: there is only `place`.
+    - `config`: the settings of the index.
+    - `place`: what `Connector.place` opened, beside the archive; None: nothing.
+    - `names`: returns the names of the index's positions.
+    - `keys`: keys of a connector's options, for entries whose keys no durable position names yet.
+    """
+
+    index: IndexReader[Any] | IndexService[Any] | None
+    config: IndexConfig
+    place: Any
+    names: Callable[[], set[str]]
+    keys: frozenset[str] = frozenset()
+
+    @property
+    def archives(self) -> Mapping[str | None, SegmentArchive]:
+        """The archives of the index, as `IndexReader.segment_archives`."""
+        return self.index.segment_archives if self.index is not None else {}
+
+
 class Connector(Protocol):
-    """Reads one kind of source. Threads: any, for each source one at a time."""
+    """Reads messages of one kind of source again, and finds those of an erasure. Threads: any."""
+
+    def place(self, options: Any, address: str | None = None) -> Any:
+        """Open the place of messages that options or an address name; None: they name none. The caller closes it."""
+
+    def messages(self, places: MessagePlaces) -> MessageSource:
+        """Return the source of the messages of all topics that the connector put. Raises `InvalidArgument`.
+
+        If it has a `close`, the caller calls it. Threads: any, once it is made.
+        """
+
+    def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:
+        """Return a function that finds the messages of a request in archived segments of the connector.
+
+        `positions` are the names of the index's positions. Spark's tasks get the function, so it can be pickled.
+        """
+
+
+class SourceConnector(Connector, Protocol):
+    """A connector whose sources a `Follower` drives (`ConnectorSpec.follows`). Threads: any, each source one."""
 
     def check(self, run: SourceRun, config: IndexConfig) -> None:
         """Raise the errors of a wrong address and of wrong options, before an index of these settings is made."""

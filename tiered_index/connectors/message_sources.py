@@ -1,98 +1,89 @@
-"""The sources of the messages of an index: rows of files, records of Kafka, and the log of RocketMQ."""
+"""The sources of the messages of an index: those of the connectors that put its topics."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.kafka.names import keys_in
-from tiered_index.connectors.systems import FILES, KAFKA, ROCKETMQ, position_names, words_of
+from tiered_index.connectors.contract import MessagePlaces
+from tiered_index.connectors.registry import CONNECTORS, FILES
+from tiered_index.connectors.systems import connector_of, position_names
 from tiered_index.service.read.segments.places import has_files
 
 if TYPE_CHECKING:
-    from tiered_index.connectors.files.linked_rows import FileRows
-    from tiered_index.connectors.kafka.client.broker import KafkaBroker
-    from tiered_index.connectors.kafka.messages import KafkaMessages
-    from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
     from tiered_index.service.index import IndexService
     from tiered_index.service.read.answers.messages import MessageSource
-    from tiered_index.service.read.segments.archive import SegmentArchive
     from tiered_index.service.reader import IndexReader
+
+# The connector that looks for messages of topics that no position shows
+_OF_OTHERS = "rocketmq"
 
 
 class MessageSources:
-    """The sources of the messages of an index (None: only a store and a broker). Each is loaded when it is needed.
+    """The sources of the messages of an index (None: only of `places`). Each connector is loaded when it is needed.
 
-    - `store`: the folder of a RocketMQ store.
-    - `broker`: a cluster of Kafka that has records, which `close` leaves.
+    - `places`: what `Connector.place` opened, by the connector; `close` closes it.
     - `keys`: the rules of `--key` of entries that may not be durable yet, in addition to those that the index names.
 
-    Threads: any, once `log` and `rows` are made.
+    Threads: any.
     """
 
     def __init__(
         self,
         index: IndexReader[Any] | IndexService[Any] | None,
         config: IndexConfig,
-        store: Path | None = None,
-        broker: KafkaBroker | None = None,
+        places: Mapping[str, Any] | None = None,
         keys: Iterable[str] = (),
     ) -> None:
-        self._index, self._config, self._store = index, config, store
-        self._broker, self._keys = broker, set(keys)
-
-    @property
-    def _archives(self) -> Mapping[str | None, SegmentArchive]:
-        return self._index.segment_archives if self._index is not None else {}
+        self._index, self._config, self._keys = index, config, frozenset(keys)
+        self._places = {name: place for name, place in (places or {}).items() if place is not None}
+        self._sources: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        for name in self._places:
+            # a wrong place is an error of the start
+            self.of_connector(name)
 
     def _names(self) -> set[str]:
         return position_names(self._index) if self._index is not None else set()
 
-    @cached_property
-    def log(self) -> RocketmqMessages:
-        """The messages of RocketMQ. Raises `InvalidArgument` if the folder is not a store."""
-        from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
-
-        config, names = self._config, self._names if self._index is not None else None
-        return RocketmqMessages(
-            self._store, self._archives, threads=config.query_threads, root=config.root, positions=names
-        )
-
-    @cached_property
-    def rows(self) -> FileRows:
-        """The rows of files. Needs an index."""
-        from tiered_index.connectors.files.linked_rows import FileRows
-
-        assert self._index is not None
-        return FileRows(self._index)
+    def of_connector(self, name: str) -> Any:
+        """Return the source of all messages of a connector. Raises `InvalidArgument` if its place is not one."""
+        with self._lock:
+            if name not in self._sources:
+                names, place = self._names, self._places.get(name)
+                places = MessagePlaces(
+                    index=self._index, config=self._config, place=place, names=names, keys=self._keys
+                )
+                self._sources[name] = CONNECTORS.connector(name).messages(places)
+            return self._sources[name]
 
     def has_rows(self, topic: str) -> bool:
         """Return whether a topic has files. No request."""
-        return has_files([archive.state() for archive in self._archives.values()], self._names, topic)
+        archives = self._index.segment_archives.values() if self._index is not None else ()
+        return has_files([archive.state() for archive in archives], self._names, topic)
 
-    def records(self, topic: str) -> KafkaMessages | None:
-        """Return the records of a topic. None: the topic is not Kafka's.
+    def connector_of(self, topic: str) -> str | None:
+        """Return the name of the connector that put a topic; None: no position shows it.
 
-        With a broker, topics without positions are Kafka's, too, unless the index follows a RocketMQ store.
+        With a broker of Kafka, topics without positions are Kafka's, unless the index follows another system.
         """
-        names = self._names()
-        words = words_of(names, topic)
-        if words is not KAFKA and (self._broker is None or words in (ROCKETMQ, FILES)):
-            return None
-        from tiered_index.connectors.kafka.messages import KafkaMessages
+        if self.has_rows(topic):
+            return FILES
+        name = connector_of(self._names(), topic)
+        return "kafka" if name is None and "kafka" in self._places else name
 
-        return KafkaMessages(self._archives, self._broker, keys_in(names) | self._keys)
-
-    def of(self, topic: str, log: RocketmqMessages | None = None) -> MessageSource:
-        """Return the source of the messages of a topic; `log` is in place of all messages of RocketMQ."""
-        return self.rows if self.has_rows(topic) else self.records(topic) or log or self.log
+    def of(self, topic: str, other: MessageSource | None = None) -> MessageSource:
+        """Return the source of the messages of a topic; `other` is in place of all messages of RocketMQ."""
+        name = self.connector_of(topic)
+        if name in (None, _OF_OTHERS) and other is not None:
+            return other
+        source: MessageSource = self.of_connector(name or _OF_OTHERS)
+        return source
 
     def close(self) -> None:
-        """Leave the cluster, and close the storages of files."""
-        if "rows" in vars(self):
-            self.rows.close()
-        if self._broker is not None:
-            self._broker.close()
+        """Close the places, and what the sources opened."""
+        for opened in (*self._sources.values(), *self._places.values()):
+            if (close := getattr(opened, "close", None)) is not None:
+                close()

@@ -15,12 +15,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from tiered_index.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tiered_index.connectors.contract import Connector
 
 GROUP = "tiered_index.connectors"
 """The group of entry points."""
@@ -32,13 +29,43 @@ _OURS = {name: f"tiered_index.connectors.{name}.spec:SPEC" for name in ("kafka",
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
+class Words(NamedTuple):
+    """The words of a connector in texts for people.
+
+    - `queue`: the part of a topic.
+    - `offset`: the offset of an entry.
+    - `no_message`: the reason why there is no message if no place of messages was given.
+    - `no_queues`: the reason why messages can't be read by their place in a queue.
+    - `message`, `key`: a message, and what names it in its topic.
+    - `in_files`: an entry is shown by its file and row, not by queue and offset.
+    """
+
+    queue: str
+    offset: str
+    no_message: str
+    no_queues: str
+    message: str = "message"
+    key: str = "unique key"
+    in_files: bool = False
+
+
+OTHER = Words(
+    "queue",
+    "offset",
+    "the index has the place of the message, but no copy of it: read it in the source that was ingested",
+    "only topics of RocketMQ have queues to read: look up a key",
+)
+"""The words for entries of no known connector, such as those that a program put."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorSpec:
     """Describes a connector.
 
     - `name`: its name, as that of its entry point.
     - `title`: its sources, as texts for people name them.
-    - `open`: ``module:name`` of the `Connector`, which is loaded when it is needed.
+    - `words`: its words in texts for people.
+    - `open`: ``module:name`` of the connector (`tiered_index.connectors.contract`), which is loaded when it is needed.
     - `claims`: returns whether an address is one of its own. Raises `InvalidArgument` for an address that probably is
       meant to be one.
     - `offset_space`: what the offsets of its entries count, as the setting of a new index. None: the default.
@@ -49,6 +76,7 @@ class ConnectorSpec:
     title: str
     open: str
     claims: Callable[[str], bool]
+    words: Words = OTHER
     offset_space: str | None = None
     follows: bool = True
 
@@ -83,14 +111,16 @@ class Registry:
             raise ConfigError(f"{address}: the connectors {names} both claim it: uninstall one of them")
         return claiming[0] if claiming else self.spec(FILES)
 
-    def connector(self, name: str) -> Connector:
-        """Return a connector. Raises `ConfigError` if it is not installed, or can't be loaded."""
+    def connector(self, name: str) -> Any:
+        """Return a `Connector`; it is a `SourceConnector` if its spec says that it `follows`.
+
+        Raises `ConfigError` if it is not installed, or can't be loaded.
+        """
         spec = self.spec(name)
         try:
-            connector: Connector = pkgutil.resolve_name(spec.open)
+            return pkgutil.resolve_name(spec.open)
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"connector {name} ({spec.open}) can't be loaded: {error}") from error
-        return connector
 
     @property
     def problems(self) -> tuple[str, ...]:

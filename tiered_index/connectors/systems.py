@@ -1,18 +1,17 @@
-"""The words of the system that entries come from: RocketMQ, Kafka, files, or another.
-
-The names of an index's positions show the system of its topics. Threads: any.
-"""
+"""The connector that entries come from: the names of an index's positions show it. Threads: any."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
+from tiered_index.connectors.registry import CONNECTORS, OTHER, Words
 from tiered_index.format.keys.spelling import split_name
-from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.names import POINTS, ROWS, TOPICS_QUEUE, linked_store
 from tiered_index.service.log import topic_keys
 from tiered_index.service.log.reads import READ_PREFIX
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.files.compacted import CompactedFile
 from tiered_index.service.read.files.root_view import UnsealedView
 from tiered_index.service.read.segments.places import FILES_QUEUE, files_topic
@@ -22,41 +21,7 @@ if TYPE_CHECKING:
     from tiered_index.service.index import IndexService
 
 
-class Words(NamedTuple):
-    """The words of a system in texts for people.
-
-    - `queue`: the part of a topic.
-    - `offset`: the offset of an entry.
-    - `no_message`: the reason why there is no message if no place of messages was given.
-    - `no_queues`: the reason why messages can't be read by their place in a queue.
-    """
-
-    queue: str
-    offset: str
-    no_message: str
-    no_queues: str
-
-
-ROCKETMQ = Words(
-    "queue",
-    "commit log offset",
-    "no archived segment holds it, and no store directory was given",
-    "queue offsets are needed: give --store, or archive segments with --archive-queues",
-)
-KAFKA = Words(
-    "partition",
-    "offset",
-    "no archive has it, and no broker was given",
-    "it is a topic of Kafka: look up a key, or read a record by kafka:TOPIC/PARTITION/OFFSET",
-)
-OTHER = Words(
-    "queue",
-    "offset",
-    "the index has the place of the message, but no copy of it: read it in the source that was ingested",
-    "only topics of RocketMQ have queues to read: look up a key",
-)
-FILES = Words("file", "row", "no file of the topic has it", "it is a topic of files: look up a key")
-UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
+UNKNOWN = OTHER._replace(no_queues=CONNECTORS.spec("rocketmq").words.no_queues)
 """Words for an index without positions: its entries may be of any system, or there are none yet."""
 
 
@@ -123,20 +88,36 @@ def positions_of_files(positions: Mapping[str, int], store: str) -> dict[str, in
     return topic_keys.positions_of(positions, store) | others
 
 
-def words_of(positions: Iterable[str], topic: str | None = None) -> Words:
-    """Return the words for a topic (None: any topic) of an index with these names of positions."""
+def connector_of(positions: Iterable[str], topic: str | None = None) -> str | None:
+    """Return the name of the connector that put a topic (None: any topic), by the names of an index's positions.
+
+    None: no position shows it, as for entries that a program put.
+    """
     # how much was read says nothing of entries
     positions = [name for name in positions if not name.startswith(READ_PREFIX)]
     if topic is not None and (
         files_topic(topic) in positions or topic_keys.rules_in(positions, linked_store(topic, FILES_QUEUE))
     ):
-        return FILES
+        return "files"
     part = "/" if topic is None else f"/{topic}/"
     if any(name.startswith("kafka:") and part in name for name in positions):
-        return KAFKA
-    if any(name.startswith("rocketmq:") for name in positions):
-        return ROCKETMQ
-    return OTHER if positions else UNKNOWN
+        return "kafka"
+    return "rocketmq" if any(name.startswith("rocketmq:") for name in positions) else None
+
+
+def words_of(positions: Iterable[str], topic: str | None = None) -> Words:
+    """Return the words for a topic (None: any topic) of an index with these names of positions."""
+    positions = list(positions)
+    if (name := connector_of(positions, topic)) is not None:
+        return CONNECTORS.spec(name).words
+    return UNKNOWN if all(name.startswith(READ_PREFIX) for name in positions) else OTHER
+
+
+def connector_of_segment(segment: ArchivedSegment) -> str:
+    """Return the name of the connector whose messages an archived segment has."""
+    if segment.columns is None:
+        return "rocketmq"
+    return "files" if segment.store.startswith((ROWS, POINTS)) else "kafka"
 
 
 def position_names(index: IndexReader[Any] | IndexService[Any]) -> set[str]:

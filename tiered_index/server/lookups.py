@@ -25,12 +25,13 @@ from tiered_index.base.encoding import BodyFormat
 from tiered_index.connectors.files.linked_rows import FileRow
 from tiered_index.connectors.kafka.messages import parse_place
 from tiered_index.connectors.kafka.record import KafkaRecord
-from tiered_index.connectors.rocketmq.archive.messages import MANY, Containing, RocketmqMessages, messages_by_id
+from tiered_index.connectors.rocketmq.archive.messages import Containing, RocketmqMessages, messages_by_id
 from tiered_index.connectors.rocketmq.log.message import Message
 from tiered_index.connectors.rocketmq.remoting.browsing import BrowsedMessages, Browser
 from tiered_index.connectors.rocketmq.remoting.pulling import UnknownOffsets
 from tiered_index.connectors.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
-from tiered_index.connectors.systems import ROCKETMQ, key_names_of, position_names
+from tiered_index.connectors.rocketmq.spec import SPEC as ROCKETMQ
+from tiered_index.connectors.systems import key_names_of, position_names
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.server.http import answers, parameters, wire
 from tiered_index.server.http.calls import Allowance, Calls, Handlers, body_of, caller_of
@@ -42,7 +43,7 @@ from tiered_index.server.http.served import MOST_SHOWN, SHOWN, Served, shown_top
 from tiered_index.server.http.tokens import Caller
 from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.read.answers.budget import RequestStats
-from tiered_index.service.read.answers.messages import FoundMessage, MessagesResult, pause_s
+from tiered_index.service.read.answers.messages import MANY, FoundMessage, MessagesResult, pause_s
 from tiered_index.service.read.answers.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Explain, QueryResult, TopicsResult
@@ -286,9 +287,10 @@ class LookupHandlers(Handlers):
             page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial}
             page["max_message_bytes"] = most_bytes
             if place is not None:
-                if (records := self.served.sources.records(place[0])) is None:
+                if (sources := self.served.sources).connector_of(place[0]) != "kafka":
                     raise self._not_there(f"the index has no Kafka topic {place[0]!r:.80}")
-                return MessagesResult(messages=(records.at(*place),), status="complete")
+                record = sources.of_connector("kafka").at(*place)
+                return MessagesResult(messages=(record,), status="complete")
             if params.topic is not None and self.served.rows.has(params.topic):
                 return lookups.messages(params.topic, msg_id, source=self.served.rows, max_count=MANY, **page)
             return messages_by_id(lookups, source, msg_id, params.topic, **page)
@@ -373,7 +375,7 @@ class LookupHandlers(Handlers):
                 page = params.moment_ms(), params.cursor, params.max_count
                 answer = browser.page(params.topic, params.queue_id, *page)
             except UnknownOffsets as error:
-                raise self._not_there(f"{error.problem}; {ROCKETMQ.no_queues}") from error
+                raise self._not_there(f"{error.problem}; {ROCKETMQ.words.no_queues}") from error
             if answer is None:
                 queue = "" if params.queue_id is None else f" {params.queue_id}"
                 raise self._not_there(f"topic {params.topic!r:.80} has no queue{queue} here")

@@ -41,14 +41,22 @@ class Records:
         ]
 
 
+class RecordSources(MessageSources):
+    """All topics are of Kafka."""
+
+    def connector_of(self, topic):
+        return "kafka"
+
+    def of_connector(self, name):
+        return Records() if name == "kafka" else super().of_connector(name)
+
+
 @pytest.fixture
 def url(tmp_path):
     with IndexService.open(root=tmp_path / "root", storage="memory://kafka-console", background=False) as index:
         for offset, value in enumerate(VALUES):
             index.put("orders", 3, f"key-{offset}", offset, len(value or b""), BEGIN_MS + offset)
-        sources = MessageSources(index, index.config)
-        sources.records = lambda _: Records()
-        with on_a_port(index, sources=sources) as client:
+        with on_a_port(index, sources=RecordSources(index, index.config)) as client:
             yield str(client.base_url)
 
 

@@ -115,6 +115,29 @@ def test_an_ingest_of_a_file_loads_no_connector_of_a_broker(tmp_path, with_topic
     assert others_than_specs(names) == []
 
 
+def test_messages_of_files_need_no_connector_of_a_broker(tmp_path):
+    rows = tmp_path / "rows.ndjson"
+    rows.write_text('{"id": "k", "timestamp": 1700000000000}\n')
+    storage = ("--storage", f"file://{tmp_path}/store")
+    loaded("ingest", rows, "--root", tmp_path / "root", *storage, "--quiet", "--topic", "t", "--key", "id", "--wait")
+    for words in (("query", "t", "k", "--messages"), ("message", "k", "--topic", "t")):
+        names, out = loaded(*words, *storage, "--json")
+        assert json.loads(out)["messages"][0]["message"]["body"]
+        assert others_than_specs(names) == []
+
+
+def test_an_erasure_of_rows_needs_no_connector_of_a_broker(tmp_path):
+    rows = tmp_path / "rows.ndjson"
+    rows.write_text('{"id": "k", "timestamp": 1700000000000}\n')
+    storage = ("--storage", f"file://{tmp_path}/store")
+    of_rows = ("--topic", "t", "--key", "id", "--archive", "--wait", "--quiet")
+    loaded("ingest", rows, "--root", tmp_path / "root", *storage, *of_rows)
+    names, out = loaded("erase", "--topic", "t", "--key", "k", *storage, "--yes", "--now", "--json", "--quiet")
+    assert json.loads(out)
+    assert "tiered_index.connectors.files.connector" in names
+    assert others_than_specs(names) == []
+
+
 def test_a_reader_of_a_storage_loads_only_modules_of_its_lookup(root):
     script = (
         "import json, sys\n"

@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any
 from tiered_index.base.encoding import BodyFormat, json_line, json_text
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.explaining import lost_text, print_failed, print_not_read
-from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.look_up.commands import MessageOptions
 from tiered_index.cli.look_up.paging import CommandBudget, Pages, similar_with_entries
 from tiered_index.cli.options import LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
+from tiered_index.cli.places import opened_places
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.kafka.spec import KafkaClientOptions
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.connectors.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
-from tiered_index.connectors.systems import FILES, OTHER, Words
+from tiered_index.connectors.registry import OTHER, Words
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
-from tiered_index.service.read.answers.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.read.answers.messages import MANY, Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Lookup, format_time
 
@@ -59,7 +58,7 @@ def leave_messages_out(entry: dict[str, Any]) -> None:
 
 def _described(fetched: Fetched, body: BodyFormat, words: Words) -> dict[str, Any]:
     document = fetched.to_dict(body)
-    if words is FILES and document["item"] is not None:
+    if words.in_files and document["item"] is not None:
         leave_messages_out(document["item"])
     return document
 
@@ -239,7 +238,7 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, 
         place = ""
         if item is not None:
             # the problem names the file
-            of_queue = f"  {words.queue} {item.queue_id}  {words.offset} {item.offset}" if words is not FILES else ""
+            of_queue = f"  {words.queue} {item.queue_id}  {words.offset} {item.offset}" if not words.in_files else ""
             of_index = f"  of {source}" if source is not None else ""
             place = f"{format_time(item.timestamp_ms)}{of_queue}{of_index}"
         out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
@@ -248,10 +247,15 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, 
     time = value_text("timestamp_ms", shown.get("store_ms", shown.get("timestamp_ms"))) or "no time"
     queue = f"  queue {shown['queue_id']}  queue offset {shown['queue_offset']}" if "queue_id" in shown else ""
     out.line(f"{time}{queue}  {fetched.state}")
-    properties = {n: value for n, value in shown.get("properties", {}).items() if n not in (KEYS, TAGS, UNIQ_KEY)}
+    properties = shown.get("properties", {})
     read = {"source": source, "read_from": fetched.read_from, "note": fetched.problem}
     values = {n: value for n, value in {**shown, "properties": properties}.items() if n not in _SHOWN_APART}
-    if "queue_offset" in shown:  # of RocketMQ: its unique key has a line of its own
+    if "queue_offset" in shown:
+        # imported here: other messages need nothing of RocketMQ
+        from tiered_index.connectors.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
+
+        values["properties"] = {n: value for n, value in properties.items() if n not in (KEYS, TAGS, UNIQ_KEY)}
+        # the unique key has a line of its own
         values["keys"] = [key for key in values["keys"] if key != values["uniq_key"]]
     out.fields({**(values if raw else _pages_of(values)), **read})
     if "partition" in shown and shown["body_bytes"] is None:
@@ -299,6 +303,8 @@ _RECORD = "kafka:"
 
 def _check_id(msg_id: str) -> None:
     """Raise `InvalidArgument`, which names the forms of an ID, unless it is an offset message id."""
+    from tiered_index.connectors.rocketmq.log.layout import decode_offset_msg_id
+
     try:
         decode_offset_msg_id(msg_id)
     except InvalidArgument as error:
@@ -368,18 +374,23 @@ class MessageQuestion:
     def _of_index(
         self, reader: IndexReader | None, place: MessageOptions, msg_id: str
     ) -> Callable[..., MessagesResult]:
-        from tiered_index.connectors.rocketmq.archive.messages import MANY, messages_by_id
-        from tiered_index.connectors.rocketmq.remoting.queue_sources import message_at
-
         if self.is_record:
             return partial(self._page_of, self._record(reader, msg_id))
-        sources = self.stack.enter_context(closing(MessageSources(reader, self.config, place.store)))
+        sources = self.stack.enter_context(
+            closing(MessageSources(reader, self.config, opened_places(place.store, KafkaClientOptions())))
+        )
         topic, queue_id, offset = place.topic, place.queue_id, place.queue_offset
+        is_place = topic is not None and queue_id is not None and offset is not None
+        if not is_place and reader is not None and topic is not None and sources.has_rows(topic):
+            return partial(reader.messages, topic, msg_id, source=sources.of(topic), max_count=MANY)
+        # imported here: rows need nothing of RocketMQ
+        from tiered_index.connectors.rocketmq.archive.messages import messages_by_id
+        from tiered_index.connectors.rocketmq.remoting.queue_sources import message_at
+
+        log = sources.of_connector("rocketmq")
         if topic is not None and queue_id is not None and offset is not None:
-            return partial(self._page_of, partial(message_at, sources.log, topic, queue_id, offset))
-        if reader is not None and topic is not None and sources.has_rows(topic):
-            return partial(reader.messages, topic, msg_id, source=sources.rows, max_count=MANY)
-        return partial(messages_by_id, reader, sources.log, msg_id, topic)
+            return partial(self._page_of, partial(message_at, log, topic, queue_id, offset))
+        return partial(messages_by_id, reader, log, msg_id, topic)
 
     def _page_of(self, read: Callable[[], Fetched], cursor: str | None = None, **limits: Any) -> MessagesResult:
         # the limits also apply to a message that needs no lookup
@@ -391,15 +402,15 @@ class MessageQuestion:
         from tiered_index.connectors.kafka.messages import parse_place
 
         topic, partition, offset = parse_place(msg_id)
-        broker = open_kafka_broker(self.kafka)
-        sources = MessageSources(reader, self.config, broker=broker)
-        if (records := self.stack.enter_context(closing(sources)).records(topic)) is None:
+        places = opened_places(None, self.kafka)
+        sources = self.stack.enter_context(closing(MessageSources(reader, self.config, places)))
+        if sources.connector_of(topic) != "kafka":
             if reader is not None:
                 reader._check_opened()
             advice = "pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
-            advice = advice if broker is None else "its entries are of another kind of source"
+            advice = advice if places.get("kafka") is None else "its entries are of another kind of source"
             raise InvalidArgument(f"the index has no Kafka topic {topic!r}: {advice}")
-        return partial(records.at, topic, partition, offset)
+        return partial(sources.of_connector("kafka").at, topic, partition, offset)
 
 
 def message(
@@ -433,8 +444,8 @@ def message(
     for message, document_of_one in zip(answer.messages, shown, strict=True):
         _write_message(out, message, document_of_one["message"], words, raw=options.raw)
     if not answer.messages and pages.exceeded is None:
-        what, key = ("row", "key") if words is FILES else ("message", "unique key")
-        out.line(f"no {f'more {what}s' if options.cursor else what} of {topic} with the {key} {msg_id}")
+        what = f"more {words.message}s" if options.cursor else words.message
+        out.line(f"no {what} of {topic} with the {words.key} {msg_id}")
         for hint in hints:
             out.line(hint)
     if answer.lost:

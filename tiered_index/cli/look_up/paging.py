@@ -17,7 +17,8 @@ from tiered_index.base.call import deadline_at
 from tiered_index.cli.explaining import lost_text, print_explained, print_failed
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, error_document, unknown_topic
-from tiered_index.connectors.systems import FILES, KAFKA, ROCKETMQ, Words, key_names_of, position_names, words_of
+from tiered_index.connectors.registry import Words
+from tiered_index.connectors.systems import connector_of, key_names_of, position_names, words_of
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.format.keys.spelling import similar_keys
 from tiered_index.service.log.session import WriterStatus
@@ -150,9 +151,9 @@ class Pages(Generic[R]):
         """Return the words of the system that a topic's entries come from, as the answer or the index shows it."""
         if topic not in self._words:
             names = [name for index in self.last.freshness for name in index.positions]
-            if (words := words_of(names, topic)) not in (FILES, KAFKA, ROCKETMQ) and self.reader is not None:
-                words = words_of(position_names(self.reader), topic)
-            self._words[topic] = words
+            if connector_of(names, topic) is None and self.reader is not None:
+                names = list(position_names(self.reader))
+            self._words[topic] = words_of(names, topic)
         return self._words[topic]
 
     @property

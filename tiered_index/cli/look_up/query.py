@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.look_up.commands import QueryOptions
 from tiered_index.cli.look_up.message import (
     NO_MESSAGES,
@@ -22,11 +21,11 @@ from tiered_index.cli.look_up.message import (
 from tiered_index.cli.look_up.paging import CommandBudget, Pages, similar_with_entries
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Output
+from tiered_index.cli.places import opened_places
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.kafka.spec import KafkaClientOptions
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.errors import InvalidArgument
 from tiered_index.types import IndexItem, QueryResult, describe_places, format_time, own_columns
 
@@ -100,7 +99,7 @@ def _sources_in(
     stack: contextlib.ExitStack, config: IndexConfig, store: Path | None, kafka: KafkaClientOptions, reader: IndexReader
 ) -> MessageSources:
     """Return the sources of messages, which `stack` closes."""
-    sources = MessageSources(reader, config, store, open_kafka_broker(kafka))
+    sources = MessageSources(reader, config, opened_places(store, kafka))
     return stack.enter_context(contextlib.closing(sources))
 
 
@@ -124,7 +123,12 @@ class KeyQuestion:
     @property
     def key(self) -> str:
         """The key in the index."""
-        return tag_key(self.named) if self.options.tag else self.named
+        if not self.options.tag:
+            return self.named
+        # imported here: other keys need nothing of RocketMQ
+        from tiered_index.connectors.rocketmq.log.layout import tag_key
+
+        return tag_key(self.named)
 
     def open(self) -> tuple[IndexReader | None, list[Callable[..., Any]]]:
         """Open the index or the client, as `Pages.open`."""
@@ -166,6 +170,8 @@ class KeyQuestion:
 
         A service does not tell whether it has tags before anything is published: a remark says so.
         """
+        from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE
+
         answer = look_up(cursor=cursor, **limits)
         if len(answer) or cursor is not None or answer.status != "complete":
             return answer

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index.cli.ending import Ending
-from tiered_index.cli.kafka import open_kafka_broker
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.options import given_flags, refuse_others
+from tiered_index.cli.places import opened_places
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.follow import opened_follower
 from tiered_index.config import IndexConfig
@@ -28,7 +28,6 @@ from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
-from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, StoreOptions
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
@@ -178,7 +177,7 @@ class Serving:
         """Refuse folders that are no stores, and TLS files that lack another."""
         with _later(InvalidArgument):
             for folder in filter(None, (self.store, self._followed)):
-                StoreDirectory.open(folder)
+                CONNECTORS.connector("rocketmq").place(None, str(folder))
         address = self.address
         if (address.tls_cert is None) != (address.tls_key is None) or (address.tls_clients and not address.tls_cert):
             raise InvalidArgument("--tls-cert and --tls-key belong together, and --tls-clients needs both")
@@ -242,12 +241,13 @@ class Serving:
             message_bytes=bounds.message_bytes,
         )
         redaction = redaction_of(lookups, store, self.session.storages)
-        broker = open_kafka_broker(self.kafka, self.writing.follow if self._followed is None else None)
+        is_of_kafka = self._spec is not None and self._spec.name == "kafka"
+        places = opened_places(store, self.kafka, self.writing.follow if is_of_kafka else None)
         # entries in a writer's buffer are found before the positions that name their keys are durable
         keys = (self.kafka.key or ("key",)) if isinstance(lookups, IndexService) else ()
-        sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, store, broker, keys)))
+        sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, places, keys)))
         served = Served(lookups, sources, caps, redaction, audit, tokens)
-        if broker is not None:
+        if places.get("kafka") is not None:
             watch = CONNECTORS.connector("kafka").watch
             served.problems = stack.enter_context(watch(partial(self.session.out.error, "StorageUnavailable")))
         if follower is not None:

@@ -18,7 +18,7 @@ from tiered_index.cli.session import Session
 from tiered_index.cli.write.options import IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.contract import Connector, SourceRun
+from tiered_index.connectors.contract import SourceConnector, SourceRun
 from tiered_index.connectors.follow import Follower, Source
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
@@ -29,9 +29,9 @@ _POLL_S = 0.2
 
 
 def opened_follower(
-    connector: Connector, run: SourceRun, index: IndexService, stop: threading.Event, **of_follower: Any
+    connector: SourceConnector, run: SourceRun, index: IndexService, stop: threading.Event, **of_follower: Any
 ) -> tuple[Follower, str]:
-    """Return a follower of a source, and the name of the source. Raises as `Connector.source`."""
+    """Return a follower of a source, and the name of the source. Raises as `SourceConnector.source`."""
     source, archiver, name = connector.source(run, index)
     how: dict[str, Any] = {"follow": run.follow, "stop": stop, "archiver": archiver, "note": run.note}
     return Follower(index, source, **how, **of_follower), name
@@ -80,7 +80,7 @@ class StatusLines:
 
 
 def ingest_followed(
-    session: Session, config: IndexConfig, options: IngestOptions, connector: Connector, run: SourceRun
+    session: Session, config: IndexConfig, options: IngestOptions, connector: SourceConnector, run: SourceRun
 ) -> int:
     """Follow a source, and return the exit code."""
     intake, follow = options.intake, run.follow

@@ -25,7 +25,7 @@ from tiered_index.cli.write.linking import RowIngestion
 from tiered_index.cli.write.options import ARCHIVE_SCHEME, FileOptions, IngestOptions, RowOptions
 from tiered_index.cli.write.putting import Putting, none_indexed
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.contract import SourceRun
+from tiered_index.connectors.contract import SourceConnector, SourceRun
 from tiered_index.connectors.files.messages import ColumnMessages, MessageFile, messages_of, other_files, source_name
 from tiered_index.connectors.files.rows.batch import RowFile
 from tiered_index.connectors.files.rows.columns import FIELDS, CheckedMessage, columns_of, own_value
@@ -379,7 +379,7 @@ class Ingestion:
     def _followed(self, spec: ConnectorSpec) -> int:
         self._refuse_others(spec.title)
         session, options = self.session, self.options
-        connector = CONNECTORS.connector(spec.name)
+        connector: SourceConnector = CONNECTORS.connector(spec.name)
         config = self._config(**({} if spec.offset_space is None else {"offset_space": spec.offset_space}))
         run = SourceRun(
             address=self.source,

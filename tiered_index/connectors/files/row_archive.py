@@ -494,8 +494,3 @@ class RowsToErase:
         times = times_of(rest["timestamp"].cast(pa.int64()).to_numpy())
         gone = len(table) - len(rest)
         return FoundMessages(gone, file=encode_rows(rest), collisions=collisions, rows=len(rest), times=times)
-
-
-def has_rows(segment: ArchivedSegment) -> bool:
-    """Return whether an archived segment has rows of files."""
-    return segment.store.startswith(ROWS)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.contract import Connector, OpenedSource, SourceRun
+from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
 from tiered_index.connectors.kafka.archive import EVERY_S, KafkaArchiver
-from tiered_index.connectors.kafka.client.broker import KafkaAddress, check_setting, read_settings
+from tiered_index.connectors.kafka.client.broker import KafkaAddress, KafkaBroker, check_setting, read_settings
 from tiered_index.connectors.kafka.client.calls import Watch
+from tiered_index.connectors.kafka.erasure import RecordsToErase
 from tiered_index.connectors.kafka.keys import RecordKeys
+from tiered_index.connectors.kafka.messages import KafkaMessages
+from tiered_index.connectors.kafka.names import keys_in
 from tiered_index.connectors.kafka.source import KafkaSource, check_cluster
 from tiered_index.connectors.kafka.spec import KafkaClientOptions, KafkaOptions
 from tiered_index.connectors.options import pairs
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.erase import EraseRequest, MakeFind
+from tiered_index.service.read.answers.messages import Fetched
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
+from tiered_index.types import IndexItem
 
 
 def client_settings(options: KafkaClientOptions) -> dict[str, str]:
@@ -32,11 +40,30 @@ def client_settings(options: KafkaClientOptions) -> dict[str, str]:
     return of_file | of_line
 
 
+@dataclass(frozen=True)
+class IndexRecords:
+    """The records of an index: a `MessageSource`, which learns of keys that the index gets."""
+
+    places: MessagePlaces
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """As `KafkaMessages.fetch`."""
+        return self._now().fetch(items, topic, key)
+
+    def at(self, topic: str, partition: int, offset: int) -> Fetched:
+        """As `KafkaMessages.at`."""
+        return self._now().at(topic, partition, offset)
+
+    def _now(self) -> KafkaMessages:
+        places = self.places
+        return KafkaMessages(places.archives, places.place, keys_in(places.names()) | places.keys)
+
+
 class KafkaConnector:
     """Follows topics of Kafka."""
 
     def check(self, run: SourceRun, config: IndexConfig) -> None:
-        """As `Connector.check`; for a new root, also a cluster that does not answer and missing topics are errors."""
+        """As `SourceConnector.check`. For a new root, ask the cluster for the topics, too."""
         options: KafkaOptions = run.options or KafkaOptions()
         address, settings = KafkaAddress.parse(run.address), client_settings(options)
         RecordKeys(options.key or ("key",))
@@ -46,7 +73,7 @@ class KafkaConnector:
             check_cluster(address, settings)
 
     def source(self, run: SourceRun, index: IndexService) -> OpenedSource:
-        """As `Connector.source`. Raises as `KafkaSource`."""
+        """As `SourceConnector.source`. Raises as `KafkaSource`."""
         options: KafkaOptions = run.options or KafkaOptions()
         source = KafkaSource(
             index,
@@ -70,5 +97,20 @@ class KafkaConnector:
         with Watch(tell) as watch:
             yield watch.problems
 
+    def place(self, options: KafkaClientOptions, address: str | None = None) -> KafkaBroker | None:
+        """Return the brokers of an address, or those of the setting ``bootstrap.servers``; None: there is neither."""
+        settings = client_settings(options)
+        if address is not None:
+            settings |= {"bootstrap.servers": KafkaAddress.parse(address).servers}
+        return KafkaBroker(settings) if "bootstrap.servers" in settings else None
 
-CONNECTOR: Connector = KafkaConnector()
+    def messages(self, places: MessagePlaces) -> IndexRecords:
+        """As `Connector.messages`."""
+        return IndexRecords(places)
+
+    def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:
+        """As `Connector.erasure`."""
+        return partial(RecordsToErase, request, keys=frozenset(keys_in(positions, request.topic)))
+
+
+CONNECTOR: SourceConnector = KafkaConnector()

@@ -19,7 +19,7 @@ from tiered_index.connectors.kafka.columns import keys_of_file, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, KeyFunction, RecordKeys
 from tiered_index.connectors.kafka.names import Name, keys_in
 from tiered_index.connectors.kafka.record import KafkaRecord
-from tiered_index.connectors.systems import KAFKA
+from tiered_index.connectors.kafka.spec import SPEC
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
@@ -79,7 +79,7 @@ class RecordSearch(Search):
     def result(self) -> Fetched:
         """Return the result and its cost."""
         if not self.is_archived:
-            self.problems.append("no archive has it" if self.has_broker else KAFKA.no_message)
+            self.problems.append("no archive has it" if self.has_broker else SPEC.words.no_message)
         return self.outcome(lambda: self.missing(self.state, damaged=self.damaged))
 
 

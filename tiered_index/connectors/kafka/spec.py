@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tiered_index.connectors.options import declare
-from tiered_index.connectors.registry import ConnectorSpec
+from tiered_index.connectors.registry import ConnectorSpec, Words
 from tiered_index.errors import InvalidArgument
 
 SCHEME = "kafka://"
@@ -69,5 +69,14 @@ def _is_topics(address: str) -> bool:
 
 
 SPEC = ConnectorSpec(
-    name="kafka", title="Kafka", open="tiered_index.connectors.kafka.connector:CONNECTOR", claims=_is_topics
+    name="kafka",
+    title="Kafka",
+    words=Words(
+        "partition",
+        "offset",
+        "no archive has it, and no broker was given",
+        "it is a topic of Kafka: look up a key, or read a record by kafka:TOPIC/PARTITION/OFFSET",
+    ),
+    open="tiered_index.connectors.kafka.connector:CONNECTOR",
+    claims=_is_topics,
 )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.contract import Connector, OpenedSource, SourceRun
+from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.connectors.rocketmq.archive.erasure import MessagesToErase
+from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.columns import Selection
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, folder_of
 from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.erase import EraseRequest, MakeFind
 
 
 def _store_of(run: SourceRun, options: RocketmqOptions) -> StoreDirectory:
@@ -25,14 +31,14 @@ class RocketmqConnector:
     """Follows the commit log of a store."""
 
     def check(self, run: SourceRun, config: IndexConfig) -> None:
-        """As `Connector.check`. The root and a local storage must be apart from the broker's folders."""
+        """As `SourceConnector.check`. The root and a local storage must be apart from the broker's folders."""
         options: RocketmqOptions = run.options or RocketmqOptions()
         check_apart(config, folder_of(run.address), *(options.of_store.commitlog or ()))
         _store_of(run, options)
         Selection(*options.selected.arguments)
 
     def source(self, run: SourceRun, index: IndexService) -> OpenedSource:
-        """As `Connector.source`. Raises as `Dispatcher`."""
+        """As `SourceConnector.source`. Raises as `Dispatcher`."""
         options: RocketmqOptions = run.options or RocketmqOptions()
         store, of_store = _store_of(run, options), options.of_store
         selection = Selection(*options.selected.arguments)
@@ -67,5 +73,19 @@ class RocketmqConnector:
         """Nothing can hang the process: a store is read as files."""
         return contextlib.nullcontext(list)
 
+    def place(self, options: object, address: str | None = None) -> Path | None:
+        """Return the folder of the store at an address. Raises `InvalidArgument` if it is not one."""
+        return None if address is None else StoreDirectory.open(folder_of(address)).folder
 
-CONNECTOR: Connector = RocketmqConnector()
+    def messages(self, places: MessagePlaces) -> RocketmqMessages:
+        """As `Connector.messages`. Raises `InvalidArgument` for a store beside several indexes."""
+        names = places.names if places.index is not None else None
+        of_index: dict[str, Any] = {"threads": places.config.query_threads, "root": places.config.root}
+        return RocketmqMessages(places.place, places.archives, **of_index, positions=names)
+
+    def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:
+        """As `Connector.erasure`."""
+        return partial(MessagesToErase, request)
+
+
+CONNECTOR: SourceConnector = RocketmqConnector()

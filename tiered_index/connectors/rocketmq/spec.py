@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from tiered_index.connectors.options import declare
-from tiered_index.connectors.registry import ConnectorSpec
+from tiered_index.connectors.registry import ConnectorSpec, Words
 
 _of_store = partial(declare, rich_help_panel="RocketMQ stores")
 
@@ -96,6 +96,12 @@ def _is_folder(address: str) -> bool:
 SPEC = ConnectorSpec(
     name="rocketmq",
     title="a RocketMQ store",
+    words=Words(
+        "queue",
+        "commit log offset",
+        "no archived segment holds it, and no store directory was given",
+        "queue offsets are needed: give --store, or archive segments with --archive-queues",
+    ),
     open="tiered_index.connectors.rocketmq.connector:CONNECTOR",
     claims=_is_folder,
     offset_space="commitlog",

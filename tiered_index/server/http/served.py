@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.base.call import deadline_at
 from tiered_index.base.encoding import json_text
 from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.registry import FILES
 from tiered_index.errors import SetupUnavailable, TieredIndexError
 from tiered_index.server.http.problems import Redaction, without_paths
 from tiered_index.server.http.tokens import Tokens
@@ -25,6 +26,10 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.metrics import Gauges
 from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.service.reader import IndexReader
+
+if TYPE_CHECKING:
+    from tiered_index.connectors.files.linked_rows import FileRows
+    from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 
 Index = IndexReader | IndexService
 """The library's object that answers lookups: a reader of storages, or the writer of one index."""
@@ -120,11 +125,16 @@ class Served:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        # made before the threads of lookups share them; a wrong store is an error of the start
-        self.messages, self.rows = self.sources.log, self.sources.rows
+        self.rows: FileRows = self.sources.of_connector(FILES)
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_KEEPS_S
         self._unreachable: str | None = "not checked yet"
+
+    @property
+    def messages(self) -> RocketmqMessages:
+        """The messages of RocketMQ."""
+        messages: RocketmqMessages = self.sources.of_connector("rocketmq")
+        return messages
 
     @property
     def writer(self) -> IndexService | None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from tiered_index.base.call import check_deadline
 from tiered_index.base.encoding import MAX_BODY_BYTES
 from tiered_index.base.threads import each
+from tiered_index.connectors.registry import Words
 from tiered_index.connectors.rocketmq.archive.search import MessageSearch
 from tiered_index.connectors.rocketmq.follow.tail import TruncatedTail
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
@@ -33,13 +34,14 @@ from tiered_index.connectors.rocketmq.log.message import (
     peek_topic,
 )
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.connectors.systems import ROCKETMQ, Words, words_of
+from tiered_index.connectors.rocketmq.spec import SPEC
+from tiered_index.connectors.systems import words_of
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import topic_of_store
 from tiered_index.format.segments.archived import DAMAGED_PIECE, SegmentTable
 from tiered_index.service.log.records import ArchivedSegment, LostRange
 from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
-from tiered_index.service.read.answers.messages import Fetched, MessageSource, MessagesResult, MessageState
+from tiered_index.service.read.answers.messages import MANY, Fetched, MessageSource, MessagesResult, MessageState
 from tiered_index.service.read.lookups import Lookups
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.types import IndexItem, inclusive
@@ -132,7 +134,7 @@ class RocketmqMessages:
     def words(self, topic: str) -> Words:
         """Return the words of the system that a topic comes from."""
         if self._folder is not None or self._positions is None:
-            return ROCKETMQ
+            return SPEC.words
         return words_of(self._positions(), topic)
 
     def seen_by(self, sees: Callable[[str], bool]) -> RocketmqMessages:
@@ -368,7 +370,7 @@ class RocketmqMessages:
                 search.problems.append(not_archived)
             else:
                 # only the place of an entry may be of another system than RocketMQ
-                of_place = words(search.key[0]) if search.key is not None else ROCKETMQ
+                of_place = words(search.key[0]) if search.key is not None else SPEC.words
                 search.problems.append(of_place.no_message)
         damaged = search.damaged or search.is_damaged_locally
         if damaged and not search.is_damage_sure and (cut := self._cut_of(search)) is not None:
@@ -511,10 +513,6 @@ def _decode(archive: SegmentArchive, pieces: _Pieces, search: MessageSearch) -> 
             pieces = _get(archive, segment, pieces.table, search, *whole)
     data = pieces.at(offset, length or MIN_MESSAGE_BYTES)
     return decode_message(data, file=segment.name, file_offset=at, physical_offset=offset, size=size)
-
-
-# Messages of one unique key on a page
-MANY = 32
 
 
 def messages_by_id(

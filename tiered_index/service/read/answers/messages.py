@@ -55,6 +55,8 @@ MessageState = Literal["local", "archived", "expired", "erased", "no_topic", "re
 - ``missing``: it should exist, but it does not, is damaged, or could not be read.
 """
 
+MANY = 32
+"""The messages of one unique key on a page."""
 _WITHHELD_S = 0.2
 
 
