@@ -39,7 +39,7 @@ from tiered_index.base.call import active_context
 from tiered_index.base.clock import ManualClock
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE, Host, tag_key
+from tiered_index.connectors.rocketmq.log.layout import Host, tag_key
 from tiered_index.connectors.rocketmq.log.message import Message
 from tiered_index.connectors.rocketmq.remoting import server as remoting_server
 from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
@@ -55,6 +55,7 @@ from tiered_index.connectors.rocketmq.remoting.frames import (
 )
 from tiered_index.connectors.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
+from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.errors import InvalidArgument
 from tiered_index.storage.metering import Usage
 

@@ -115,6 +115,13 @@ class _Message:
     def to_dict(self, body: object = None, max_body_bytes: int = 0) -> dict[str, Any]:
         return self.document  # the service was asked for the body's form
 
+    @property
+    def compression(self) -> str | None:
+        return self.document.get("compression")
+
+    def plain_bytes(self, max_bytes: int) -> int:
+        return int(self.document.get("body_bytes") or 0)
+
 
 def messages_of(response: httpx.Response) -> MessagesResult:
     """Return the answer to a lookup of messages."""

@@ -79,7 +79,8 @@ class Connector(Protocol):
     def messages(self, places: MessagePlaces) -> MessageSource:
         """Return the source of the messages of all topics that the connector put. Raises `InvalidArgument`.
 
-        If it has a `close`, the caller calls it. Threads: any, once it is made.
+        If it has a `close`, the caller calls it. If several topics share a log, let it have `seen_by(sees)`, which
+        returns a source for a caller that sees only some topics. Threads: any, once it is made.
         """
 
     def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:

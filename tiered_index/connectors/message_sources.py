@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.config import IndexConfig
@@ -74,13 +74,15 @@ class MessageSources:
         name = connector_of(self._names(), topic)
         return "kafka" if name is None and "kafka" in self._places else name
 
-    def of(self, topic: str, other: MessageSource | None = None) -> MessageSource:
-        """Return the source of the messages of a topic; `other` is in place of all messages of RocketMQ."""
-        name = self.connector_of(topic)
-        if name in (None, _OF_OTHERS) and other is not None:
-            return other
-        source: MessageSource = self.of_connector(name or _OF_OTHERS)
-        return source
+    def of(self, topic: str, sees: Callable[[str], bool] | None = None) -> MessageSource:
+        """Return the source of the messages of a topic.
+
+        With `sees` it is for a caller that may see only the topics for which that returns True: a place of a log that
+        topics share shows nothing of another topic.
+        """
+        source = self.of_connector(self.connector_of(topic) or _OF_OTHERS)
+        narrowed: MessageSource = source.seen_by(sees) if sees is not None and hasattr(source, "seen_by") else source
+        return narrowed
 
     def close(self) -> None:
         """Close the places, and what the sources opened."""

@@ -12,9 +12,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 from starlette.requests import Request
@@ -22,14 +22,6 @@ from starlette.responses import Response
 
 from tiered_index.base.call import check_deadline, deadline_at
 from tiered_index.base.encoding import BodyFormat
-from tiered_index.connectors.files.linked_rows import FileRow
-from tiered_index.connectors.kafka.messages import parse_place
-from tiered_index.connectors.kafka.record import KafkaRecord
-from tiered_index.connectors.rocketmq.archive.messages import Containing, RocketmqMessages, messages_by_id
-from tiered_index.connectors.rocketmq.log.message import Message
-from tiered_index.connectors.rocketmq.remoting.browsing import BrowsedMessages, Browser
-from tiered_index.connectors.rocketmq.remoting.pulling import UnknownOffsets
-from tiered_index.connectors.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
 from tiered_index.connectors.rocketmq.spec import SPEC as ROCKETMQ
 from tiered_index.connectors.systems import key_names_of, position_names
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
@@ -47,6 +39,11 @@ from tiered_index.service.read.answers.messages import MANY, FoundMessage, Messa
 from tiered_index.service.read.answers.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Explain, QueryResult, TopicsResult
+
+if TYPE_CHECKING:
+    from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+    from tiered_index.connectors.rocketmq.remoting.browsing import BrowsedMessages
+    from tiered_index.connectors.rocketmq.remoting.queue_sources import QueueCaches
 
 K = TypeVar("K", bound=parameters.OneKey)
 _NO_EXPLAIN = Explain()
@@ -69,7 +66,12 @@ class LookupHandlers(Handlers):
 
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
-        self._queue_caches = QueueCaches()
+
+    @cached_property
+    def _queue_caches(self) -> QueueCaches:
+        from tiered_index.connectors.rocketmq.remoting.queue_sources import QueueCaches
+
+        return QueueCaches()
 
     @Operation("GET /v1/query", answer=answers.QueryResult, forms=(wire.NDJSON, wire.ARROW), problems={422: None})
     async def query(self, request: Request, params: parameters.QueryParameters) -> Response:
@@ -251,12 +253,14 @@ class LookupHandlers(Handlers):
         """Look up one key and fetch its messages, each with its state."""
         caller_of(request).need_topic(params.topic)
         params = self._paged(params)
-        others = self._messages_for(caller_of(request))
+        caller = caller_of(request)
 
         def fetch(most_bytes: int) -> MessagesResult:
-            source = self.served.sources.of(params.topic, others)
+            source = self.served.sources.of(params.topic, None if caller.topics is None else caller.sees)
             most_read = None
             if params.contains is not None:
+                from tiered_index.connectors.rocketmq.archive.messages import Containing
+
                 source, most_read = Containing(source, params.contains, most_bytes), _MOST_SEARCHED
             bounds: Any = {"max_message_bytes": most_bytes, "max_read": most_read}
             return self.served.lookups.messages(*params.arguments(), source=source, **bounds)
@@ -278,10 +282,14 @@ class LookupHandlers(Handlers):
         If `topic` is one of files, `id` is any key of its rows.
         """
         caller, msg_id = caller_of(request), str(request.path_params["id"])
-        place = parse_place(msg_id) if params.topic is None and msg_id.startswith("kafka:") else None
+        place = None
+        if params.topic is None and msg_id.startswith("kafka:"):
+            from tiered_index.connectors.kafka.messages import parse_place
+
+            place = parse_place(msg_id)
         if (topic := place[0] if place is not None else params.topic) is not None:
             caller.need_topic(topic)
-        lookups, source = self.served.lookups, self._messages_for(caller)
+        lookups = self.served.lookups
 
         def fetch(most_bytes: int) -> MessagesResult:
             page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial}
@@ -293,7 +301,9 @@ class LookupHandlers(Handlers):
                 return MessagesResult(messages=(record,), status="complete")
             if params.topic is not None and self.served.rows.has(params.topic):
                 return lookups.messages(params.topic, msg_id, source=self.served.rows, max_count=MANY, **page)
-            return messages_by_id(lookups, source, msg_id, params.topic, **page)
+            from tiered_index.connectors.rocketmq.archive.messages import messages_by_id
+
+            return messages_by_id(lookups, self._messages_for(caller), msg_id, params.topic, **page)
 
         audited = {"id": msg_id[:200], "topic": params.topic and params.topic[:SHOWN]}
         return await self._messages(request, params, audited, fetch, msg_id)
@@ -361,6 +371,10 @@ class LookupHandlers(Handlers):
             return (left := left - size) >= 0 or is_read_anyway
 
         def look_up() -> BrowsedMessages:
+            from tiered_index.connectors.rocketmq.remoting.browsing import Browser
+            from tiered_index.connectors.rocketmq.remoting.pulling import UnknownOffsets
+            from tiered_index.connectors.rocketmq.remoting.queue_sources import queues_at_hand
+
             lookups, messages = self.served.lookups, self.served.messages
             if isinstance(lookups, IndexReader):
                 # learn of erasures
@@ -478,16 +492,15 @@ class ShownBodies:
 
     def _document(self, message: FoundMessage) -> dict[str, Any]:
         most_bytes, late, wanted = self._left, None, self._wanted
-        if wanted not in ("excerpt", "none") and isinstance(message, Message) and message.compression is not None:
+        if wanted not in ("excerpt", "none") and message.compression is not None:
             try:
                 check_deadline("decompressing bodies")
             except BudgetExceeded as error:
                 if not self._allow_partial:
                     raise
                 most_bytes, late = 0, str(error)
-        if wanted == "json" and isinstance(message, Message | KafkaRecord | FileRow):
-            size = message.plain_bytes(most_bytes) if isinstance(message, Message) else message.size
-            wanted = "text" if size > _MOST_PARSED_BYTES else wanted
+        if wanted == "json" and message.plain_bytes(most_bytes) > _MOST_PARSED_BYTES:
+            wanted = "text"
         document = message.to_dict(wanted, most_bytes)
         if late is not None and "body_problem" in document:
             document["body_problem"] = late
@@ -514,7 +527,7 @@ def _tells_files(request: Request, params: parameters.RequestBounds) -> bool:
 
 def _for_caller(caller: Caller, answer: Any) -> Any:
     """Return a lookup's answer without the positions of sources that the caller may not see."""
-    if caller.topics is None or isinstance(answer, BrowsedMessages):
+    if caller.topics is None or not hasattr(answer, "freshness"):
         return answer
     freshness = tuple(
         replace(freshness, positions={name: at for name, at in freshness.positions.items() if caller.sees_source(name)})

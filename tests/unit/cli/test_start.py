@@ -138,6 +138,44 @@ def test_an_erasure_of_rows_needs_no_connector_of_a_broker(tmp_path):
     assert others_than_specs(names) == []
 
 
+def test_a_service_of_files_loads_no_connector_of_a_broker(tmp_path):
+    rows = tmp_path / "rows.ndjson"
+    rows.write_text('{"id": "k", "timestamp": 1700000000000}\n')
+    storage = f"file://{tmp_path}/store"
+    of_rows = ("--topic", "t", "--key", "id", "--wait", "--quiet")
+    loaded("ingest", rows, "--root", tmp_path / "root", "--storage", storage, *of_rows)
+    # the program that serves stops itself after it was asked
+    script = (
+        "import json, os, signal, sys, threading, urllib.request\n"
+        "from tiered_index.cli.__main__ import run\n"
+        "from tiered_index.cli.operate import serving\n"
+        "tell_ready = serving.Serving._tell_ready\n"
+        "def ask(self, urls):\n"
+        "    tell_ready(self, urls)\n"
+        "    asked.append(threading.Thread(target=answers, args=urls[:1]))\n"
+        "    asked[0].start()\n"
+        "def answers(url):\n"
+        "    try:\n"
+        "        key = 'topic=t&key=k'\n"
+        "        for path in (f'query?{key}', f'messages?{key}&body=json', 'messages/k?topic=t', 'topics'):\n"
+        "            with urllib.request.urlopen(f'{url}/v1/{path}') as answer:\n"
+        "                told.append(json.load(answer))\n"
+        "    finally:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "asked, told, serving.Serving._tell_ready = [], [], ask\n"
+        "try:\n"
+        "    run()\n"
+        "finally:\n"
+        "    print(json.dumps([told, sorted(sys.modules)]))\n"
+    )
+    words = ("serve", "--port", "0", "--storage", storage, "--quiet")
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    told, names = json.loads(done.stdout)
+    assert [len(answer.get("messages", answer.get("items", answer.get("topics")))) for answer in told] == [1, 1, 1, 1]
+    assert told[1]["messages"][0]["message"]["body"] == {"id": "k", "timestamp": 1_700_000_000_000}
+    assert others_than_specs(names) == []
+
+
 def test_a_reader_of_a_storage_loads_only_modules_of_its_lookup(root):
     script = (
         "import json, sys\n"

@@ -170,7 +170,7 @@ class KeyQuestion:
 
         A service does not tell whether it has tags before anything is published: a remark says so.
         """
-        from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE
+        from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 
         answer = look_up(cursor=cursor, **limits)
         if len(answer) or cursor is not None or answer.status != "complete":

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
@@ -28,7 +28,6 @@ from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
-from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, StoreOptions
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
 from tiered_index.server.app import HttpService
@@ -36,10 +35,12 @@ from tiered_index.server.health import StandIn
 from tiered_index.server.http.listening import HttpListener, Tls, bind, is_local, loop_in_thread, own_names
 from tiered_index.server.http.served import Audit, Caps, Index, Served, redaction_of
 from tiered_index.server.http.tokens import Tokens, access_warning
-from tiered_index.server.remoting import remoting_listener
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.service.root import allow_many_files
+
+if TYPE_CHECKING:
+    from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
 
 # Threshold of the garbage collector (objects created less objects freed): an answer to a large batch has thousands
 _COLLECTED_AFTER = 50_000
@@ -263,6 +264,9 @@ class Serving:
 
     def _tools_listener(self, served: Served, service: HttpService, bound: Any) -> RemotingServer:
         """Return the listener of RocketMQ's protocol."""
+        # imported here: others need nothing of RocketMQ
+        from tiered_index.server.remoting import remoting_listener
+
         return remoting_listener(
             served,
             service.metrics,

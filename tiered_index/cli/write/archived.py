@@ -48,8 +48,8 @@ from tiered_index.connectors.kafka.names import Name, positions_by_store
 from tiered_index.connectors.rocketmq.archive.archive import archived_batches, segments_by_store
 from tiered_index.connectors.rocketmq.follow.dispatcher import note_tags
 from tiered_index.connectors.rocketmq.log.columns import Selection, SkippedRange
-from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.connectors.systems import positions_of_files
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names

@@ -103,6 +103,14 @@ class FileRow:
         return len(self.text)
 
     @property
+    def compression(self) -> None:
+        """None: a row is its text."""
+
+    def plain_bytes(self, max_bytes: int) -> int:
+        """Return `size`."""
+        return self.size
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The texts beside the row: the URI of the file."""
         return (self.file,)

@@ -69,6 +69,14 @@ class KafkaRecord:
         size = len(self.key or b"") + len(self.value or b"")
         return size + sum(len(name.encode()) + len(value or b"") for name, value in self.headers)
 
+    @property
+    def compression(self) -> None:
+        """None: the source's client unpacks it."""
+
+    def plain_bytes(self, max_bytes: int) -> int:
+        """Return `size`."""
+        return self.size
+
 
 # Confluent's serializers write a zero and the id of the schema before a document
 _FRAME_BYTES = 5

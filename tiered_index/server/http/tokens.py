@@ -34,7 +34,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from tiered_index.base.documents import typed
-from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE
+from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable, did_you_mean
 from tiered_index.server.http.problems import Refused
 from tiered_index.service.write.owned import prefix_of_follower

@@ -52,9 +52,9 @@ from tiered_index.connectors.rocketmq.follow.tail import (
 from tiered_index.connectors.rocketmq.log.columns import IndexBatch, Selection, SkippedRange
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.connectors.rocketmq.log.evidence import dledger_log, gather, problem_of
-from tiered_index.connectors.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.connectors.rocketmq.log.segments import End, Segment
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
+from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import LostRange

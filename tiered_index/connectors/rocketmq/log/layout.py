@@ -100,8 +100,6 @@ VALUE_END = "\x02"
 KEYS = "KEYS"
 UNIQ_KEY = "UNIQ_KEY"
 TAGS = "TAGS"
-# The source whose position an index has once messages are also indexed by their tags
-TAGS_SOURCE = "rocketmq-tags:"
 
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 # The topic of newer brokers' prepared messages until they are committed

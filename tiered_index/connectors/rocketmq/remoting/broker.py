@@ -21,13 +21,7 @@ from typing import Any, Unpack
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.base.version import __version__
 from tiered_index.connectors.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
-from tiered_index.connectors.rocketmq.log.layout import (
-    TAGS_SOURCE,
-    Host,
-    decode_offset_msg_id,
-    is_system_topic,
-    tag_key,
-)
+from tiered_index.connectors.rocketmq.log.layout import Host, decode_offset_msg_id, is_system_topic, tag_key
 from tiered_index.connectors.rocketmq.log.message import Message
 from tiered_index.connectors.rocketmq.log.store import queues_in
 from tiered_index.connectors.rocketmq.remoting.frames import (
@@ -52,6 +46,7 @@ from tiered_index.connectors.rocketmq.remoting.queue_sources import (
     queues_at_hand,
 )
 from tiered_index.connectors.rocketmq.remoting.throttled_log import ThrottledLog
+from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,

@@ -77,6 +77,13 @@ class FoundMessage(Protocol):
     def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
         """Return it JSON-ready, its body as `show_bytes`; one that would be larger is not decompressed."""
 
+    @property
+    def compression(self) -> str | None:
+        """The compression of the body; None: it is stored as it is."""
+
+    def plain_bytes(self, max_bytes: int) -> int:
+        """Return the bytes of the plain body, or a greater number than `max_bytes` once it has more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
