@@ -10,7 +10,7 @@ from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tests.support.memory import traced_memory
 from tiered_index.base.call import deadline_at
-from tiered_index.connectors.rocketmq.archive.messages import Containing
+from tiered_index.connectors.containing import Containing
 from tiered_index.errors import BudgetExceeded
 from tiered_index.server.http.served import Caps
 from tiered_index.server.http.tokens import add_token

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from tiered_index.base.call import check_deadline, deadline_at
 from tiered_index.base.encoding import BodyFormat
+from tiered_index.connectors.containing import Containing
 from tiered_index.connectors.rocketmq.spec import SPEC as ROCKETMQ
 from tiered_index.connectors.systems import key_names_of, position_names
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
@@ -259,8 +260,6 @@ class LookupHandlers(Handlers):
             source = self.served.sources.of(params.topic, None if caller.topics is None else caller.sees)
             most_read = None
             if params.contains is not None:
-                from tiered_index.connectors.rocketmq.archive.messages import Containing
-
                 source, most_read = Containing(source, params.contains, most_bytes), _MOST_SEARCHED
             bounds: Any = {"max_message_bytes": most_bytes, "max_read": most_read}
             return self.served.lookups.messages(*params.arguments(), source=source, **bounds)
