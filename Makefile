@@ -37,7 +37,7 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 # Only development needs Spark, its Java and a browser: the demo installs none. Java and browser come while pip runs, and all
 # cores compile.
 $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy/find-chromium.sh
-	@echo "installing tiered_index with the extras 'bench', 'client', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 139 packages of requirements.lock, and a compiled core; once, some minutes"
+	@echo "installing tiered_index with the extras 'bench', 'client', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 140 packages of requirements.lock, and a compiled core; once, some minutes"
 	@{ bash deploy/find-java.sh && bash deploy/find-chromium.sh; } & found=$$!; \
 	bash deploy/install.sh $(VENV) bench,client,demo,fast,kafka,server,spark,test -e --no-compile \
 		|| { wait $$found; exit 1; }; \
@@ -154,8 +154,9 @@ test-s3: $(VENV)/.stamp-test ## run tests against a real S3 server, started for 
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)
 
 # Maven fetches jars once, into build/brokers, and pip the PySparks of Spark's connectors. Kafka's tests are one worker's,
-# RocketMQ's another's.
-test-brokers: $(VENV)/.stamp-test ## run tests on real brokers of Kafka and RocketMQ, started for them, and of Spark's connectors (needs Maven and Java)
+# RocketMQ's another's. Redis is Debian's package.
+test-brokers: $(VENV)/.stamp-test ## run tests on real brokers of Kafka and RocketMQ and on Redis, started for them, and of Spark's connectors (needs Maven and Java)
+	@bash tests/brokers/find-redis.sh
 	@missing=$$($(BIN)/python -m tests.brokers.jars); \
 	if [ -n "$$missing" ]; then \
 		echo "test-brokers: no test was run: $$missing" >&2; \

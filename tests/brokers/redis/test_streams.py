@@ -1,0 +1,171 @@
+"""The connector of docs/examples/redis_streams.py beside a real server of Redis."""
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.support.hanging import until
+from tiered_index.connectors.contract import MessagePlaces, SourceConnector, SourceRun
+from tiered_index.connectors.follow import Follower
+from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.service.index import IndexService
+from tiered_index.service.read.answers.messages import MessageSource
+from tiered_index.testing.connector_conformance import ConnectorConformance, TestedSource, WrittenMessage
+
+_EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+_MS = 1_700_000_000_000
+
+
+class Server:
+    """A server of Redis at a port of this host. Its data is in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.client = redis.Redis("127.0.0.1", self.port)
+        settings = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+        self.process = subprocess.Popen(
+            ["redis-server", *settings], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        until(self._answers)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(redis.ConnectionError):
+            return bool(self.client.ping())
+        return False
+
+    def close(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("a real Redis needs redis-server (Debian: apt-get install redis-server); not found")
+    with contextlib.closing(Server(tmp_path_factory.mktemp("redis"))) as server:
+        yield server
+
+
+@pytest.fixture
+def connector(monkeypatch: pytest.MonkeyPatch) -> SourceConnector:
+    """The connector of the example, whose batches are small."""
+    monkeypatch.syspath_prepend(_EXAMPLES)
+    module = __import__("redis_streams")
+    monkeypatch.setattr(module, "COUNT", 10)
+    connector: SourceConnector = module.CONNECTOR
+    return connector
+
+
+class Stream(TestedSource):
+    """One stream of the server."""
+
+    def __init__(self, server: Server, connector: SourceConnector, stream: str) -> None:
+        self.server, self.connector, self.stream = server, connector, stream
+        self.address = f"redis://127.0.0.1:{server.port}/{stream}"
+        self.begin_ms, self.number = _MS, 0
+
+    def write(self, count: int) -> list[WrittenMessage]:
+        written = []
+        for _ in range(count):
+            self.number += 1
+            key, text = f"key-{self.number}", f"text-{self.number}."
+            fields: Any = {"key": key, "text": text}
+            self.server.client.xadd(self.stream, fields, id=f"{self.begin_ms + self.number}-0")
+            written.append(WrittenMessage(self.stream, key, text))
+        return written
+
+    def trim(self) -> None:
+        self.server.client.xtrim(self.stream, maxlen=1, approximate=False)
+
+    def replace(self) -> None:
+        self.server.client.delete(self.stream)
+        self.begin_ms -= 1_000_000
+
+    def away(self) -> contextlib.AbstractContextManager[None]:
+        return self.hanging()
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        self.server.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.server.process.send_signal(signal.SIGCONT)
+
+    def messages(self, index: IndexService) -> MessageSource:
+        place = self.connector.place(None, self.address)
+        return self.connector.messages(
+            MessagePlaces(index=index, config=index.config, place=place, names=lambda: set(index.durable_positions()))
+        )
+
+
+class TestRedisStreams(ConnectorConformance):
+    @pytest.fixture
+    def tested(self, server: Server, connector: SourceConnector, request: pytest.FixtureRequest) -> Iterator[Stream]:
+        yield Stream(server, connector, request.node.name)
+        server.client.delete(request.node.name)
+
+
+def _follow(connector: SourceConnector, address: str, index: IndexService) -> Follower:
+    notes: list[str] = []
+    opened = connector.source(SourceRun(address=address, note=notes.append), index)
+    with Follower(index, opened.source, follow=False, note=notes.append) as follower:
+        follower.run()
+    index.flush()
+    return follower
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[IndexService]:
+    service = IndexService.open(
+        root=tmp_path, storage=f"memory://{tmp_path.name}", background=False, environment=False, slots=97, items=5_000
+    )
+    yield service
+    service.abandon()
+
+
+def test_an_id_is_an_offset_and_a_sequence_number_without_one_is_refused(
+    server: Server, connector: SourceConnector, index: IndexService
+) -> None:
+    address = f"redis://127.0.0.1:{server.port}/large"
+    server.client.xadd("large", {"key": "fits"}, id=f"{_MS}-{(1 << 20) - 1}")
+    _follow(connector, address, index)
+    (item,) = index.query("large", "fits").items
+    assert (item.offset, item.timestamp_ms) == ((_MS << 20) + (1 << 20) - 1, _MS)
+    server.client.xadd("large", {"key": "large"}, id=f"{_MS}-{1 << 20}")
+    with pytest.raises(InvalidArgument, match=rf"entry {_MS}-{1 << 20}: sequence numbers from 1,048,576 on"):
+        _follow(connector, address, index)
+    assert len(index.query("large", "large")) == 0
+
+
+def test_entries_that_xdel_removes_unread_are_lost(
+    server: Server, connector: SourceConnector, index: IndexService
+) -> None:
+    stream = Stream(server, connector, "deleted")
+    stream.write(2)
+    _follow(connector, stream.address, index)
+    stream.write(2)
+    server.client.xdel("deleted", f"{_MS + 4}-0")
+    follower = _follow(connector, stream.address, index)
+    assert [(loss.kind, loss.end > (_MS + 4) << 20) for loss in follower.losses] == [("missing", True)]
+    assert index.query("deleted", "key-4").lost and len(index.query("deleted", "key-3")) == 1
+    assert _follow(connector, stream.address, index).loss_count == 0
+
+
+def test_a_wrong_address_and_a_server_that_is_not_there_are_refused(
+    connector: SourceConnector, index: IndexService
+) -> None:
+    for address, error in (("redis://host", InvalidArgument), ("redis://127.0.0.1:1/s", StorageUnavailable)):
+        with pytest.raises(error, match=address):
+            connector.check(SourceRun(address=address, note=print), index.config)
