@@ -1,26 +1,96 @@
-"""Reads one record of a columnar archive: records of Kafka, rows of files, and restart points of packed texts.
+"""The columnar archive: the form of its files, and how one record is read.
 
-The footer of a segment says which row group has an offset, so a record costs one ranged read once its footer is known.
-Threads: any.
+A connector names the columns of its files by an `ArchiveFormat`: records of Kafka, rows of files, and restart points of
+packed texts. The footer has their version, and says which row group has an offset, so a record costs one ranged read
+once its footer is known. Threads: any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.base.call import check_deadline
-from tiered_index.errors import ObjectNotFound
-from tiered_index.format.segments.columnar import NUMBER, RowGroup, decode_group, row_group_of
+from tiered_index.errors import CorruptFile, ObjectNotFound, UnsupportedVersion
+from tiered_index.format.segments.columnar import (
+    NUMBER,
+    RowGroup,
+    decode_columns,
+    decode_group,
+    encode_columns,
+    row_group_of,
+)
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.answers.messages import Search
 from tiered_index.service.read.segments.archive import SegmentArchive
 
 # how often a segment is looked for that was replaced since the log was read
 _LOOKS = 5
+# the bytes of a key in memory, about
+_KEY_BYTES = 40
+
+SHARED = {
+    "topic": pa.string(),
+    NUMBER: pa.int64(),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "keys": pa.list_(pa.string()),
+}
+"""The columns of each connector's messages, with their types; it names further ones."""
+
+
+class ArchivedTable(NamedTuple):
+    """All records of an archived file, and the notes in its footer by name."""
+
+    records: pa.Table
+    notes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ArchiveFormat:
+    """The form of a connector's archived files.
+
+    - `name`: what a file has, for messages to people.
+    - `note`: the name of the footer's note with the `version` of the columns. SPEC.md section 12 lists them.
+    - `schema`: the columns. The records are in order of the column `offset`.
+    - `texts`: the paths of columns that are compressed.
+    """
+
+    name: str
+    note: str
+    version: int
+    schema: pa.Schema
+    texts: tuple[str, ...] = ()
+
+    def encode(self, records: pa.Table, sizes: npt.NDArray[np.int64], notes: Mapping[str, str] | None = None) -> bytes:
+        """Return the file of records, with further notes. `sizes` (i64, n): the bytes of their texts without keys."""
+        if "keys" in records.column_names:
+            counts = pc.list_value_length(records["keys"]).fill_null(0).to_numpy()
+            sizes = sizes + _KEY_BYTES * counts.astype(np.int64)
+        # a compressor for each column of a row group costs more than what it saves of an empty one
+        texts = [path for path in self.texts if records[path.partition(".")[0]].null_count < len(records)]
+        return encode_columns(records, sizes, texts, {self.note: str(self.version), **(notes or {})})
+
+    def decode(self, file: bytes, name: str) -> ArchivedTable:
+        """Return the records of a file, which errors call `name`. Raises `CorruptFile`, `UnsupportedVersion`."""
+        records = decode_columns(file)
+        notes = {key.decode(): value.decode() for key, value in (records.schema.metadata or {}).items()}
+        version = notes.get(self.note, "")
+        if version.isdecimal():
+            UnsupportedVersion.unless_read(name, self.name, self.version, int(version))
+        if not version.isdecimal() or records.schema.names != self.schema.names:
+            raise CorruptFile(name, f"no {self.name}", expected=self.schema.names, found=records.schema.names)
+        return ArchivedTable(records.cast(self.schema), notes)
+
+    def read(self, archive: SegmentArchive, segment: ArchivedSegment) -> ArchivedTable:
+        """Return the records of a segment. Raises as `decode` and `SegmentArchive.verified`."""
+        return self.decode(archive.verified(segment, 0, segment.size_bytes), segment.name)
 
 
 class ArchivedRecord(NamedTuple):

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,12 +15,10 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.file_logs import BEGIN_S, KEYS, TABLES, Logs, once
 from tiered_index import FileRows, IndexReader, IndexService
-from tiered_index.connectors.files import row_archive
 from tiered_index.connectors.files.listing import listed_files
 from tiered_index.connectors.files.rows import restart
 from tiered_index.connectors.files.rows import table as rows_of_table
 from tiered_index.connectors.files.rows import text as rows_of_text
-from tiered_index.errors import UnsupportedVersion
 
 FORMS = ("ndjson", "csv", "gz", "zst", "parquet", "arrow")
 TEXTS = ("ndjson", "csv", "gz", "zst")
@@ -627,19 +624,3 @@ def test_a_late_row_of_a_log_that_was_packed_is_read_from_a_restart_point(logs, 
         fetched_rows = list(reader.messages("t", "a", source=of_files, max_count=10))
         assert [int(json.loads(each.message.text)["n"]) for each in fetched_rows] == [*range(2999, 2989, -1)]
     assert 0 < sum(read) < len(fetched_rows) * len(text) / 2
-
-
-def test_archived_rows_of_a_later_version_are_refused_by_name(monkeypatch):
-    segment, archive = SimpleNamespace(name="rows", size_bytes=0), SimpleNamespace()
-    empty = row_archive.SCHEMA.empty_table()
-    archive.verified = lambda *place: row_archive.encode_rows(empty)
-    assert row_archive.decoded_rows(archive, segment) == empty
-    monkeypatch.setattr(archive, "verified", lambda *place, file=later(monkeypatch, empty): file)
-    with pytest.raises(UnsupportedVersion, match=r"rows: archived rows of version 3, .*: build the index again"):
-        row_archive.decoded_rows(archive, segment)
-
-
-def later(monkeypatch, table):
-    with monkeypatch.context() as patched:
-        patched.setattr(row_archive, "_ROWS_VERSION", 3)
-        return row_archive.encode_rows(table)

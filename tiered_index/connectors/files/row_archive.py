@@ -21,21 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.connectors.archive import SHARED, ArchiveFormat
 from tiered_index.connectors.files.identity import OldOffsets, first_name
 from tiered_index.connectors.files.known_files import Plan
 from tiered_index.connectors.files.rows.batch import RowBatch
 from tiered_index.connectors.files.rows.mapping import KEY_TYPE
 from tiered_index.connectors.follow import Loss
-from tiered_index.errors import (
-    CorruptFile,
-    InvalidArgument,
-    ObjectNotFound,
-    RootBehind,
-    StorageBehind,
-    UnsupportedVersion,
-)
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, RootBehind, StorageBehind
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
-from tiered_index.format.segments.columnar import NUMBER, decode_columns, encode_columns
+from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.format.segments.segment import LinkedSegment, times_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest
@@ -48,42 +42,32 @@ from tiered_index.types import inclusive
 
 SCHEMA = pa.schema(
     {
-        "topic": pa.string(),
+        "topic": SHARED["topic"],
         "file": pa.string(),
         "row": pa.int64(),
         "line": pa.int64(),
         "size": pa.int64(),
-        NUMBER: pa.int64(),
-        "timestamp": pa.timestamp("ms", "UTC"),
-        "keys": pa.list_(pa.string()),
+        NUMBER: SHARED[NUMBER],
+        "timestamp": SHARED["timestamp"],
+        "keys": SHARED["keys"],
         "text": pa.binary(),
     }
 )
-# the columns of texts in a file
-_TEXTS = ("file", "keys.list.element", "text")
-# the version of these columns, in the footer; SPEC.md section 9
-_ROWS_VERSION, _VERSION_NOTE = 2, "tiered_index.rows"
+FORMAT = ArchiveFormat(
+    "archived rows of files", "tiered_index.rows", 2, SCHEMA, texts=("file", "keys.list.element", "text")
+)
 SEGMENT_BYTES = 32 << 20
 """About the bytes of rows in one object, before they are compressed."""
 
 
 def encode_rows(table: pa.Table) -> bytes:
     """Return the archived file of rows."""
-    sizes = pc.binary_length(table["text"]).to_numpy().astype(np.int64) + 40 * pc.list_value_length(
-        table["keys"]
-    ).to_numpy().astype(np.int64)
-    return encode_columns(table, sizes, _TEXTS, {_VERSION_NOTE: str(_ROWS_VERSION)})
+    return FORMAT.encode(table, pc.binary_length(table["text"]).to_numpy().astype(np.int64))
 
 
 def decoded_rows(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
-    """Return all rows of a segment. Raises `CorruptFile`, and as `SegmentArchive.verified`."""
-    rows = decode_columns(archive.verified(segment, 0, segment.size_bytes))
-    version = (rows.schema.metadata or {}).get(_VERSION_NOTE.encode(), b"").decode()
-    if version.isdecimal():
-        UnsupportedVersion.unless_read(segment.name, "archived rows", _ROWS_VERSION, int(version))
-    if not version or rows.schema.names != SCHEMA.names:
-        raise CorruptFile(segment.name, "no archived rows of files", expected=SCHEMA.names, found=rows.schema.names)
-    return rows.cast(SCHEMA)
+    """Return all rows of a segment. Raises as `ArchiveFormat.read`."""
+    return FORMAT.read(archive, segment).records
 
 
 def copies_of(batch: RowBatch, topics: pa.DictionaryArray, uri: str, shift: int, begin: int = 0) -> pa.Table:

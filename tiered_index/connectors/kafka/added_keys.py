@@ -17,13 +17,12 @@ import pyarrow as pa
 from tiered_index.base.clock import Clock
 from tiered_index.connectors.follow import Batch, no_entries
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange
-from tiered_index.connectors.kafka.columns import records_of
+from tiered_index.connectors.kafka.columns import FORMAT, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.connectors.kafka.names import Name, positions_by_store
 from tiered_index.connectors.kafka.record import KafkaRecord
 from tiered_index.errors import InvalidArgument, StorageUnavailable, listed
 from tiered_index.format.names import topic_of_store
-from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import LostRange
 from tiered_index.service.log.topic_keys import (
@@ -191,7 +190,7 @@ class AddedRules:
         archive.refresh()
         segments = archive.segments()
         if (segment := segments.holding(log, begin)) is not None:
-            table, until = decode_columns(archive.verified(segment, 0, segment.size_bytes)), min(end, segment.end)
+            table, until = FORMAT.read(archive, segment).records, min(end, segment.end)
             return [record for record in records_of(table) if begin <= record.offset < until], until
         following = segments.after(log, begin)
         bounds = [end, *([] if following is None else [following.start])]

@@ -18,6 +18,7 @@ from msgspec import structs
 from tiered_index.connectors.follow import Loss
 from tiered_index.connectors.kafka.client.broker import Place
 from tiered_index.connectors.kafka.columns import (
+    FORMAT,
     SCHEMA,
     SIZE,
     encode_records,
@@ -30,7 +31,6 @@ from tiered_index.connectors.kafka.columns import (
 from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
-from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.service.index import IndexService
 from tiered_index.service.log import topic_keys
 from tiered_index.service.log.records import ArchivedSegment
@@ -126,11 +126,12 @@ def archived_records(
             begin = segment.start
         try:
             file = archive.verified(segment, 0, segment.size_bytes)
+            table = FORMAT.decode(file, segment.name).records
             if FUNCTION in (rules := keys_of_file(file)):
                 raise InvalidArgument(f"{segment.name}: a function gave the keys: ingest its rows as Parquet, by --key")
             # a key that was added later, too
             known = topic_keys.rules_of(archive.state().positions, topic_keys.scope_of(segment.store))
-            keys, table = RecordKeys.by_rules({*rules, *known}), decode_columns(file)
+            keys = RecordKeys.by_rules({*rules, *known})
         except (StorageBehind, RootBehind):
             raise
         except CorruptFile as error:

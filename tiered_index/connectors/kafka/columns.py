@@ -11,10 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.documents import decoder_of, encoded
+from tiered_index.connectors.archive import SHARED, ArchiveFormat
 from tiered_index.connectors.kafka.client.broker import Place, headers_of, kafka
 from tiered_index.connectors.kafka.keys import Headers
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
-from tiered_index.format.segments.columnar import encode_columns, notes_of
+from tiered_index.format.segments.columnar import notes_of
 from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -23,10 +24,10 @@ SCHEMA = pa.schema(
     {
         "key": pa.binary(),
         "value": pa.binary(),
-        "topic": pa.string(),
+        "topic": SHARED["topic"],
         "partition": pa.int32(),
-        "offset": pa.int64(),
-        "timestamp": pa.timestamp("ms", "UTC"),
+        "offset": SHARED["offset"],
+        "timestamp": SHARED["timestamp"],
         "timestampType": pa.int32(),
         "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
     }
@@ -37,8 +38,13 @@ KEYS_NOTE = "tiered_index.keys"
 """The values of `--key`, in the footer of a file: a list in JSON."""
 TOPIC_ID_NOTE = "tiered_index.topic_id"
 """The id of the topic that a file's records are from, in its footer: 32 hexadecimal digits."""
-# the columns of texts in a file
-_TEXTS = ("key", "value", "headers.list.element.key", "headers.list.element.value")
+FORMAT = ArchiveFormat(
+    "archived records of a broker",
+    "tiered_index.records",
+    1,
+    SCHEMA,
+    texts=("key", "value", "headers.list.element.key", "headers.list.element.value"),
+)
 _NO_TIME_MS = -1
 
 
@@ -151,10 +157,8 @@ def encode_records(place: Place, records: pa.Table, keys: Sequence[str], topic_i
         else records[field.name]
         for field in SCHEMA
     }
-    # a compressor for each column of a row group costs more than what it saves of an empty one
-    texts = _TEXTS if records["headers"].null_count < len(records) else _TEXTS[:2]
     notes = {KEYS_NOTE: encoded(list(keys)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
-    return encode_columns(pa.table(columns, schema=SCHEMA), records[SIZE].to_numpy(), texts, notes)
+    return FORMAT.encode(pa.table(columns, schema=SCHEMA), records[SIZE].to_numpy(), notes)
 
 
 def keys_of_file(end: bytes) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.connectors.kafka.columns import (
+    FORMAT,
     SIZE,
     encode_records,
     keys_of_file,
@@ -22,7 +23,6 @@ from tiered_index.connectors.kafka.columns import (
 from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.connectors.kafka.names import Name
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.records import ArchivedSegment
@@ -49,13 +49,13 @@ class RecordsToErase:
             return FoundMessages()
         try:
             file = archive.verified(segment, 0, segment.size_bytes)
+            table = FORMAT.decode(file, segment.name).records
         except (CorruptFile, ObjectNotFound) as error:
             return FoundMessages(problem=str(error))
         rules = {*self.keys, *keys_of_file(file)}
         if request.keys and FUNCTION in rules:
             return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
         before_s, sought, keys = self.before_ms // 1000, set(request.keys), RecordKeys.by_rules(rules)
-        table = decode_columns(file)
         records = records_of(table)
         stays, others = list[bool](), list[str]()
         for record in records:

@@ -20,12 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.kernels import compressed, gzip_error, inflater
-from tiered_index.connectors.archive import group_rows
+from tiered_index.connectors.archive import ArchiveFormat, group_rows
 from tiered_index.connectors.files.rows.streams import StreamedText
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.names import POINTS, points_store, topic_of_store
 from tiered_index.format.segments.archived import footer_bytes_of
-from tiered_index.format.segments.columnar import NUMBER, decode_columns, encode_columns, row_group_before
+from tiered_index.format.segments.columnar import NUMBER, row_group_before
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.jobs.segments.uploads import send_segment
@@ -51,6 +51,9 @@ _MOST_RATIO = 256
 # least bytes of text that must be the same
 _PROOF_BYTES = 1 << 10
 _RESTARTED_BYTES = 1 << 20
+_SCHEMA = pa.schema({NUMBER: pa.int64(), "position": pa.int64(), "bit": pa.int64(), "window": pa.binary()})
+# no text of these is compressed: windows are, by zlib
+_FORMAT = ArchiveFormat("restart points", "tiered_index.points", 1, _SCHEMA)
 # CRC32 and length behind the last block of a member
 _TRAILER_BYTES = 8
 _GZIP = 31
@@ -468,14 +471,9 @@ class RestartedText:
 
 def encode_points(points: Sequence[tuple[int, RestartPoint]]) -> bytes:
     """Return the archived file of points, each with the offset of its text."""
-    columns = {
-        NUMBER: pa.array([offset for offset, _ in points], pa.int64()),
-        "position": pa.array([point.position for _, point in points], pa.int64()),
-        "bit": pa.array([point.bit for _, point in points], pa.int64()),
-        "window": pa.array([point.window for _, point in points], pa.binary()),
-    }
+    rows = [{NUMBER: offset, "position": at.position, "bit": at.bit, "window": at.window} for offset, at in points]
     sizes = np.array([len(point.window) for _, point in points], np.int64)
-    return encode_columns(pa.table(columns), sizes, (), {})
+    return _FORMAT.encode(pa.Table.from_pylist(rows, _SCHEMA), sizes)
 
 
 def taken_points(points: list[RestartPoint], begin: int, end: int, shift: int) -> list[tuple[int, RestartPoint]]:
@@ -538,7 +536,7 @@ def windows_to_erase(request: EraseRequest, archive: SegmentArchive, segment: Ar
     if topic_of_store(segment.store) not in (request.topic, None) or str(request.queue_id) not in ("None", queue):
         return FoundMessages()
     try:
-        table = decode_columns(archive.verified(segment, 0, segment.size_bytes))
+        table = _FORMAT.read(archive, segment).records
     except (CorruptFile, ObjectNotFound) as error:
         return FoundMessages(problem=str(error))
     points = [
