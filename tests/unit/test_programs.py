@@ -22,6 +22,8 @@ EXTRAS = {
         f"docs/examples/{path.name}": ["spark"] if path.name.startswith("spark_") else []
         for path in (TOP / "docs/examples").glob("*.py")
     },
+    # a package of its own, which only its tests install
+    "docs/examples/redis_streams.py": ["test"],
 }
 
 

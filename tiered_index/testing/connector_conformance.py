@@ -17,7 +17,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ import pytest
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import SourceConnector, SourceRun
-from tiered_index.connectors.follow import Follower, Source
+from tiered_index.connectors.follow import Batch, Follower, Source
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.answers.messages import MessageSource
@@ -251,12 +251,23 @@ class ConnectorConformance:
     # The end.
 
     def test_a_source_that_hangs_is_closed_in_time(
-        self, tested: TestedSource, open_index: Callable[[], IndexService]
+        self, tested: TestedSource, open_index: Callable[[], IndexService], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tested.write(self.many)
-        follower = _follower(tested, open_index(), follow=True).in_background()
+        follower, has_begun = _follower(tested, open_index(), follow=True), threading.Event()
+        read = follower.source.batches
+
+        def batches() -> Generator[Batch, None, None]:
+            has_begun.set()
+            yield from read()
+
+        monkeypatch.setattr(follower.source, "batches", batches)
+        follower.in_background()
         self._until(lambda: follower.entries == self.many)
         with tested.hanging():
+            has_begun.clear()
+            # a round that asks the hanging source
+            assert has_begun.wait(self.seen_s)
             closing = threading.Thread(target=follower.__exit__, args=(None, None, None), daemon=True)
             closing.start()
             closing.join(self.close_s)
