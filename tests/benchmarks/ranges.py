@@ -30,7 +30,6 @@ from tests.benchmarks.messages import START_MS, TOPIC, absent_keys, batch, key_a
 from tests.benchmarks.report import finish, note, options, percentiles, require, scratch
 from tests.real_s3.server import ENDPOINT_VARIABLE
 from tests.support.foreign_lookups import bare_slot_run
-from tests.support.plain_files import plain_files
 from tests.support.processes import own_environment
 from tests.support.storage_faults import LatencyStorage
 from tests.support.unsynced_disk import UnsyncedDisk
@@ -99,14 +98,14 @@ class StoredFiles:
 
 
 @contextlib.contextmanager
-def stored_files(base: Path, items: int, count: int, *, plain: bool = False) -> Iterator[StoredFiles]:
-    """Put, compact and upload files without syncs. `plain`: they have a slot table, which RocketMQ's way needs."""
-    preset, disk = PRESETS["native"], UnsyncedDisk()
-    layout = Layout(preset, preset.schema, max(1, items // 4), items)
-    with scratch(base) as folder, plain_files(plain):
+def stored_files(base: Path, items: int, count: int, *, preset: str = "native") -> Iterator[StoredFiles]:
+    """Put, compact and upload files without syncs. RocketMQ's way needs preset rocketmq, which has a slot table."""
+    disk = UnsyncedDisk()
+    layout = Layout(PRESETS[preset], PRESETS[preset].schema, max(1, items // 4), items)
+    with scratch(base) as folder:
         files = StoredFiles(layout, count, folder)
         about: dict[str, Any] = {"root": folder / "root", "background": False, "local_keep_s": 0}
-        config = IndexConfig.load(slots=layout.slots, items=items, **about)
+        config = IndexConfig.load(preset=preset, slots=layout.slots, items=items, **about)
         storage = LocalStorage(folder / "storage", disk=disk)
         with IndexService.open(config, disk=disk, storage_backend=storage) as index:
             for file in range(count):
@@ -321,7 +320,7 @@ def main(suite: str, arguments: list[str]) -> None:
     large, few = 200 * flags.items, flags.items < 20_000
     endpoint = os.environ[ENDPOINT_VARIABLE] if suite == "s3" else None
     with own_environment():
-        with stored_files(flags.root_dir, flags.items, flags.files, plain=True) as files:
+        with stored_files(flags.root_dir, flags.items, flags.files, preset="rocketmq") as files:
             with _network(files, endpoint) as (network, get):
                 lookups = Lookups(files, network, get, flags.rounds)
                 lookups.run()

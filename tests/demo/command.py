@@ -39,9 +39,6 @@ from tiered_index.types import Lookup
 _TAIL_SHARE = 0.05
 _FILES = 9
 _MAX_ITEMS = 1 << 18
-_ITEM_BYTES, _SLOT_BYTES = 32, 8
-# More than one part of 5 MiB, so that a kill can interrupt an upload.
-_OBJECT_BYTES = 6 << 20
 _FIRST_KILL_FILES = _FILES // 2
 _PATIENCE_S = 60.0
 _PAGE, _COLD_PAGE = 1000, 5000
@@ -55,10 +52,9 @@ Say = Callable[[str], None]
 
 
 def geometry_of(entries: int) -> Layout:
-    """Return a geometry with about nine files, each an object of 6 to 10 MiB."""
+    """Return a geometry with about nine files."""
     items = min(_MAX_ITEMS, max(2, entries // _FILES))
-    slots = max(items // 4, (_OBJECT_BYTES - _ITEM_BYTES * items) // _SLOT_BYTES)
-    return Layout(NATIVE, NATIVE.schema, slots, items)
+    return Layout(NATIVE, NATIVE.schema, max(1, items // 4), items)
 
 
 @dataclass

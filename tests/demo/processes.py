@@ -132,8 +132,7 @@ class Follower:
         """Start a process of the command line; it is killed at the block's end if it still lives."""
         places = ["--root", str(self.root), "--storage", self.storage_uri, "--json", "--quiet"]
         held = {"HOLD_UPLOADS_S": str(_HOLD_S), "HOLD_UPLOADS_MARK": str(self._mark)}
-        # with a slot table an object is large enough that a kill can interrupt its upload
-        command = [sys.executable, "-m", "tests.support.plain_files", *arguments, *places]
+        command = [sys.executable, "-m", "tests.support.held_uploads", *arguments, *places]
         return started(command, os.environ | (held if hold_uploads else {}))
 
 

@@ -74,7 +74,7 @@ def written_file(name: str) -> bytes:
     if kind == "native":
         about = {"file_id": name, "topics": tuple(topics.items()), "source_positions": {"store-a": 4096}}
         end_ms = BEGIN_MS + 4000 * COUNT
-        compaction = Compaction(entries, layout, BEGIN_MS, end_ms, packed=True)
+        compaction = Compaction(entries, layout, BEGIN_MS, end_ms)
         about |= {"lane": "main", "offset_space": "commitlog", "writer": "test"}
         return b"".join(map(bytes, compaction.pieces(**about)))
     items = np.zeros(COUNT, schema.item)

@@ -62,8 +62,7 @@ class Published:
         for name in items.dtype.names or ():
             entries[name] = items[name][::-1]  # a chain is read from its newest end
         file_id = f"{stored.file_id[:15]}-{secrets.token_hex(6)}"
-        packed = metadata.packing is not None
-        compaction = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms, packed=packed)
+        compaction = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms)
         names = ("topics", "source_positions", "lane", "offset_space", "writer", "more")
         about = {name: getattr(metadata, name) for name in names}
         whole = b"".join(bytes(piece) for piece in compaction.pieces(file_id=file_id, **about))

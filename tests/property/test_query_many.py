@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.support.batches import batch
 from tests.support.cold_index import Recorder
 from tests.support.model import Answer, ReferenceModel
-from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
@@ -115,16 +114,16 @@ def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("gap_bytes", [0, 700])
-@pytest.mark.parametrize("kind", ["packed", "plain", "rocketmq"])
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_cut_slots_equal_single_queries_and_are_read_once(
-    kind: str, gap_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str, gap_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index has blocks of a few items, times in disorder, many entries of one second, and repeated places."""
     monkeypatch.setattr(compacted, "BLOCK_BYTES", 320)
     rng = np.random.default_rng(7)
     storage = Recorder(MemoryStorage())
-    settings = {"preset": "rocketmq" if kind == "rocketmq" else "native", "local_keep_s": 0, **SMALL}
-    with plain_files(kind == "plain"), opened(tmp_path, storage, **settings) as service:
+    settings = {"preset": preset, "local_keep_s": 0, **SMALL}
+    with opened(tmp_path, storage, **settings) as service:
         for count, spread_s in ((1000, 400), (800, 3), (500, 100_000)):
             columns = {"queue_id": rng.integers(0, 2, count), "size": rng.integers(0, 9, count)}
             columns["key"] = [f"k{n}" for n in rng.choice(5, count, p=[0.6, 0.2, 0.1, 0.05, 0.05])]

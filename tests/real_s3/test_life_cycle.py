@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.real_s3.commands import ITEMS, SLOTS
 from tests.real_s3.conftest import Server
 from tests.real_s3.sample import MESSAGES, Sample
 from tests.support.counting_proxy import counting_proxy
-from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.base import PART_BYTES
 
 pytestmark = pytest.mark.real_s3
 
-SETTINGS = {"slots": 300_000, "items": 200_001, "local_keep_s": 0, "background": False}
+SETTINGS = {"preset": "rocketmq", "slots": SLOTS, "items": ITEMS, "local_keep_s": 0, "background": False}
 
 
 def test_the_life_of_files(server: Server, place: str, tmp_path: Path, sample: Sample) -> None:
     uri, keys = server.uri(place), sample.questions(40)
-    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS) as index:
+    with IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS) as index:
         sample.put_into(index, source="log")
         index.flush()
         sample.check(index, keys)

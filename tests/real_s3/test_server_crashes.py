@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.real_s3.cluster import Cluster
-from tests.real_s3.commands import TIMEOUT_S, ingest_command, settings
+from tests.real_s3.commands import ITEMS, SLOTS, TIMEOUT_S, ingest_command, settings
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import MESSAGES, Sample
-from tests.support.plain_files import plain_files
 from tests.support.processes import started
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.clock import SystemClock
@@ -80,9 +79,9 @@ def test_uploads_continue_after_the_server_was_killed(
     server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample, held: str
 ) -> None:
     (method, path, answer), uri = HELD[held], server.uri(place, server_gate.endpoint_url)
-    settings = {"slots": 300_000, "items": 200_001, "background": False}
+    settings = {"preset": "rocketmq", "slots": SLOTS, "items": ITEMS, "background": False}
     settings |= {"local_keep_s": 0, "lease_ttl_s": 600, "s3": IMPATIENT}
-    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
+    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         sample.put_into(index, source="log")
         index.seal()
         server_gate.hold(method, path, answer=answer)

@@ -54,7 +54,7 @@ _TOTAL = 1_000_000
 TOPICS = {0: "t", 2**30: "u", 2: "t"}
 # two of them have the same Java hash; others have a negative one
 KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
-_FAMILY = {"packed": NATIVE, "plain": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE}
+_FAMILY = {"native": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE}
 KINDS = (*_FAMILY, "unsealed")
 # number of seeds that use the same file
 _OF_ONE_FILE = 50
@@ -179,13 +179,13 @@ def whole_file(kind: str, number: int) -> tuple[bytes, Trailer]:
             for name in items.dtype.names or ():
                 items[name] = entries[name]
             items = items[answer_sorted(items, T + items["time_diff_s"].astype(np.int64), slots, layout.schema)]
-            options = PackingOptions.of(items, TOPICS, 10**6) if random.random() < 0.8 else None
+            options = PackingOptions.of(items, TOPICS, 10**6)
             times = T * 1000, T * 1000 + 3_599_999
             writer = ShardWriter(layout, slots, (0, slots.slots), *times, count, options)
             parts = [writer.begin(), bytes(writer.add(items))]
             data = b"".join([*parts, writer.finish("table", "", "", TOPICS, {"table": "table"})])
         else:
-            compacted = Compaction(entries, layout, T * 1000, T * 1000 + 1_000_000, packed=kind == "packed")
+            compacted = Compaction(entries, layout, T * 1000, T * 1000 + 1_000_000)
             about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
             data = b"".join(compacted.pieces(file_id="file", topics=tuple(TOPICS.items()), **about))
     return data, parse_trailer(data, "file", len(data))

@@ -19,7 +19,6 @@ from unittest import mock
 from tests.rocketmq import golden_store
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.log_records import open_log
-from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.clock import ManualClock
@@ -82,9 +81,7 @@ def grow(tree: Path) -> dict[str, Put]:
     # otherwise names are random, and so is the file that a seed changes
     with small_parts(), mock.patch("secrets.token_hex", lambda size: rng.randbytes(size).hex()):
         for name in ("native", "rocketmq", "sqlite"):
-            # files of the layout before the present one
-            with plain_files(name == "sqlite"):
-                put[name] = _grow_index(tree, name)
+            put[name] = _grow_index(tree, name)
         put["follow"] = _grow_follower(tree)
     for path in sorted(_GOLDEN.iterdir()):
         if path.is_dir():

@@ -15,7 +15,7 @@ def test_a_sample_of_every_kind():
 
 def test_a_wrong_answer_is_noticed(monkeypatch):
     monkeypatch.setattr(core_mutations, "first_rows", lambda rows, *_: rows[: len(rows) if using_core() else 0])
-    assert run(compiled_core(), {"plain": 100}).by_kind["wrong"]
+    assert run(compiled_core(), {"rocketmq": 100}).by_kind["wrong"]
 
 
 def using_core() -> bool:

@@ -1,4 +1,4 @@
-"""Compaction: rewrites a sealed file's chains as one contiguous array per slot, packed or not, and adds a trailer.
+"""Compaction: rewrites a sealed file's chains as one contiguous array per slot, and adds a trailer.
 
 Memory:
 
@@ -34,7 +34,7 @@ from tiered_index.format.metadata import (
     add_topic_stats,
     topic_stats,
 )
-from tiered_index.format.packed import Packing, PackingOptions
+from tiered_index.format.packed import Packing, PackingOptions, is_packed
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import by_slot, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
@@ -55,18 +55,14 @@ class Compaction:
     """The compacted form of one file's entries.
 
     `entries` (structured, n) are verified entries in order of insertion, in a memory map or in memory. `begin_ms` and
-    `end_ms` are those of the header. `packed` files have no slot table. `filter_` is the result of `filter_of` for the
-    entries, if it is known. Raises `InvalidArgument` for no entries, and for `packed` with preset ``rocketmq``.
+    `end_ms` are those of the header. Packed files (`is_packed`) have no slot table. `filter_` is the result of
+    `filter_of` for the entries, if it is known. Raises `InvalidArgument` for no entries.
     """
 
-    def __init__(
-        self, entries: Array, layout: Layout, begin_ms: int, end_ms: int, *, packed: bool = False, filter_: bytes = b""
-    ) -> None:
+    def __init__(self, entries: Array, layout: Layout, begin_ms: int, end_ms: int, *, filter_: bytes = b"") -> None:
         n = len(entries)
         if not n:
             raise InvalidArgument("cannot compact a file without entries")
-        if packed and layout.preset.newest_first:
-            raise InvalidArgument(f"cannot pack a file of preset {layout.preset.name}: RocketMQ could not read it")
         self._entries = entries
         self.layout = layout
         self.count = n
@@ -94,7 +90,7 @@ class Compaction:
         self.second_min = min(topic.second_min for topic in self._topic_stats)
         self.second_max = max(topic.second_max for topic in self._topic_stats)
         ids = [topic.topic_id for topic in self._topic_stats]
-        self._options = PackingOptions.of(entries, ids, n) if packed else None
+        self._options = PackingOptions.of(entries, ids, n) if is_packed(layout.preset, is_shard=False) else None
         self.directory: Directory | None = None
         self.filter_bytes = filter_
 
@@ -269,7 +265,7 @@ class SealedFile:
     """The parts of a sealed file, other than its entries, that compaction needs.
 
     Times are epoch milliseconds. `created_ms` is the time when the file was created. `log_number` is the number of a
-    log record before all records that name the file. `packed`: whether its compacted form is packed.
+    log record before all records that name the file.
     """
 
     file_id: str
@@ -285,12 +281,11 @@ class SealedFile:
     positions: Positions
     writer: str
     log_number: int
-    packed: bool
 
     def compacted(self, entries: npt.NDArray[Any], filter_: bytes = b"") -> Iterator[bytes | memoryview]:
         """Yield the compacted file in pieces, the trailer last. `entries` and `filter_` are those of `Compaction`."""
         times = self.begin_ms, self.end_ms
-        return Compaction(entries, self.layout, *times, packed=self.packed, filter_=filter_).pieces(
+        return Compaction(entries, self.layout, *times, filter_=filter_).pieces(
             file_id=self.file_id,
             topics=self.topics,
             source_positions=self.positions,

@@ -26,8 +26,8 @@ from tiered_index.base.documents import (
     typed,
 )
 from tiered_index.errors import UnsupportedVersion
-from tiered_index.format.layout import HEADER_SIZE, Layout
-from tiered_index.format.packed import Packing, StoredOptions, read_options
+from tiered_index.format.layout import Layout
+from tiered_index.format.packed import Packing, StoredOptions, is_packed, read_options
 from tiered_index.format.slots import SlotMap
 
 Array = npt.NDArray[Any]
@@ -107,7 +107,7 @@ class Metadata(Struct, frozen=True, dict=True):
 
     @cached_property
     def packing(self) -> Packing | None:
-        """The packing of the runs; None: they are plain."""
+        """The packing of the runs; None: they are plain (see `is_packed`)."""
         if "packed" not in self.more:
             return None
         return Packing(self.layout.schema, self.slot_map.base, read_options(self.more["packed"]))
@@ -144,7 +144,7 @@ class Metadata(Struct, frozen=True, dict=True):
         """Return the metadata in `data`, which has passed its CRC. Unknown fields are kept in `more`.
 
         Raises `CorruptFile` for fields of the wrong type or range and for fields that contradict each other. Raises
-        `UnsupportedVersion` for an unknown order.
+        `UnsupportedVersion` for an unknown order, and for plain runs of a file or shard that is packed.
         """
         document = parsed(data, file, "metadata")
         with checks(file, "metadata"):
@@ -152,14 +152,14 @@ class Metadata(Struct, frozen=True, dict=True):
         if order != metadata.order:
             problem = f"unknown order {order[:40]!r} within slots"
             raise UnsupportedVersion(file, problem, expected=metadata.order, found=order[:40])
+        if "packed" not in metadata.more and is_packed(metadata.layout.preset, is_shard=metadata.is_shard):
+            problem = f"plain runs of preset {metadata.layout.preset.name}, and this program reads packed ones"
+            raise UnsupportedVersion(file, f"{problem}: written by a development version: build the index again")
         return metadata
 
     def end_of_items(self) -> int | None:
         """Return the byte position of the end of the arrays, by geometry and count; None if they are packed."""
-        if self.packing is not None:
-            return None
-        size = self.layout.schema.item.itemsize
-        return HEADER_SIZE + size * self.count if self.is_shard else self.layout.compacted_size(self.count)
+        return self.layout.compacted_size(self.count) if self.packing is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +266,8 @@ def _metadata(document: Any) -> tuple[Metadata, str]:
         raise ValueError(f"`slot_base` is {metadata.slot_base}, not {metadata.layout.slots}")
     if not is_shard and metadata.count > metadata.layout.capacity:
         raise ValueError(f"`count` is {metadata.count}, more than {metadata.layout.capacity}")
-    if "packed" in more and metadata.order != "answer":
-        raise ValueError("A file of preset rocketmq has packed items")
+    if "packed" in more and not is_packed(metadata.layout.preset, is_shard=is_shard):
+        raise ValueError(f"A file of preset {metadata.layout.preset.name} has packed items")
     if metadata.second_min > metadata.second_max:
         raise ValueError("`second_max` is before `second_min`")
     return metadata, order

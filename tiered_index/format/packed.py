@@ -25,7 +25,7 @@ from tiered_index.base.documents import Int32, typed
 from tiered_index.base.kernels import compiled
 from tiered_index.format import packed_numpy
 from tiered_index.format.keys.distinct import distinct_numbers
-from tiered_index.format.layout import MOST_ITEMS
+from tiered_index.format.layout import MOST_ITEMS, Preset
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine
@@ -49,6 +49,11 @@ _TOGETHER = 64
 _MAPPED_TOGETHER = 1 << 12
 # padding behind data of n bytes, from n % 8 on: then each word and the one behind it can be read
 _PADDING = bytes(16)
+
+
+def is_packed(preset: Preset, *, is_shard: bool) -> bool:
+    """Return whether the runs of a file or shard are packed: of all but whole files that RocketMQ must read."""
+    return is_shard or not preset.newest_first
 
 
 def packed_bytes(schema: Schema, count: int) -> int:

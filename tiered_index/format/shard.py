@@ -1,7 +1,7 @@
 """Shards of window tables: the arrays of a range of slots, and a trailer. SPEC.md section 10.
 
 A shard is written in one pass from entries in their final order, with any preset. It has no slot table: the directory
-says where a slot is. Its runs are packed (section 11) if a time line is given. Pure. Memory: 8 bytes per entry for the
+says where a slot is. Its runs are packed (section 11). Pure. Memory: 8 bytes per entry for the
 filter, some hundred bytes per slot group, and one run.
 """
 
@@ -99,7 +99,7 @@ class ShardWriter:
     - `slot_range`: the half-open range of slots that it may hold.
     - `begin_ms`: the times of items are relative to it.
     - `capacity`: a bound of the number of entries.
-    - `packing`: its options, if the shard is packed.
+    - `packing`: the options of its packed runs.
 
     Only a slot of 16 KiB or more may be spread over several calls of `add`.
     """
@@ -112,7 +112,7 @@ class ShardWriter:
         begin_ms: int,
         end_ms: int,
         capacity: int,
-        packing: PackingOptions | None = None,
+        packing: PackingOptions,
     ) -> None:
         self.layout, self.slots, self.slot_range = layout, slots, slot_range
         self.header = Header(SHARD_MAGIC, begin_ms, end_ms, 0, 0)
@@ -124,8 +124,7 @@ class ShardWriter:
         self._item_size = layout.schema.item.itemsize
         self._per_block = BLOCK_BYTES // self._item_size
         self._filter = FilterBuilder(np.empty(capacity, np.uint64))
-        self._packed = {} if packing is None else {"packed": packing.to_json()}
-        self._packing = Packing(layout.schema, slots.base, packing) if packing is not None else None
+        self._options, self._packing = packing, Packing(layout.schema, slots.base, packing)
         self._topic_stats: list[TopicStats] = []
         # items of the run that is not complete yet
         self._gathered: list[Array] = []
@@ -215,7 +214,7 @@ class ShardWriter:
                 "slot_map": self.slots.to_json(),
                 "checksum": f"{self.checksum:016x}",
                 "topic_stats": list(map(astuple, self._topic_stats)),
-                **self._packed,
+                "packed": self._options.to_json(),
             },
         )
         return last + build_trailer(self.position, self._directory(), metadata, self._filter.build())
@@ -265,10 +264,7 @@ class ShardWriter:
         items = np.concatenate(parts).view(self.layout.schema.item)
         counts = [sum(map(len, gathered)) for _, gathered in ended]
         stops = list(accumulate(counts))
-        if self._packing is None:
-            written = [items[stop - count : stop].tobytes() for count, stop in zip(counts, stops, strict=True)]
-        else:
-            written = self._packing.pack(items, counts)
+        written = self._packing.pack(items, counts)
         for (group, _), count, stop, data in zip(ended, counts, stops, written, strict=True):
             run = OpenBlock(self.position)
             if group.giant:

@@ -127,6 +127,17 @@ shard-order-unchecked: verify does not compare the border of two blocks
   - before, self._before = self._before, items[-1:]
   + before = self._before
   tests/unit/format/test_verify.py::test_order_across_blocks[giant shard]
+plain-runs-of-native: a native file without packed runs, which no writer makes, is read
+  in Metadata.decode
+  - if "packed" not in metadata.more and
+  + if metadata.layout.preset is None and
+  tests/unit/format/test_trailer.py::test_plain_runs_are_refused_unless_rocketmq_must_read_them[file]
+  tests/unit/format/test_trailer.py::test_plain_runs_are_refused_unless_rocketmq_must_read_them[shard]
+topics-without-names: a file is read whose entries have a topic id without a name
+  in _metadata
+  - if nameless :=
+  + if nameless := set() and
+  tests/unit/format/test_verify.py::test_each_contradiction_is_named_by_its_part
 shard-sum-unchecked: verify does not check a shard's checksum
   in _FileCheck.runs
   - meta.more.get("checksum", sum_found)),

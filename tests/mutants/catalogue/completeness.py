@@ -177,7 +177,7 @@ packed-run-without-its-end: a run that continues in the next piece loses its ite
   in Compaction._written
   - low, waiting = high, items[end:]
   + low, waiting = high, items[len(items) :]
-  tests/unit/format/test_packed.py::test_equals_lists_per_slot
+  tests/unit/format/test_packed.py::test_equals_lists_per_slot[NumPy]
 skiplist-begin-exclusive: a scan misses a handle that ends in the range's first second
   in TimeRangeSkipList.overlapping
   - begin <= node.end and

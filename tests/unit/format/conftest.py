@@ -46,7 +46,7 @@ def entries_of(layout, hashes, times, columns, begin_ms=BEGIN_MS, batches=1):
     return table, np.frombuffer(b"".join(parts), layout.schema.entry)
 
 
-def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topics=2, about=None, packed=False):
+def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topics=2, about=None):
     """Return the bytes of a compacted file of random entries, and the entries."""
     rng = np.random.default_rng(seed)
     hashes = rng.integers(0, 2**31, distinct_hashes or count).astype(np.int32)[
@@ -54,12 +54,12 @@ def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topi
     ]
     times = BEGIN_MS + 1000 * rng.integers(-spread_s, spread_s + 1, count)
     table, entries = entries_of(layout, hashes, times, columns_of(rng, layout.schema, count, topics=topics))
-    return compacted(table, entries, packed=packed, **(about or {})), entries
+    return compacted(table, entries, **(about or {})), entries
 
 
-def compacted(table, entries, *, packed=False, **about):
+def compacted(table, entries, **about):
     """Return the bytes of the compacted file of a table's entries."""
-    compaction = Compaction(entries, table.layout, table.begin_ms, table.end_ms, packed=packed)
+    compaction = Compaction(entries, table.layout, table.begin_ms, table.end_ms)
     return b"".join(bytes(piece) for piece in compaction.pieces(**(ABOUT | about)))
 
 
@@ -81,11 +81,4 @@ def way(request):
 def small(make):
     """A file of the layout `SMALL` with twelve entries of four hashes."""
     data, _ = make.file(SMALL, 12, distinct_hashes=4)
-    return data
-
-
-@pytest.fixture(scope="module")
-def packed_small(make):
-    """The file `small`, packed."""
-    data, _ = make.file(SMALL, 12, distinct_hashes=4, packed=True)
     return data

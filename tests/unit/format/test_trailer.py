@@ -7,11 +7,12 @@ import zlib
 import numpy as np
 import pytest
 
+from tests.support.changes import replace
 from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
-from tiered_index.format.layout import HEADER_SIZE
+from tiered_index.format.layout import HEADER_SIZE, PRESETS, ROCKETMQ, Layout
 from tiered_index.format.metadata import Metadata, topic_stats
-from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, Directory, Tail, parse_trailer
+from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, Directory, Tail, build_trailer, parse_trailer
 
 
 def read_through_trailer(data):
@@ -46,9 +47,10 @@ def test_round_trip(small):
         parse_trailer(small[-TAIL_SIZE - 1 :], "file", len(small))
 
 
-@pytest.fixture(params=["plain", "packed"])
-def either(request, small, packed_small):
-    return small if request.param == "plain" else packed_small
+@pytest.fixture(params=["native", "rocketmq"])
+def either(request, make):
+    preset = PRESETS[request.param]
+    return make.file(Layout(preset, preset.schema, 5, 20), 12, distinct_hashes=4)[0]
 
 
 def test_truncated_at_every_byte(either):
@@ -69,7 +71,7 @@ def test_every_flipped_bit_is_noticed(either, bits):
     sound = read_through_trailer(either)
     trailer = parse_trailer(either, "file", len(either))
     # a packed file has no slot table
-    tail, items = trailer.tail, HEADER_SIZE if trailer.metadata.packing else SMALL.items_position
+    tail, items = trailer.tail, HEADER_SIZE if trailer.metadata.packing else trailer.metadata.layout.items_position
     unread = {*range(items), *range(tail.position, tail.directory_position)}
     metadata = tail.directory_position + tail.directory_length
     ends = [HEADER_SIZE, items, tail.position, tail.directory_position, metadata, len(either) - TAIL_SIZE]
@@ -105,6 +107,24 @@ def test_a_later_version_and_an_unknown_order_are_refused_by_name(small):
     meta = parse_trailer(small, "file", len(small)).metadata
     with pytest.raises(UnsupportedVersion, match="'newest_first'"):
         Metadata.decode(meta.encode().replace(b'"order":"answer"', b'"order":"newest_first"'), "file")
+
+
+@pytest.mark.parametrize("shard", [{}, {"slot_map": {"base": 5, "split": 1, "join": 1}}], ids=["file", "shard"])
+def test_plain_runs_are_refused_unless_rocketmq_must_read_them(small, make, shard):
+    trailer = parse_trailer(small, "file", len(small))
+    meta, told = trailer.metadata, "plain runs of preset native, and this program reads packed ones: written by a "
+    packed = Metadata.decode(replace(meta, more={**meta.more, **shard}).encode(), "file").more.pop("packed")
+    plain = replace(meta, more={n: v for n, v in {**meta.more, **shard}.items() if n != "packed"})
+    data = small[: trailer.tail.position] + build_trailer(trailer.tail.position, trailer.directory, plain)
+    for refuse in (lambda: Metadata.decode(plain.encode(), "file"), lambda: verify(data)):
+        with pytest.raises(UnsupportedVersion, match=f"{told}development version: build the index again"):
+            refuse()
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
+    data, _ = make.file(layout, 12)
+    meta = parse_trailer(data, "file", len(data)).metadata
+    assert "packed" not in meta.more and verify(data) == []
+    with pytest.raises(CorruptFile, match="preset rocketmq has packed items"):
+        Metadata.decode(replace(meta, more={**meta.more, "packed": packed}).encode(), "file")
 
 
 def test_directory_and_metadata_with_sound_crc_but_wrong_content():

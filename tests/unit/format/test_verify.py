@@ -12,18 +12,17 @@ from tests.unit.format.conftest import BEGIN_MS, columns_of, compacted, entries_
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, Header, Layout
 from tiered_index.format.packed import PackingOptions
-from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 
 BEGIN_S = 1_700_006_400
-SIZE = KEYED_SCHEMA.item.itemsize
+SIZE = ROCKETMQ.schema.item.itemsize
 SLOTS = SlotMap(7, split=3)
 
 
-def shard(count, slots=SLOTS, hot=0, preset="native", *, packed=False):
+def shard(count, slots=SLOTS, hot=0, preset="native"):
     """Return a shard of random entries, `hot` of them with one hash."""
     schema = PRESETS[preset].schema
     rng = np.random.default_rng(5)
@@ -35,7 +34,7 @@ def shard(count, slots=SLOTS, hot=0, preset="native", *, packed=False):
     if schema.keyed:
         items["fingerprint"] = items["key_hash"].astype(np.uint32) ^ 5
     items = items[answer_sorted(items, items["time_diff_s"].astype(np.int64), slots, schema)]
-    options = PackingOptions.of(items, (1, 2), len(items)) if packed else None
+    options = PackingOptions.of(items, (1, 2), len(items))
     times = BEGIN_S * 1000, (BEGIN_S + 86400) * 1000 - 1
     layout = Layout(PRESETS[preset], schema, slots.base, 100)
     writer = ShardWriter(layout, slots, (0, slots.slots), *times, len(items), options)
@@ -44,9 +43,9 @@ def shard(count, slots=SLOTS, hot=0, preset="native", *, packed=False):
     return b"".join([*pieces, writer.finish("f", "test", "commitlog", {1: "orders", 2: "payments"}, more)])
 
 
-def giant_file():
+def giant_file(preset):
     """Return a file with a slot of two blocks and a part of a third, then a small slot."""
-    layout = Layout(NATIVE, NATIVE.schema, 2, 30_001)
+    layout = Layout(preset, preset.schema, 2, 30_001)
     hashes = np.concatenate([np.full(20_000, 4), np.full(10, 7)]).astype(np.int32)
     columns = columns_of(np.random.default_rng(3), layout.schema, 20_010)
     return compacted(*entries_of(layout, hashes, BEGIN_MS + 1000 * np.arange(20_010), columns))
@@ -57,12 +56,11 @@ def files():
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
     return {
         "file": random_file(SMALL, 12, distinct_hashes=4)[0],
-        "giant file": giant_file(),
-        "packed file": random_file(SMALL, 12, distinct_hashes=4, packed=True)[0],
+        "giant file": giant_file(NATIVE),
         "rocketmq": random_file(layout, 12, distinct_hashes=4)[0],
+        "giant rocketmq": giant_file(ROCKETMQ),
         "shard": shard(50),
         "giant shard": shard(3000, hot=20_000),
-        "packed shard": shard(3000, hot=20_000, packed=True),
     }
 
 
@@ -82,15 +80,18 @@ def verify(data, kind):
 def rebuilt(data, *, body=None, items=None, metadata=None, more=None, directory=None, filter_bytes=None):
     """Return the file or shard with changed items, bytes or trailer. All checksums match, so only its content is wrong.
 
-    `items` edits the array of a plain file's items; `metadata` is changed fields, or makes them from the present ones.
+    `items` edits the array of the file's items; `metadata` is changed fields, or makes them from the present ones.
     """
     trailer = trailer_of(data)
-    begin = HEADER_SIZE if is_shard(trailer) or trailer.metadata.packing else trailer.metadata.layout.items_position
+    packing = trailer.metadata.packing
+    begin = trailer.metadata.layout.items_position if packing is None else HEADER_SIZE
     body = bytearray(data[: trailer.tail.position] if body is None else body)
-    if items is not None:
-        items(np.frombuffer(memoryview(body)[begin:], trailer.metadata.layout.schema.item))
-    body = bytes(body)
     groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
+    if items is not None and packing is None:
+        items(np.frombuffer(memoryview(body)[begin:], trailer.metadata.layout.schema.item))
+    elif items is not None:
+        body[begin:] = repacked(body, trailer, items, groups, blocks)
+    body = bytes(body)
     if directory is not None:
         directory(groups, blocks)
     for table in (groups, blocks):
@@ -104,7 +105,23 @@ def rebuilt(data, *, body=None, items=None, metadata=None, more=None, directory=
     meta = replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
     if filter_bytes is None:
         filter_bytes = data[trailer.tail.position : trailer.tail.directory_position]
-    return body + build_trailer(trailer.tail.position, Directory(groups, blocks), meta, filter_bytes)
+    return body + build_trailer(len(body), Directory(groups, blocks), meta, filter_bytes)
+
+
+def repacked(body, trailer, change, groups, blocks):
+    """Return the packed runs of changed items, and set their places in the tables of the directory."""
+    runs, packing = trailer.directory.all_runs(), trailer.metadata.packing
+    counts = [run.count for run in runs]
+    items, _ = packing.unpack([body[run.offset : run.offset + run.length] for run in runs], np.array(counts), "file")
+    change(items)
+    written = packing.pack(items, counts)
+    ends = np.cumsum([HEADER_SIZE, *map(len, written)]).tolist()
+    moved = {run.offset: end for run, end in zip(runs, ends, strict=False)} | {trailer.tail.position: ends[-1]}
+    for table in (groups, blocks):
+        stops = (table["offset"] + table["length"]).tolist()
+        table["offset"] = [moved[offset] for offset in table["offset"].tolist()]
+        table["length"] = [moved[stop] - int(at) for stop, at in zip(stops, table["offset"], strict=True)]
+    return b"".join(written)
 
 
 def stats_of(topic_id, meta):
@@ -151,7 +168,9 @@ ONE_TOPIC = {"metadata": {"topics": ((1, "orders"),)}}
 STATS_OF_ONE = {
     "metadata": lambda meta: {**ONE_TOPIC["metadata"], "more": {**meta.more, "topic_stats": stats_of(1, meta)}}
 }
-ANY_FILE, ANY_SHARD = ("file", "packed file"), ("shard", "packed shard")
+ANY_FILE, ANY_SHARD = ("file", "rocketmq"), ("shard", "giant shard")
+PLACES = ("offset", "length", "count")
+GIANT = ("giant file", "giant rocketmq", "giant shard")
 BOUNDS = ("hash_min", "hash_max", "second_min", "second_max")
 DEFECTS = [
     *[(kind, moved(name, by), {"interval"}) for kind in ANY_FILE for name in BOUNDS[2:] for by in (-1, 1)],
@@ -160,12 +179,13 @@ DEFECTS = [
     *[(kind, ONE_TOPIC, {"metadata"}) for kind in (*ANY_FILE, *ANY_SHARD)],
     *[(kind, {"metadata": {"topics": ()}}, {"metadata"}) for kind in (*ANY_FILE, *ANY_SHARD)],
     *[(kind, {"more": {"topic_stats": []}}, {"metadata"}) for kind in (*ANY_FILE, *ANY_SHARD)],
-    ("file", {"metadata": {"count": 13}}, {"metadata"}),
-    ("packed file", {"metadata": {"count": 13}}, {"directory"}),
-    ("file", {"metadata": {"slots_in_use": 1}}, {"header", "slots"}),
-    ("packed file", {"metadata": {"slots_in_use": 1}}, {"header", "metadata"}),
+    ("rocketmq", {"metadata": {"count": 13}}, {"metadata"}),
+    ("file", {"metadata": {"count": 13}}, {"directory"}),
+    ("rocketmq", {"metadata": {"slots_in_use": 1}}, {"header", "slots"}),
+    ("file", {"metadata": {"slots_in_use": 1}}, {"header", "metadata"}),
     ("shard", {"metadata": {"slots_in_use": 3}}, {"metadata"}),
-    *[("shard", {"metadata": {name: value}}, {"metadata"}) for name, value in (("count", 49), ("slot_base", 8))],
+    ("shard", {"metadata": {"count": 49}}, {"directory"}),
+    ("shard", {"metadata": {"slot_base": 8}}, {"metadata"}),
     *[("shard", {"metadata": {"slot_range": value}}, {"metadata"}) for value in ((0, 22), (5, 5))],
     *[
         ("shard", {"metadata": {name: value}}, {"metadata"})
@@ -183,29 +203,26 @@ DEFECTS = [
         item(0, key_hash=lambda items: items["key_hash"][-1]),
         {"metadata", "slot", "order", "bounds", "checksum", "filter"},
     ),
-    ("file", item(3, key_hash=lambda items: items["key_hash"][3] ^ 1), {"slot", "filter", "order"}),
+    ("file", item(3, key_hash=lambda items: items["key_hash"][3] ^ 1), {"metadata", "filter", "order"}),
     ("rocketmq", item(0, key_hash=lambda items: items["key_hash"][0] ^ 1) | {"filter_bytes": b""}, {"slot"}),
     ("file", {"items": swapped}, {"order"}),
     ("shard", {"items": swapped}, {"metadata", "order"}),
-    *[(kind, run(1, name, 1), {"bounds"}) for kind in ("giant file", "giant shard", "packed shard") for name in BOUNDS],
-    *[("file", run(0, name, by, 0), {"directory"}) for name, by in (("first_slot", 1), ("count", 1), ("offset", 32))],
+    *[(kind, run(1, name, 1), {"bounds"}) for kind in GIANT for name in BOUNDS],
+    *[(kind, run(0, name, 1, 0), {"directory"}) for kind in ANY_FILE for name in ("first_slot", "count", "offset")],
+    *[("rocketmq", run(0, name, SIZE, 0), {"directory"}) for name in ("offset", "length")],
     *[("giant file", run(0, name, by, 0), {"directory"}) for name, by in (("first_block", 1), ("blocks", -1))],
     # no group names these blocks
     ("giant file", {"directory": lambda groups, blocks: groups["blocks"].fill(0)}, {"directory"}),
-    *[("giant file", run(1, name, by), {"directory"}) for name, by in (("offset", 32), ("length", -32), ("count", -1))],
-    *[("giant shard", run(0, name, by), {"directory"}) for name, by in (("offset", SIZE), ("count", 1))],
-    *[("giant shard", run(1, name, SIZE), {"directory"}) for name in ("offset", "length", "count")],
-    *[("packed shard", run(n, name, 1), {"directory"}) for n in (0, 1) for name in ("offset", "length", "count")],
-    ("packed shard", run(0, "first_slot", 100), {"directory"}),
-    *[
-        ("packed file", packed_line(**wrong), {"metadata"})
-        for wrong in ({"seconds": [7]}, {"shift": 63}, {"base": "0"})
-    ],
-    *[(kind, {"more": {"packed": []}}, {"metadata"}) for kind in ("packed file", "packed shard")],
+    *[(kind, run(1, name, -1), {"directory"}) for kind in GIANT for name in PLACES],
+    *[("giant rocketmq", run(1, name, -SIZE), {"directory"}) for name in PLACES],
+    *[(kind, run(n, name, 1), {"directory"}) for kind in GIANT for n in (0, 1) for name in PLACES],
+    ("giant shard", run(0, "first_slot", 100), {"directory"}),
+    *[("file", packed_line(**wrong), {"metadata"}) for wrong in ({"seconds": [7]}, {"shift": 63}, {"base": "0"})],
+    *[(kind, {"more": {"packed": []}}, {"metadata"}) for kind in ("file", "shard")],
     ("rocketmq", {"more": {"packed": {"base": 0, "shift": 0, "seconds": [0, 0]}}}, {"metadata"}),
     ("file", {"filter_bytes": b"\xff" * 33}, {"filter"}),
     # a file need not have a filter
-    *[(kind, {"filter_bytes": b""}, set()) for kind in ("file", "giant file")],
+    *[(kind, {"filter_bytes": b""}, set()) for kind in ("file", "giant file", "rocketmq")],
 ]
 
 
@@ -219,22 +236,23 @@ def test_files_without_a_defect_are_sound(files):
     for kind, data in files.items():
         assert rebuilt(data) == data and verify(data, kind) == []
     for slots in (SlotMap(1), SlotMap(1000), SlotMap(1000, join=64)):
-        for preset, packed in (("native", True), ("rocketmq", False)):
+        for preset in PRESETS:
             for count, hot in ((1, 0), (500, 20_000)):
-                data = shard(count, slots, hot, preset, packed=packed)
+                data = shard(count, slots, hot, preset)
                 assert verify(data, "shard") == [] and b'"order":"answer"' in data
 
 
 @pytest.mark.parametrize("kind", ["giant file", "giant shard"])
 def test_order_across_blocks(files, kind):
     """The first item of a block is newer than the last item of the block before."""
-    meta, all_blocks = trailer_of(files[kind]).metadata, trailer_of(files[kind]).directory.blocks
+    meta, directory = trailer_of(files[kind]).metadata, trailer_of(files[kind]).directory
+    runs, all_blocks = directory.all_runs(), directory.blocks
     newest = meta.second_max - meta.begin_ms // 1000
     assert len(all_blocks) == 3
     # some blocks are checked together, and some borders are between two checks
+    first = sum(run.count for run in runs if run.offset < int(all_blocks["offset"][0]))
     for number in (1, 2):
-        begin = HEADER_SIZE if "shard" in kind else meta.layout.items_position
-        row = (int(all_blocks[number]["offset"]) - begin) // SIZE
+        row = first + int(all_blocks["count"][:number].sum())
 
         def bounds(groups, blocks, number=number):
             blocks["second_max"][number] = meta.second_max
@@ -244,19 +262,19 @@ def test_order_across_blocks(files, kind):
 
 
 def test_a_header_or_slot_table_that_contradicts_the_trailer(files):
-    data, end = files["file"], trailer_of(files["file"]).tail.position
+    data, end = files["rocketmq"], trailer_of(files["rocketmq"]).tail.position
 
     def with_body(body):
-        return verify(rebuilt(data, body=body), "file")
+        return verify(rebuilt(data, body=body), "rocketmq")
 
     header = Header(*struct.unpack_from(">IqqiI", data))
     for field in Header._fields:
-        value = NATIVE.begin_magic if field == "magic" else getattr(header, field) + 1
+        value = ROCKETMQ.begin_magic if field == "magic" else getattr(header, field) + 1
         (finding,) = with_body(header._replace(**{field: value}).pack() + data[HEADER_SIZE:end])
         assert finding.part == "header" and field in finding.problem
     (finding,) = with_body(bytes(4) + data[4:end])
     assert (finding.part, finding.offset) == ("header", 0) and "wrong magic" in finding.problem
-    for slot, position, length in ((0, 4, 0), (4, 0, 32), (2, 0, -64), (1, 32, -32)):
+    for slot, position, length in ((0, 4, 0), (4, 0, SIZE), (2, 0, -2 * SIZE), (1, SIZE, -SIZE)):
         body, at = bytearray(data[:end]), HEADER_SIZE + 8 * slot
         old = struct.unpack_from(">ii", body, at)
         struct.pack_into(">ii", body, at, old[0] + position, old[1] + length)
@@ -278,11 +296,11 @@ def test_a_damaged_run_is_named_by_its_place_and_the_rest_is_still_checked(files
 
 
 def test_every_flipped_byte_and_every_cut_of_a_shard_is_found():
-    for small in (shard(50), shard(50, packed=True)):
-        for position in range(len(small)):
-            spoiled = bytearray(small)
-            spoiled[position] ^= 16
-            assert verify(bytes(spoiled), "shard") and verify(small[:position], "shard"), position
+    small = shard(50)
+    for position in range(len(small)):
+        spoiled = bytearray(small)
+        spoiled[position] ^= 16
+        assert verify(bytes(spoiled), "shard") and verify(small[:position], "shard"), position
 
 
 def test_blocks_of_other_counts_than_their_packed_runs(files):
@@ -290,12 +308,12 @@ def test_blocks_of_other_counts_than_their_packed_runs(files):
         blocks["count"][0] += 1
         blocks["count"][1] -= 1
 
-    first, second = verify(rebuilt(files["packed shard"], directory=move_one), "packed shard")[:2]
+    first, second = verify(rebuilt(files["giant shard"], directory=move_one), "giant shard")[:2]
     assert (first.part, second.part) == ("run", "run") and "packed run" in first.problem
 
 
 def test_short_reads_are_findings(files):
-    small = files["file"]
+    small = files["rocketmq"]
 
     def short_table(position, length):
         return small[position : position + min(length, 30 if position == HEADER_SIZE else length)]
@@ -320,14 +338,3 @@ def test_a_part_of_the_slots_is_not_a_whole_file():
     data, _ = random_file(SMALL, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
     with pytest.raises(InvalidArgument, match="a part of a file"):
         verify(data, "file")
-
-
-def test_a_packed_file_with_changed_items_is_named(files):
-    data, meta = files["packed file"], trailer_of(files["packed file"]).metadata
-    (run_of_all,) = trailer_of(data).directory.all_runs()
-    packed = data[run_of_all.offset : run_of_all.offset + run_of_all.length]
-    items = meta.packing.unpack([packed], np.array([run_of_all.count]), "file")[0]
-    swapped(items)
-    body = data[:HEADER_SIZE] + meta.packing.pack(items, [len(items)])[0]
-    assert len(body) == trailer_of(data).tail.position  # another length would move directory and tail
-    assert parts(verify(rebuilt(data, body=body), "packed file")) == {"order"}

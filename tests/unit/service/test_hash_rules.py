@@ -1,14 +1,13 @@
 """One index has files of both of RocketMQ's hash rules: `abs` up to its release 5.5.0, `mask` from 5.5.1 on.
 
 The rules give half of the keys different hashes. Lookups find every key, in every state of a file and after a merge.
-Keys of two topics may have one hash, and native files may be plain.
+Keys of two topics may have one hash.
 """
 
 import pytest
 
 from tests.support.merging import BASE_MS, HOUR_MS, RegionItem
 from tests.support.pages import items_by_pages
-from tests.support.plain_files import plain_files
 from tests.support.rounds import upload
 from tiered_index import IndexReader, Lookup, hash_key
 from tiered_index.config import IndexConfig
@@ -98,19 +97,16 @@ def is_packed(life, name):
     return parse_trailer(data, name, len(data)).metadata.packing is not None
 
 
-@pytest.mark.parametrize(("keep_s", "item_type"), [(0, None), (10**9, RegionItem)])
-def test_plain_files_are_read_and_merged(merging, keep_s, item_type):
-    life = merging(settings={"slots": 50, "local_keep_s": keep_s}, item_type=item_type)
-    packed = []
-    for number, layout in enumerate(("plain", "packed", "plain")):
-        life.index.close()
-        life.index = life.open()
+@pytest.mark.parametrize(
+    ("preset", "keep_s", "item_type"), [("rocketmq", 0, None), ("rocketmq", 10**9, None), ("native", 0, RegionItem)]
+)
+def test_only_files_of_preset_rocketmq_are_plain_and_a_merge_packs_them(merging, preset, keep_s, item_type):
+    life = merging(preset=preset, settings={"slots": 50, "local_keep_s": keep_s}, item_type=item_type)
+    for number in range(3):
         life.put((BASE_MS + number * HOUR_MS + row * 1000, f"k{row % 9}") for row in range(60))
-        with plain_files(layout == "plain"):
-            life.publish()
-        packed.append(is_packed(life, max(life.state.files.values(), key=lambda stored: stored.sequence).name))
+        life.publish()
         life.check(life.index)
-    assert packed == [False, True, False]
+    assert [is_packed(life, stored.name) for stored in life.state.files.values()] == [preset == "native"] * 3
     life.check()
     life.later()
     life.merge()

@@ -44,7 +44,7 @@ def entries_of(keys, second):
 
 def compacted(entries, layout, number):
     """Return a compacted file of second `number`, in memory that a test can change."""
-    compaction = Compaction(entries, layout, T * 1000, (T + number) * 1000, packed=True)
+    compaction = Compaction(entries, layout, T * 1000, (T + number) * 1000)
     about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
     data = b"".join(compaction.pieces(file_id=f"file{number}", topics=((0, "t"),), **about))
     return InMemory(data, parse_trailer(data, "file", len(data)))

@@ -12,7 +12,6 @@ from tests.support.hanging import until
 from tests.support.later import Later
 from tests.support.log_records import open_log
 from tests.support.measuring import measured
-from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
@@ -297,7 +296,7 @@ def put_files(index, count):
     [
         ("put", "data/", {}),
         # one large upload
-        ("write", "", {"slots": 4_000_000}),
+        ("write", "", {"preset": "rocketmq", "slots": 4_000_000}),
         # work on local files
         ("disk", "", {}),
         # a sweep
@@ -310,8 +309,7 @@ def test_steps_that_take_longer_than_the_lease_renew_it(open_index, faulty, slow
     index = open_index("root", **settings)
     put_files(index, {"write": 1, "disk": 20}.get(operation, 5))
     states = slow(operation, prefix, disk)
-    with plain_files("slots" in settings):
-        index.run_lifecycle()
+    index.run_lifecycle()
     assert states and set(states) == {"alive"}
     assert len(states) >= {"list": 1, "disk": 60}.get(operation, 3)
 

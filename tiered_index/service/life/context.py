@@ -286,8 +286,6 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
         positions=dict(file.journal.positions),
         writer=f"tiered_index {__version__}",
         log_number=file.journal.log_number,
-        # RocketMQ reads files of its own preset, so they keep its layout
-        packed=not file.layout.preset.newest_first,
     )
 
 

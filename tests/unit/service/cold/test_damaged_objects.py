@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.cold_index import cold_index, spoiled
 from tests.support.model import Answer
-from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, PartialAnswer
@@ -124,11 +123,10 @@ def test_a_range_always_answered_wrongly_is_corrupt(index, mode):
             assert [Answer.of(item) for item in reader.query("t", "all")] == index.expected("t", "all")
 
 
-@pytest.mark.parametrize("layout", ["packed", "plain"])
-def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout):
-    with plain_files(layout == "plain"):
-        made = cold_index(tmp_path / "root", files=2, entries=3000, slots=500)
-    rng = random.Random(layout)
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, preset):
+    made = cold_index(tmp_path / "root", files=2, entries=3000, slots=500, preset=preset)
+    rng = random.Random(preset)
     for stored in made.stored:
         data = bytearray(made.inner.get(stored.name))
         runs = [*parse_trailer(bytes(data), stored.name, len(data)).directory.all_runs()]

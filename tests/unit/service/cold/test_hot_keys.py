@@ -12,7 +12,6 @@ from tests.support.batches import batch
 from tests.support.cold_index import BASE_MS, Recorder
 from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
-from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.base.clock import ManualClock
 from tiered_index.format.compacted import BLOCK_BYTES
@@ -20,8 +19,6 @@ from tiered_index.storage.memory import MemoryStorage
 
 ENTRIES = 100_000
 OTHERS = 300
-# layouts of preset native, and the other preset
-KINDS = ["packed", "plain", "rocketmq"]
 
 
 def giant_columns():
@@ -45,14 +42,14 @@ class Giant:
         return IndexReader.open(storage_backend=self.storage, refresh_interval_s=10**6, **settings)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
 def giant(request, tmp_path_factory):
     storage = Recorder(MemoryStorage())
     settings = {"slots": 64, "items": ENTRIES + OTHERS + 1, "background": False, "max_early_s": 10**9}
-    settings |= {"preset": "rocketmq" if request.param == "rocketmq" else "native", "clock": ManualClock(BASE_MS)}
+    settings |= {"preset": request.param, "clock": ManualClock(BASE_MS)}
     root = tmp_path_factory.mktemp("giant") / "root"
     opened = IndexService.open(root=root, storage_backend=storage, disk=FaultDisk(), **settings)
-    with plain_files(request.param == "plain"), opened as service:
+    with opened as service:
         service.put_batch(giant_columns())
         service.seal()
         service.run_lifecycle()

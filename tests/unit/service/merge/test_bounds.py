@@ -7,10 +7,9 @@ import pytest
 
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS
-from tests.support.plain_files import plain_files
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.format.packed import packed_bytes
-from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.format.schema import ROCKETMQ_SCHEMA
 from tiered_index.service.jobs.merge_run import estimate, merge, writing_requests
 from tiered_index.service.jobs.rewriting import merge_plan as plan
 from tiered_index.service.jobs.rewriting import rewrite as task_module
@@ -94,13 +93,14 @@ def held(monkeypatch):
 @pytest.mark.parametrize("days", [5, 40])
 def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, tmp_path, held, days):
     """The files each begin an hour before a midnight, so that one job has all of them."""
-    life = merging(storage=LocalStorage(tmp_path / "storage", disk=UnsyncedDisk()), settings={"slots": 200})
-    with plain_files():
-        for day in range(days):
-            begin = BASE_MS + day * DAY_MS - HOUR_MS
-            life.put((begin + row * DAY_MS // ROWS, f"k{row % 40}") for row in range(ROWS))
-            life.publish()
-        life.later()
+    life = merging(
+        storage=LocalStorage(tmp_path / "storage", disk=UnsyncedDisk()), preset="rocketmq", settings={"slots": 200}
+    )
+    for day in range(days):
+        begin = BASE_MS + day * DAY_MS - HOUR_MS
+        life.put((begin + row * DAY_MS // ROWS, f"k{row % 40}") for row in range(ROWS))
+        life.publish()
+    life.later()
     (job,) = life.plan().rewrites
     assert len(job.windows) == days + 1
     assert all(len(task.windows) <= FULL_WINDOWS for task in job.tasks)
@@ -112,8 +112,8 @@ def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, tmp_path, hel
     # two tasks read a file only if it is in two groups
     assert directories.total() == days + len(job.tasks) - 1 == sum(len(task.inputs) for task in job.tasks)
     cost = estimate(job, PriceTable())
-    assert (cost.shards, cost.written_bytes) == (days + 1, packed_bytes(KEYED_SCHEMA, job.entries))
-    assert cost.read_bytes == (job.entries + (len(job.tasks) - 1) * ROWS) * 32
+    assert (cost.shards, cost.written_bytes) == (days + 1, packed_bytes(ROCKETMQ_SCHEMA, job.entries))
+    assert cost.read_bytes == (job.entries + (len(job.tasks) - 1) * ROWS) * 28
     life.check(questions=[("t", "k0"), ("t", "k39")])
 
 
