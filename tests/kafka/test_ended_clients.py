@@ -21,7 +21,7 @@ def ask():
             # in a thread of the client
             answer.add_done_callback(lambda _: done.set() if gc.collect() else None)
     if closes:
-        broker.close()
+        asked.close()
 
 ask()
 assert done.wait(60)
