@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tiered_index.base.retention import Retention
     from tiered_index.config import IndexConfig
     from tiered_index.connectors.archives import erase_index as erase
-    from tiered_index.connectors.files.linked_rows import FileRow, FileRows
+    from tiered_index.connectors.files.messages import FileRow, FileRows
     from tiered_index.format.keys.hash_sql import hash_key_sql
     from tiered_index.format.keys.hashing import key_hash as hash_key
     from tiered_index.service.async_reader import AsyncIndexReader
@@ -112,7 +112,7 @@ _NAMES = {
     "service.opening": ("WriterHealth",),
     "service.read.answers.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
-    "connectors.files.linked_rows": ("FileRow", "FileRows"),
+    "connectors.files.messages": ("FileRow", "FileRows"),
     "types": (
         "FileReport",
         "Freshness",

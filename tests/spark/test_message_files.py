@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tests.spark.entries import BEGIN_MS, messages
 from tiered_index import IndexConfig
-from tiered_index.connectors.files.messages import open_source
+from tiered_index.connectors.files.message_files import open_source
 from tiered_index.connectors.files.rows.fields import Fields
 from tiered_index.connectors.files.rows.parquet import ParquetTable
 from tiered_index.connectors.files.rows.places import LocalFile

@@ -19,7 +19,7 @@ from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, config
 from tiered_index.cli.write.ingest import FileIntake
-from tiered_index.connectors.files.messages import open_source
+from tiered_index.connectors.files.message_files import open_source
 from tiered_index.connectors.files.rows.places import LocalFile
 from tiered_index.connectors.follow import PatientPut
 
@@ -46,7 +46,7 @@ def offsets_of(places, topic, key):
 
 
 def test_a_restart_that_stopped_at_a_bad_message_is_continued(ingest, places, monkeypatch):
-    monkeypatch.setattr("tiered_index.connectors.files.messages.FINGERPRINT_BYTES", 100)
+    monkeypatch.setattr("tiered_index.connectors.files.message_files.FINGERPRINT_BYTES", 100)
     write_source(places.source, 0, 500)
     assert ingest("--json").document["messages"] == 500
     # a change that the fingerprint does not cover

@@ -20,7 +20,7 @@ import pytest
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.files import messages as files
 from tiered_index.connectors.files.keys import read_lookups
-from tiered_index.connectors.files.messages import source_name
+from tiered_index.connectors.files.message_files import source_name
 from tiered_index.connectors.files.rows import parquet
 from tiered_index.connectors.files.rows import text as rows_of_text
 from tiered_index.connectors.files.rows.columns import columns_of

@@ -111,7 +111,7 @@ def test_an_ingest_of_a_file_loads_no_connector_of_a_broker(tmp_path, with_topic
     rows = ("--topic", "t", "--key", "key", "--time", "timestamp_ms") if with_topic else ()
     places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--quiet")
     names, _ = loaded("ingest", messages, *places, *rows)
-    assert f"tiered_index.connectors.files.{'linked' if with_topic else 'messages'}" in names
+    assert f"tiered_index.connectors.files.{'linked' if with_topic else 'message_files'}" in names
     assert others_than_specs(names) == []
 
 

@@ -26,7 +26,13 @@ from tiered_index.cli.write.options import ARCHIVE_SCHEME, FileOptions, IngestOp
 from tiered_index.cli.write.putting import Putting, none_indexed
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import SourceConnector, SourceRun
-from tiered_index.connectors.files.messages import ColumnMessages, MessageFile, messages_of, other_files, source_name
+from tiered_index.connectors.files.message_files import (
+    ColumnMessages,
+    MessageFile,
+    messages_of,
+    other_files,
+    source_name,
+)
 from tiered_index.connectors.files.rows.batch import RowFile
 from tiered_index.connectors.files.rows.columns import FIELDS, CheckedMessage, columns_of, own_value
 from tiered_index.connectors.files.rows.fields import ROW_NUMBER, Fields, MessageBatch, Record

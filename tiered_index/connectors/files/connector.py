@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tiered_index.connectors.contract import Connector, MessagePlaces
-from tiered_index.connectors.files.linked_rows import FileRows
+from tiered_index.connectors.files.messages import FileRows
 from tiered_index.connectors.files.row_archive import RowsToErase
 from tiered_index.connectors.files.rows.restart import has_points, windows_to_erase
 from tiered_index.service.jobs.erase import EraseRequest, MakeFind

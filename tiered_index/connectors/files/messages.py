@@ -1,442 +1,453 @@
-"""Reads files of messages, the entry form of `ingest`: rows of files that have the fields of entries.
+"""Reads rows of linked files again, by their entries: a block of a text, or a row of a Parquet file.
 
-One thread; memory: a few blocks. Other columns and blank lines are skipped. A message without key makes no entry. A
-position is a row number of a file with columns, or a byte offset in unpacked text. A last line without newline may
-still be written. Unless it is a complete JSON object, it is held back and the position stays before it. Arrow parses a
-block of lines at once. If that fails, or gives another number of rows, the lines are parsed one by one. In CSV `keys`
-are separated by blanks, as in RocketMQ; times are epoch milliseconds or ISO 8601. The name of a source is
-`file:PATH#LENGTH-HASH`, with the absolute path or URI and a fingerprint of the content. A file that grows keeps its
-name; another file at the same path has another one. With --column or --constant, ``/`` and a hash of these options
-follow: other messages need another position. After --restart, ``~`` and a number follow: the file is read again under
-a position of its own.
+A row that was archived is read from its copy, otherwise from its file.
+
+The bytes of a file are checked against the CRC32 of its blocks, noted when it was indexed. The keys are taken from the
+row again, and the topic if it is a field. So a row is the one that was indexed, or the answer names the file and says
+that it is gone or was changed. An entry at whose offset no row of its topic begins gets neither bytes nor a file. A
+compressed text is decompressed from the restart point before the row, if there is one. Threads: any.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import os
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from functools import cache, partial
-from itertools import accumulate
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, Self, cast
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from tiered_index.base.call import check_deadline
+from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
+from tiered_index.base.kernels import crc32
+from tiered_index.base.locks import call_lock
+from tiered_index.base.threads import each
+from tiered_index.connectors.archive import record_at
+from tiered_index.connectors.files.listing import LinkedFiles, SourceFile, as_it_is
 from tiered_index.connectors.files.rows.batch import RowFile
-from tiered_index.connectors.files.rows.columns import (
-    MAX_ROW_BYTES,
-    CheckedMessage,
-    check_kinds,
-    entry_columns,
-    has_items,
-    is_text,
-    own_type,
-)
-from tiered_index.connectors.files.rows.fields import ROW_NUMBER, Fields, MessageBatch, Record, written_keys
-from tiered_index.connectors.files.rows.forms import rows_at
-from tiered_index.connectors.files.rows.parquet import ParquetTable
-from tiered_index.connectors.files.rows.places import Place, Stdin
-from tiered_index.connectors.files.rows.table import ColumnsFile
+from tiered_index.connectors.files.rows.columns import MAX_ROW_BYTES
+from tiered_index.connectors.files.rows.forms import rows_of_form
+from tiered_index.connectors.files.rows.mapping import RowMapping
+from tiered_index.connectors.files.rows.places import CheckedFile, File, LocalFile, StoredFile
+from tiered_index.connectors.files.rows.restart import RESTARTED, RestartedText, point_before
+from tiered_index.connectors.files.rows.table import TABLES, ColumnsFile
 from tiered_index.connectors.files.rows.text import (
-    CsvFile,
+    BLOCK_BYTES,
+    SUM_BYTES,
     NdjsonFile,
-    TextBlock,
-    TextBlocks,
+    TextFile,
     decompressed,
     read_text,
-    too_long,
 )
-from tiered_index.connectors.json_paths import Unclear
-from tiered_index.errors import InvalidArgument
+from tiered_index.connectors.files.rows.values import rows_as_json
+from tiered_index.connectors.systems import position_names
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.format.names import linked_store, rows_store
+from tiered_index.format.segments.segment import LOST, LinkedSegment
+from tiered_index.service.index import IndexService
+from tiered_index.service.log.topic_keys import rules_in
+from tiered_index.service.read.answers.messages import Fetched, Search
+from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.places import file_place, has_files
+from tiered_index.service.reader import IndexReader
+from tiered_index.types import FilePlace, IndexItem
 
-FINGERPRINT_BYTES = 1 << 20
-_AGAIN = "Give it another name, or read it from its start with --restart"
-_KEY_FIELDS = ("key", "keys")
-_INTEGERS = ("queue_id", "offset", "size", "topic_id")
-
-
-class MessageFile(ABC):
-    """The messages of one file. Raises `InvalidArgument` for one that is no message, `CorruptFile` for damage."""
-
-    unit: str
-    """The unit of positions."""
-    held_back_bytes = 0
-    """Bytes of a last line without newline, or of a last row with an open quote: they are held back."""
-    held_back_lines = 0
-    """The number of newlines in them: 0, unless a quote is open."""
-
-    def __init__(self, place: Place, fields: Fields, total: int | None, names: Iterable[str]) -> None:
-        self.place, self.fields = place, fields
-        self.total = total
-        """The greatest position; None: not known."""
-        there = list(names)
-        self.unused = fields.unused(there)
-        """Columns that are no field."""
-        self.counts_rows = fields.counts_rows(there)
-        """Whether the offset or another field is the generated row number."""
-
-    @abstractmethod
-    def fingerprint(self, length: int | None) -> tuple[int, str]:
-        """Return the number of bytes that a hash covers (`length`, or as many as a new name has), and the hash."""
-
-    @abstractmethod
-    def batches(self, start: int, end: int | None = None) -> Iterator[MessageBatch]:
-        """Yield the messages from position `start`, the end of one, to before `end`, which is the end of one, too."""
-
-    @abstractmethod
-    def part(self, begin: int, end: int | None) -> Iterator[MessageBatch]:
-        """Yield the messages that begin at positions [begin, end) (None: to the end)."""
-
-    def _entries(self, rows: pa.Table) -> tuple[pa.RecordBatch | None, int]:
-        """Return the entries of rows with the fields of messages, and the number of rows without key.
-
-        None: rows must be read by themselves.
-        """
-        with_key = self._with_key(rows)
-        keyless = len(rows) - len(with_key) + _empty_lists(with_key)
-        return entry_columns(with_key, self.fields.own), keyless
-
-    @abstractmethod
-    def _with_key(self, rows: pa.Table) -> pa.Table:
-        """Return rows without those that have no key."""
+_SKIP_BYTES = 1 << 20
+# of a packed file, from its last restart point on
+_RESTARTED_BYTES = 2 << 20
+# of a row: a line is refused when a block is behind so many bytes of it
+_MOST_BYTES = MAX_ROW_BYTES + BLOCK_BYTES
+# files whose header or footer is kept
+_KEPT = 256
 
 
-class ColumnMessages(MessageFile):
-    """The messages of a file with columns: Parquet or Arrow. Raises `InvalidArgument` also for missing columns."""
+@dataclass(frozen=True)
+class FileRow:
+    """A row of a file, which came back.
 
-    unit = "rows"
-
-    def __init__(self, rows: ColumnsFile, fields: Fields) -> None:
-        place = rows.place
-        self._file, self.table = rows.place, rows.table
-        self.schema = schema = self.table.schema
-        super().__init__(place, fields, self.table.rows, schema.names)
-        fields.check_columns(schema.names, str(place))
-        there = {name: column for name, column in fields.names.items() if column in schema.names}
-        kinds = {name: schema.field(column).type for name, column in there.items()}
-        check_kinds(kinds, fields.shown, f"{place}: ", fields.schema.caller_columns)
-        self._names = list(dict.fromkeys(there.values()))
-        self.group_rows = self.table.group_rows if isinstance(self.table, ParquetTable) else [self.table.rows]
-
-    def fingerprint(self, length: int | None) -> tuple[int, str]:
-        """Return the file's size and a hash of its last MiB, which has the footer of Parquet."""
-        with self._file.ranges() as handle:
-            size = handle.seek(0, io.SEEK_END)
-            handle.seek(max(0, size - FINGERPRINT_BYTES))
-            return size, hashlib.sha256(handle.read(FINGERPRINT_BYTES)).hexdigest()[:16]
-
-    def batches(self, start: int, end: int | None = None) -> Iterator[MessageBatch]:
-        if self.total is not None and start > self.total:
-            raise InvalidArgument(
-                f"{self.place} has changed since it was read up to row {start}: it has {self.total} rows. {_AGAIN}"
-            )
-        for first, rows in self.table.read(self._names, start) if end is None or start < end else ():
-            yield self._batch(rows, first)
-            if first + len(rows) == end:
-                return
-
-    def part(self, begin: int, end: int | None) -> Iterator[MessageBatch]:
-        """As `MessageFile`; the rows are those of row groups."""
-        return self.batches(begin, end)
-
-    def has_every_key(self, begin: int, end: int | None) -> bool:
-        """Return whether the statistics of the file say that each row of the row groups in [begin, end) has one key."""
-        last = sum(self.group_rows) if end is None else end
-        groups = [number for number, rows in enumerate(accumulate(self.group_rows)) if begin < rows <= last]
-        column = self.fields.names.get("key", "")
-        # a repeated column that is no list by the file's schema has its own name, too
-        is_one = column in self.schema.names and is_text(self.schema.field(column).type)
-        table = self.table
-        return is_one and isinstance(table, ParquetTable) and all(table.has_every_text(n, column) for n in groups)
-
-    def _batch(self, rows: pa.Table, first: int) -> MessageBatch:
-        end = first + len(rows)
-        if self.counts_rows:
-            rows = rows.append_column(ROW_NUMBER, pa.array(range(first, end), pa.int64()))
-        messages = self.fields.of_table(rows)
-        columns, keyless = self._entries(messages)
-        return MessageBatch(columns, len(rows), end, partial(self._records, messages, first), keyless)
-
-    def _with_key(self, rows: pa.Table) -> pa.Table:
-        keys = rows["keys" if "keys" in rows.column_names else "key"]
-        has_key = pc.not_equal(keys, "") if is_text(keys.type) else pc.is_valid(keys)
-        # the filter leaves nulls out, too
-        return rows if pc.all(has_key, skip_nulls=False).as_py() else rows.filter(has_key)
-
-    def _records(self, table: pa.Table, first: int) -> Iterator[Record]:
-        for number, fields in enumerate(table.to_pylist(), first):
-            where = f"row {number + 1}"
-            if fields.get("key", fields.get("keys")) is None:
-                fields["keys"] = []
-            try:
-                yield Record(where, number, number + 1, self.fields.checked(fields))
-            except InvalidArgument as error:
-                yield Record(where, number, number + 1, None, str(error))
-
-
-def _empty_lists(table: pa.Table) -> int:
-    """Return the number of messages with an empty list of keys."""
-    if "keys" not in table.column_names or not has_items(table["keys"].type):
-        return 0
-    return pc.sum(pc.equal(pc.list_value_length(table["keys"]), 0)).as_py() or 0
-
-
-class TextMessages(MessageFile):
-    """The messages of a text: NDJSON or CSV. Raises `InvalidArgument` also for columns that CSV lacks."""
-
-    unit = "bytes"
-
-    def __init__(self, text: NdjsonFile | CsvFile, fields: Fields) -> None:
-        self._text, place = text, text.file
-        is_whole_known = text.compression is None and not isinstance(place, Stdin)
-        names = list[str]()
-        if isinstance(text, CsvFile):
-            names = text.header
-            fields.check_columns(names, str(place))
-        else:
-            with contextlib.suppress(InvalidArgument):
-                names = text.first_row()
-        super().__init__(place, fields, text.size_bytes if is_whole_known else None, names)
-        self.counts_rows = fields.counts_rows(text.header if isinstance(text, CsvFile) else ())
-        # the types of columns. The last ones with which a block could be read are tried first
-        self._kinds = list(self._possible_kinds())
-
-    def _possible_kinds(self) -> Iterator[dict[str, pa.DataType]]:
-        names = self.fields.names
-        own = {column.name: own_type(column) for column in self.fields.schema.caller_columns}
-        if isinstance(self._text, CsvFile):
-            # a time is an integer or text
-            kinds = {**dict.fromkeys(names, pa.string()), **dict.fromkeys(_INTEGERS, pa.int64()), **own}
-            yield {column: kinds[name] for name, column in names.items() if column in self._text.header}
-            return
-        # a `key` is one key or a list
-        kinds = {"topic": pa.string(), "keys": pa.list_(pa.string()), **own}
-        for time in (pa.int64(), pa.string()):
-            for key in (pa.string(), pa.list_(pa.string())):
-                of_names = {"key": key, "timestamp_ms": time, **kinds}
-                yield {column: of_names.get(name, pa.int64()) for name, column in names.items()}
-
-    def fingerprint(self, length: int | None) -> tuple[int, str]:
-        """Return the number of first bytes of text that the hash covers (`length`, or up to 1 MiB), and the hash."""
-        size = FINGERPRINT_BYTES if length is None else length
-        with decompressed(self.place, self._text.compression) as handle:
-            head = read_text(self.place, handle, self._text.compression, size)
-        return len(head), hashlib.sha256(head).hexdigest()[:16]
-
-    def part(self, begin: int, end: int | None) -> Iterator[MessageBatch]:
-        """As `MessageFile`. A record of CSV that has several lines is refused in one of several parts of a file."""
-        if isinstance(self._text, CsvFile):
-            self._text.has_short_records = begin > 0 or end is not None
-        start = self._line_from(begin)
-        last = None if end is None else self._line_from(end)
-        if last is None or start < last:
-            yield from self.batches(start, last)
-
-    def _line_from(self, position: int) -> int:
-        """Return the position of the first line that begins at a position of an unpacked text, or behind it."""
-        if not position:
-            return 0
-        with self.place.open() as handle:
-            handle.seek(position - 1)
-            return position - 1 + len(handle.readline(MAX_ROW_BYTES))
-
-    def batches(self, start: int, end: int | None = None) -> Iterator[MessageBatch]:
-        text, bound = self._text, () if end is None else (end,)
-        reading = TextBlocks(text, max(start, text.begin), *bound)
-        if not start:
-            reading.lines_before = text.head.count(b"\n", 0, text.begin)
-        elif self.counts_rows and text.compression is None:
-            reading.lines_before = self._lines_before(start)
-        is_checked = not start or isinstance(self.place, Stdin)
-        for block in reading.read():
-            if not is_checked:
-                self._check_unchanged(start, reading.before, block.data[:1])
-                is_checked = True
-            before = None if reading.lines_before is None else reading.lines_before + block.lines
-            end_of_block = block.begin + len(block.data)
-            if block.too_long is not None:
-                if block.is_end:
-                    number = (self._lines_before(block.too_long) if before is None else before) + 1
-                    bad = Record(f"line {number}", block.too_long, end_of_block, None, too_long(block.too_long))
-                    yield MessageBatch(None, 1, end_of_block, partial(iter, [bad]))
-                continue
-            columns, messages, keyless = self._columns(block, before or 0)
-            yield MessageBatch(columns, messages, end_of_block, partial(self._records, block, before), keyless)
-        if not is_checked:
-            self._check_unchanged(start, reading.before, b"" if not reading.held_back_bytes else b"held back")
-        self.held_back_bytes, self.held_back_lines = reading.held_back_bytes, reading.held_back_lines
-
-    def _check_unchanged(self, start: int, before: bytes, behind: bytes) -> None:
-        """Raise `InvalidArgument` unless a line ends at `start`, by the bytes around it.
-
-        The last line that was read may have had no newline. It must have one now, or still be the last line.
-        """
-        if before != b"\n" and (not before or behind not in (b"", b"\n", b"\r")):
-            problem = "no line ends there" if before else "it is shorter"
-            raise InvalidArgument(f"{self.place} has changed since it was read up to byte {start}: {problem}. {_AGAIN}")
-
-    def _lines_before(self, position: int) -> int:
-        return sum(len(block.newlines) for block in TextBlocks(self._text, 0, position, is_closed=True).read())
-
-    def _columns(self, block: TextBlock, lines_before: int) -> tuple[pa.RecordBatch | None, int, int]:
-        """Return a block's entries, its number of messages, and the number of messages without key.
-
-        The entries are None if the lines must be parsed one by one.
-        """
-        starts, _ = block.places()
-        if not len(starts):
-            return None, 0, 0
-        try:
-            table = self._table(block.data)
-            if len(table) != len(starts):
-                return None, len(starts), 0
-            if self.counts_rows:
-                lines = np.searchsorted(block.newlines, starts) + lines_before
-                counted = pa.array(self._row_of(lines))
-                if ROW_NUMBER in table.column_names:  # members of NDJSON
-                    counted = pc.coalesce(table[ROW_NUMBER].cast(pa.int64()), counted)
-                    table = table.drop_columns([ROW_NUMBER])
-                table = table.append_column(ROW_NUMBER, counted)
-            columns, keyless = self._entries(self.fields.of_table(table))
-            return columns, len(starts), keyless
-        except (Unclear, pa.ArrowException, InvalidArgument):
-            return None, len(starts), 0
-
-    def _table(self, lines: bytes) -> pa.Table:
-        for place, kinds in enumerate(self._kinds):
-            try:
-                table = self._text.table(lines, kinds)
-            except pa.ArrowException:
-                if place == len(self._kinds) - 1:
-                    raise
-            else:
-                self._kinds.insert(0, self._kinds.pop(place))
-                break
-        return table
-
-    def _with_key(self, rows: pa.Table) -> pa.Table:
-        is_csv = isinstance(self._text, CsvFile)
-        if is_csv and "key" not in rows.column_names:
-            # texts of keys
-            keys = pc.utf8_trim_whitespace(rows["keys"])
-            rows = rows.set_column(rows.column_names.index("keys"), "keys", pc.utf8_split_whitespace(keys))
-            return rows.filter(pc.not_equal(keys, ""))
-        if "key" not in rows.column_names or not pa.types.is_string(rows["key"].type):
-            return rows
-        # a null of NDJSON may be a key that is missing: such rows are read by themselves
-        has_key = pc.not_equal(rows["key"], "").fill_null(True)
-        return rows if pc.all(has_key).as_py() else rows.filter(has_key)
-
-    def _row_of(self, line: Any) -> Any:
-        """Return the numbers of rows from those of lines, from 0; the header is no row."""
-        return line - int(isinstance(self._text, CsvFile))
-
-    def _records(self, block: TextBlock, lines_before: int | None) -> Iterator[Record]:
-        if not block.data.strip():
-            return
-        before = self._lines_before(block.begin) if lines_before is None else lines_before
-        for number, start, line in self._text.numbered(block.data, block.begin, before + 1):
-            where, end = f"line {number}", start + len(line)
-            try:
-                yield Record(where, start, end, self._message(line, number - 1))
-            except InvalidArgument as error:
-                yield Record(where, start, end, None, str(error))
-
-    def _message(self, line: bytes, number: int) -> CheckedMessage:
-        """Return the message of line `number`, from 0. Raises `InvalidArgument`."""
-        row = self._text.row(line)
-        if self.counts_rows and row.get(ROW_NUMBER) is None:
-            row[ROW_NUMBER] = self._row_of(number)
-        if not isinstance(self._text, CsvFile):
-            return self.fields.checked(self.fields.of_row(written_keys(row, map(self.fields.names.get, _KEY_FIELDS))))
-        fields = self.fields.of_row(row)
-        for name in _INTEGERS:
-            # Arrow ignores blanks around a number
-            if re.fullmatch(r"[ \t]*-?[0-9]{1,20}[ \t]*", str(fields.get(name, ""))):
-                fields[name] = int(fields[name])
-        fields["topic_id"] = None if fields.get("topic_id") == "" else fields.get("topic_id")
-        if "key" in fields:
-            fields["key"] = fields["key"] or None
-        else:
-            fields["keys"] = fields["keys"].split()
-        return self.fields.checked(fields)
-
-
-_NAME = re.compile(
-    r"(?P<first>file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})(?P<fields>/[0-9a-f]{16})?)"
-    r"(~(?P<again>[0-9]+))?",
-    re.DOTALL,
-)
-
-
-def open_source(place: Place, fields: Fields | None = None) -> ColumnMessages | TextMessages:
-    """Return the messages at `place`. Raises `InvalidArgument`, `CorruptFile`."""
-    return messages_of(rows_at(place), fields or Fields())
-
-
-def messages_of(rows: RowFile, fields: Fields) -> ColumnMessages | TextMessages:
-    """Return the messages of a file of rows. Raises `InvalidArgument`."""
-    if isinstance(rows, ColumnsFile):
-        return ColumnMessages(rows, fields)
-    assert isinstance(rows, NdjsonFile | CsvFile)
-    return TextMessages(rows, fields)
-
-
-def _path_text(source: MessageFile) -> str:
-    """Return a source's path as valid Unicode, which names of sources are, and names of files need not be."""
-    return os.fsencode(str(source.place)).decode("utf-8", "backslashreplace")
-
-
-def other_files(source: MessageFile, known: Iterable[str]) -> list[str]:
-    """Return the places of files with other content than `source`, among the names `known` of an index."""
-    places = []
-    for name in known:
-        match = _NAME.fullmatch(name)
-        if match is not None and match["path"] != _path_text(source):
-            length = int(match["length"])
-            if source.fingerprint(length) != (length, match["hash"]):
-                places.append(match["path"])
-    return places
-
-
-def source_name(source: MessageFile, known: Iterable[str], *, restart: bool, called: str | None = None) -> str | None:
-    """Return the name of `source` in an index that knows the names `known`; None for stdin.
-
-    The name has the source's path, or `called` in its place, so that the file may move. Raises `InvalidArgument` if the
-    content changed, unless `restart` is True: then the name is a new one.
+    - `topic`: the topic of its entries.
+    - `file`: the URI of the file.
+    - `row`: the number of the row, from 0; of a text, the byte at which its line begins, after decompression.
+    - `timestamp_ms`: its time, epoch milliseconds by whole seconds.
+    - `text`: the line of NDJSON; of CSV, Parquet and Arrow the row as a JSON object.
+    - `line`: the number of the line of a text, from 1; None: not known.
     """
-    if isinstance(source.place, Stdin):
-        if called is not None:
-            raise InvalidArgument("--store-name can't be used with stdin, which is read from its start each time")
-        return None
-    place = _path_text(source) if called is None else called
-    fields = source.fields.fingerprint()
-    changed = same = False
-    fingerprint = cache(source.fingerprint)
-    read: list[tuple[int, str]] = []
-    for name in known:
-        match = _NAME.fullmatch(name)
-        if match is None or match["path"] != place:
-            continue
-        length, digest = fingerprint(int(match["length"]))
-        if (length, digest) != (int(match["length"]), match["hash"]):
-            changed = True
-        elif (match["fields"] or "") == fields:
-            read.append((int(match["again"] or 0), match["first"]))
+
+    topic: str
+    file: str
+    row: int
+    timestamp_ms: int
+    text: bytes
+    line: int | None = None
+
+    def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+        """Return it JSON-ready, its text as the body, as `show_bytes` does."""
+        return {
+            "topic": self.topic,
+            "file": self.file,
+            "row": self.row,
+            **({} if self.line is None else {"line": self.line}),
+            "timestamp_ms": self.timestamp_ms,
+            "body_bytes": len(self.text),
+            **show_bytes(self.text, body),
+        }
+
+    def body(self, max_bytes: int) -> bytes:
+        """Return its text."""
+        return self.text
+
+    @property
+    def size(self) -> int:
+        """The bytes of its text."""
+        return len(self.text)
+
+    @property
+    def compression(self) -> None:
+        """None: a row is its text."""
+
+    def plain_bytes(self, max_bytes: int) -> int:
+        """Return `size`."""
+        return self.size
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts beside the row: the URI of the file."""
+        return (self.file,)
+
+
+class _Changed(Exception):
+    """The file is not as it was when it was indexed."""
+
+
+class _NoRow(Exception):
+    """No row of the entry's topic begins at its offset, or it has another size: the entry is not of this file."""
+
+
+def _hide(search: Search, topic: str) -> None:
+    """Note that an entry has no row of its topic, without the name of a file, which may be another topic's."""
+    assert search.item is not None
+    search.read_from = search.file_place = None
+    search.problems.append(f"no row of topic {topic!r} is at offset {search.item.offset:,}")
+
+
+def _is_topic(mapping: RowMapping, member: Any, topic: str) -> bool:
+    """Return whether a row has a topic, by the member at the path of its topic."""
+    with contextlib.suppress(InvalidArgument):
+        return mapping.topic_of(member) == topic
+    return False
+
+
+def _has_first_bytes(now: SourceFile, segment: LinkedSegment) -> bool:
+    """Return whether a text that is being read has its first bytes, if they are known, perhaps with more behind it."""
+    if segment.blocks is None or segment.position or "+" in segment.format:
+        return False
+    length, (first, *_) = segment.blocks
+    return now.size_bytes >= segment.length and crc32(now.part(0, length)) == first
+
+
+class FileRows:
+    """The rows of the files of topics: a `MessageSource` for the `messages` of a reader or an index.
+
+        with FileRows(reader) as rows:
+            for found in reader.messages("orders", "4711", source=rows):
+                print(found.message.text if found.message else found.problem)
+
+    Each `Fetched.message` is a `FileRow`, or None if the file was changed or is gone: `problem` says so. Any thread may
+    call its methods. Close it to close the storages of the files; it does not close the reader.
+    """
+
+    def __init__(self, index: IndexReader[Any] | IndexService[Any], *, threads: int | None = None) -> None:
+        self._index = index
+        self._threads = threads or index.config.query_threads
+        self._files = LinkedFiles(index.config)
+        self._lock = call_lock()
+        # by the store of a log, and the path of the topic
+        self._mappings: dict[tuple[str, str | None], RowMapping | None] = {}
+        self._opened: OrderedDict[tuple[str, str, str, bool], RowFile] = OrderedDict()
+
+    def has(self, topic: str) -> bool:
+        """Return whether a topic has files in one of the indexes. No request."""
+        return has_files([archive.state() for archive in self._archives.values()], self._names, topic)
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`, in their order. Errors of files are in the answers."""
+        searches = [Search(item=item) for item in items]
+        each(searches, lambda search: self._settle(search, topic, key), self._threads)
+        return [search.outcome(partial(search.missing, "missing", damaged=search.damaged)) for search in searches]
+
+    def close(self) -> None:
+        """Close the storages of the files. Idempotent."""
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def _archives(self) -> Mapping[str | None, SegmentArchive]:
+        return self._index.segment_archives
+
+    def _settle(self, search: Search, topic: str, key: str) -> None:
+        item = search.item
+        assert item is not None
+        if self._is_archived(search, item, key):
+            return
+        try:
+            segment = self._segment(search, topic, item)
+            if segment is None:
+                archive, store = self._archives[item.source], linked_store(topic, item.queue_id)
+                lost = archive.segments().given_up(store, item.offset)
+                search.problems.append(
+                    f"no file of topic {topic!r} has offset {item.offset:,}" if lost is None else lost.reason
+                )
+                return
+            search.read_from, search.file_place = segment.uri, file_place(segment, item.offset)
+            check_deadline(f"reading {segment.uri}")
+            self._take(search, segment, self._files.file(segment.uri, segment.size_bytes), topic, key)
+        except _NoRow:
+            _hide(search, topic)
+        except _Changed:
+            search.problems.append(f"{search.read_from} has changed since it was indexed")
+        except (InvalidArgument, ObjectNotFound) as error:
+            search.is_refused = isinstance(error.__cause__, PermissionError)
+            search.problems.append(f"{search.read_from} is gone, or can't be opened: {error}")
+        except (CorruptFile, StorageError, BudgetExceeded) as error:
+            search.note(error)
+
+    def _is_archived(self, search: Search, item: IndexItem, key: str) -> bool:
+        """Look for the archived copy of a row. Return whether there is one; `search` has it then."""
+        archive, store = self._archives[item.source], rows_store(linked_store(item.topic, item.queue_id))
+        try:
+            record = record_at(archive, store, item.offset, search)
+        except (CorruptFile, StorageError, BudgetExceeded) as error:
+            # the file may still have it
+            search.note(error)
+            return False
+        if record is None or not len(record.row):
+            return False
+        (row,) = record.row.to_pylist()
+        if row["topic"] != item.topic:
+            _hide(search, item.topic)
+            return True
+        search.file_place = FilePlace(row["file"], row["row"], "byte" if item.size else "row")
+        message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
+        search.settle(search.fetched("archived", message=message, carries_key=key in row["keys"]))
+        return True
+
+    def _segment(self, search: Search, topic: str, item: IndexItem) -> LinkedSegment | None:
+        archive, store = self._archives[item.source], linked_store(topic, item.queue_id)
+        reads = list[int]()
+        segment = archive.looked_up(lambda segments: segments.segment(store, item.offset), reads)
+        search.charge(reads)
+        return segment if isinstance(segment, LinkedSegment) else None
+
+    def _take(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, topic: str, key: str) -> None:
+        """Read and judge the row of an entry. Raises `_NoRow`, `_Changed`, `ObjectNotFound`."""
+        item = search.item
+        assert item is not None
+        position, line = file_place(segment, item.offset).row, None
+        if segment.etag == LOST:
+            raise _Changed
+        try:
+            if segment.format in TABLES:
+                text, members_by = self._columns(search, segment, file, position)
+            else:
+                rows = self._rows(search, segment, file)
+                assert isinstance(rows, TextFile), "by its format"
+                text, line = self._text_again(search, segment, file, rows, position, item.size)
+                members_by = partial(rows.members_of, text)
+                text = rows.shown_line(text, position)
+            carries = self._carries(segment, topic, key, members_by)
+        except InvalidArgument as error:
+            if isinstance(error.__cause__, OSError):
+                # the file can't be opened
+                raise
+            raise _Changed from error
+        if segment.is_open:
+            search.problems.append(f"{segment.uri} is still being read, so the row has no checksum yet")
+        row = FileRow(topic, segment.uri, position, item.timestamp_ms, text, line)
+        search.settle(search.fetched("local", message=row, carries_key=carries))
+
+    def _carries(
+        self, segment: LinkedSegment, topic: str, key: str, members_of: Callable[[RowMapping], Sequence[Any]]
+    ) -> bool:
+        """Return whether a row carries a key, by all paths of keys that are known.
+
+        Raises `_NoRow` if the field with the topics of the segment's rows has another one, and `InvalidArgument`.
+        """
+        for again in (False, True):
+            if (mapping := self._mapping(segment, again=again)) is None:
+                return True
+            members, count = members_of(mapping), len(mapping.keys)
+            # the time is behind the keys, and the topic behind the time
+            if mapping.topic is not None and not _is_topic(mapping, members[count + 1], topic):
+                raise _NoRow
+            if mapping.has_key(members[:count], key):
+                return True
+        return False
+
+    def _columns(
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, number: int
+    ) -> tuple[bytes, Callable[[RowMapping], Sequence[Any]]]:
+        """Return a row of a file with columns as JSON, and a function that returns its keys."""
+        place: File = file
+        if segment.blocks is not None and not segment.is_open:
+            place = CheckedFile(file, segment.size_bytes, *segment.blocks)
         else:
-            same = True
-    if read:
-        # a position only grows, so a run with `restart` that is interrupted needs its own
-        again, first = max(read)
-        again += restart
-        return f"{first}~{again}" if again else first
-    if changed and not same and not restart:
-        raise InvalidArgument(f"{source.place} has changed since it was read: its beginning differs. {_AGAIN}")
-    length, digest = source.fingerprint(None)
-    return f"file:{place}#{length}-{digest}{fields}"
+            # not all of it was read, so there are no checksums
+            now = as_it_is(file)
+            search.requests += isinstance(file, StoredFile)
+            if not now.is_same(segment.size_bytes, segment.etag):
+                raise _Changed
+        opened = self._rows(search, segment, place)
+        assert isinstance(opened, ColumnsFile), "by its format"
+        row = opened.row(number)
+        search.requests += isinstance(file, StoredFile)
+        return rows_as_json(row)[0], partial(opened.members_of, row)
+
+    def _rows(self, search: Search, segment: LinkedSegment, file: File) -> RowFile:
+        """Return the rows of a segment's file, with its header or footer, which is read once."""
+        name = segment.uri, segment.etag, segment.format, isinstance(file, CheckedFile)
+        with self._lock:
+            if name in self._opened:
+                self._opened.move_to_end(name)
+                return self._opened[name]
+        opened = rows_of_form(file, segment.format, segment.size_bytes)
+        is_stored = isinstance(file.file if isinstance(file, CheckedFile) else file, StoredFile)
+        search.requests += is_stored and not isinstance(opened, NdjsonFile)
+        with self._lock:
+            self._opened[name] = opened
+            while len(self._opened) > _KEPT:
+                self._opened.popitem(last=False)
+        return opened
+
+    def _text_again(
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, rows: TextFile, at: int, size: int
+    ) -> tuple[bytes, int | None]:
+        """As `_text`, once more from the begin of a packed file: if it was packed again, no restart point fits.
+
+        If it is damaged now, the text before the damage is read again.
+        """
+        try:
+            return self._text(search, segment, file, rows, at, size)
+        except _Changed:
+            if segment.format.rpartition("+")[2] not in RESTARTED:
+                raise
+        try:
+            return self._text(search, segment, file, rows, at, size, is_restarted=False)
+        except CorruptFile as error:
+            # it is no longer packed, or packed in another form
+            raise _Changed from error
+
+    def _text(
+        self,
+        search: Search,
+        segment: LinkedSegment,
+        file: LocalFile | StoredFile,
+        rows: TextFile,
+        position: int,
+        size: int,
+        *,
+        is_restarted: bool = True,
+    ) -> tuple[bytes, int | None]:
+        """Return the bytes of a line, from the blocks that have it, and its number. Raises as `_take`.
+
+        The bytes before and behind the line are read, too, because they show that it is a whole row.
+        """
+        _, _, compression = segment.format.partition("+")
+        size_bytes, sums = segment.blocks or (SUM_BYTES, ())
+        at, behind_at = position - segment.position, position - segment.position + size
+        if position < rows.begin or not 0 < size <= _MOST_BYTES or behind_at > segment.length:
+            raise _NoRow
+        first, end = max(at - 1, 0) // size_bytes, behind_at // size_bytes + 1
+        begin, behind = first * size_bytes, min(end * size_bytes, segment.length)
+        has_sums = bool(sums) and not segment.is_open
+        if not has_sums:
+            # not all of it was read, so there are no checksums: its first bytes tell it from another text
+            now = as_it_is(file)
+            search.requests += isinstance(file, StoredFile)
+            if not (now.is_same(segment.size_bytes, segment.etag) or _has_first_bytes(now, segment)):
+                raise _Changed
+            first = end
+            begin, behind = max(at - 1, 0), min(behind_at + 1, segment.length)
+        # one ranged read of a text that is not packed
+        try:
+            with self._opened_text(search, segment, file, begin, is_restarted=is_restarted) as (handle, left):
+                if compression:
+                    while left and (piece := read_text(file, handle, compression, min(left, _SKIP_BYTES))):
+                        left -= len(piece)
+                        check_deadline(f"decompressing {segment.uri}")
+                data = read_text(file, handle, compression or None, behind - begin)
+        except CorruptFile as error:
+            if not is_restarted:
+                raise
+            raise _Changed from error
+        if isinstance(file, StoredFile):
+            search.requests += 1
+            search.bytes += len(data)
+        if len(data) < (behind if has_sums else behind_at) - begin:
+            raise _Changed
+        for number in range(first, min(end, len(sums))):
+            block = data[(number - first) * size_bytes : (number - first + 1) * size_bytes]
+            if crc32(block) != sums[number]:
+                raise _Changed
+        line, text = None, data[at - begin : behind_at - begin]
+        # a segment begins and ends with a row; bytes that are 0 may be before one
+        before = data[: at - begin].rstrip(b"\0")
+        is_begin = not before or before.endswith(b"\n")
+        if not (is_begin and data[behind_at - begin :][:1] in (b"", b"\n") and rows.is_one_row(text)):
+            raise _NoRow if has_sums else _Changed
+        if segment.lines is not None:
+            line = segment.lines[0] + sum(segment.lines[1][:first]) + data.count(b"\n", 0, at - begin) + 1
+        return text, line
+
+    @contextlib.contextmanager
+    def _opened_text(
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, begin: int, *, is_restarted: bool
+    ) -> Iterator[tuple[IO[bytes], int]]:
+        """Yield the text of a file, and the number of its next bytes that are before byte `begin` of a segment."""
+        _, _, compression = segment.format.partition("+")
+        position = segment.position + begin
+        if not compression:
+            with file.ranges() as handle:
+                handle.seek(position)
+                yield handle, 0
+            return
+        restart = None
+        if compression in RESTARTED and is_restarted:
+            item = search.item
+            assert item is not None
+            # a row is read without them, too
+            with contextlib.suppress(ObjectNotFound, CorruptFile):
+                restart = point_before(self._archives[item.source], segment.store, segment.start + begin, search)
+        if restart is None:
+            # the quicker way gives no text of a piece with damage
+            with decompressed(file, compression, to_damage=not is_restarted) as handle:
+                yield handle, position
+            return
+        point, next_bit = restart
+        first_bytes = _RESTARTED_BYTES if next_bit is None else (next_bit - point.bit) // 8 + SUM_BYTES
+        with file.ranges() as handle:
+            raw = handle if point.window else cast(IO[bytes], io.BufferedReader(cast(Any, handle), first_bytes))
+            yield cast(IO[bytes], RestartedText(raw, point, first_bytes, compression)), position - point.position
+
+    def _mapping(self, segment: LinkedSegment, *, again: bool = False) -> RowMapping | None:
+        """Return the paths of the keys and of the topic of a segment's rows; None: the keys are not known.
+
+        `again`: a later run may have added a key. Raises `_NoRow` if the topic is a field, and its path is not known.
+        """
+        store, topic_field = segment.store, segment.topic_field
+        if (store, topic_field) not in self._mappings or again:
+            keys = rules_in(self._names(), store)
+            self._mappings[store, topic_field] = RowMapping(keys, "@", topic=topic_field) if keys else None
+        mapping = self._mappings[store, topic_field]
+        if segment.topic is None and (mapping is None or mapping.topic is None):
+            raise _NoRow
+        return mapping
+
+    def _names(self) -> Collection[str]:
+        """Return the names of all positions of the index."""
+        return position_names(self._index)

@@ -28,7 +28,7 @@ from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.service.reader import IndexReader
 
 if TYPE_CHECKING:
-    from tiered_index.connectors.files.linked_rows import FileRows
+    from tiered_index.connectors.files.messages import FileRows
     from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 
 Index = IndexReader | IndexService

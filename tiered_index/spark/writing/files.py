@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.files.listing import LinkedFiles, SourceFile, as_it_is, listed_files
-from tiered_index.connectors.files.messages import ColumnMessages, MessageFile, open_source
+from tiered_index.connectors.files.message_files import ColumnMessages, MessageFile, open_source
 from tiered_index.connectors.files.rows.columns import CheckedMessage, columns_of
 from tiered_index.connectors.files.rows.fields import Fields, MessageBatch
 from tiered_index.connectors.files.rows.places import LocalFile, StoredFile, local_path
