@@ -19,7 +19,8 @@ import numpy as np
 
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.segments.archived import SEGMENT_MAGIC
-from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, TAIL_SIZE
+from tiered_index.format.trailer import BLOCK_DTYPE, FORMAT_VERSION, GROUP_DTYPE, TAIL_SIZE
+from tiered_index.service.log.checkpoint import CHECKPOINT_VERSION
 
 Reseal = Callable[[Random, bytes], bytes]
 INTEGERS = (
@@ -159,7 +160,7 @@ def unpacked(data: bytes) -> Any:
 def packed(text: bytes) -> bytes:
     """Return a checkpoint of a state's text."""
     state = base64.b64encode(zlib.compress(text)).decode()
-    return sealed(json.dumps({"version": 7, "kind": "checkpoint", "state": state}).encode())
+    return sealed(json.dumps({"version": CHECKPOINT_VERSION, "kind": "checkpoint", "state": state}).encode())
 
 
 def unsealed(data: bytes) -> Any:
@@ -281,7 +282,7 @@ def compacted(rng: Random, data: bytes) -> bytes:
     if len(metadata) < lengths[2] and rng.random() < 0.9:
         metadata += b" " * (lengths[2] - len(metadata))
     behind = (held, directory, metadata)
-    fields = [1, 0, position, *map(len, behind), *map(zlib.crc32, behind)]
+    fields = [FORMAT_VERSION, 0, position, *map(len, behind), *map(zlib.crc32, behind)]
     if part == "tail":
         for _ in range(rng.choice((1, 2))):
             place = rng.randrange(2, 6)

@@ -20,6 +20,7 @@ from tests.spark.entries import check, messages, total, write_parquet
 from tests.support.core import compiled_core
 from tests.support.s3_server import CREDENTIALS
 from tiered_index import IndexService
+from tiered_index.base import kernels
 from tiered_index.errors import NotAnIndex
 from tiered_index.format.keys.bloom import filter_hash
 from tiered_index.spark import build, merge
@@ -111,6 +112,11 @@ def test_the_shipped_archive_has_the_modules_and_the_same_bytes_each_time(tmp_pa
     names = zipfile.ZipFile(first).namelist()
     assert "tiered_index/__init__.py" in names and "tiered_index/spark/writing/build.py" in names
     assert all(name.startswith("tiered_index/") and name.endswith((".py", ".so")) for name in names)
+    if kernels.compiled() is not None:
+        assert {name.split(".")[0] for name in names if name.endswith(".so")} >= {
+            "tiered_index/base/_core",
+            "tiered_index/base/_views",
+        }
 
 
 def imported_from(package, tmp_path):

@@ -1,1 +1,1 @@
-"""Code that tests of several folders share: small indexes, histories of merges and staging, servers, limits."""
+"""Code that tests of several folders share: small indexes, histories of merges, servers, limits."""

@@ -49,6 +49,7 @@ BYTES = {
     # some writers of Parquet don't say that a column of bytes is text: sixteen bytes of text are no UUID
     "bytes of text": (b"order-47", pa.binary()),
     "sixteen bytes": (b"order-0000000047", pa.binary(16)),
+    "sixteen bytes with umlauts": ("Müller-Straße1".encode(), pa.binary()),
     "bytes": (b"\xff\x00\x01", pa.binary()),
     "control": (b"\0\1\2\3", pa.binary(4)),
     "named": (uuid.UUID(int=7).bytes, pa.binary(16)),
@@ -169,6 +170,7 @@ SHOWN = {
     "named": (uuid.UUID(int=7).bytes, pa.binary(16), str(uuid.UUID(int=7))),
     "text": (b"order-0000000047", pa.binary(16), "order-0000000047"),
     "umlaut": ("Käse".encode(), pa.binary(), "Käse"),
+    "umlauts": ("Müller-Straße1".encode(), pa.binary(), "Müller-Straße1"),
     "no text": (b"\xff\0", pa.binary(), "0xff00"),
     "control": (b"a\tb", pa.large_binary(), "0x610962"),
     "typed": ("a\tb", pa.string(), "a\tb"),

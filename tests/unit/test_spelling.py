@@ -33,6 +33,18 @@ def test_the_text_of_digits_and_the_digits_of_text_are_among_many_names(key, oth
     assert other in similar_keys(key) and (key == "0xFF" or other in similar_keys(key, names))
 
 
+@pytest.mark.parametrize(
+    ("uuid", "other"),
+    [
+        ("00010203-0405-0607-0809-0a0b0c0d0e0f", "0x000102030405060708090a0b0c0d0e0f"),
+        ("4dc3bc6c-6c65-722d-5374-7261c39f6531", "Müller-Straße1"),
+    ],
+)
+def test_a_uuid_and_the_key_of_its_bytes_are_similar(uuid, other):
+    assert other in similar_keys(uuid)
+    assert not other.startswith("0x") or uuid in similar_keys(other)
+
+
 @pytest.mark.parametrize("key", ["k", "0xab", "ab", "7", "ß", "\U0001f511", "k=0x00"])
 def test_what_is_similar_to_a_long_key_is_a_valid_key(key):
     for long in (key * (MAX_KEY_UNITS // len(key.encode("utf-16-le")) * 2), "0x" + "ab" * (MAX_KEY_UNITS // 2 - 1)):

@@ -116,7 +116,7 @@ def pack_package(target: Path) -> Path:
     """
     folder = Path(tiered_index.__file__).parent
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
-        compiled = [path for suffix in EXTENSION_SUFFIXES for path in folder.glob(f"*{suffix}")]
+        compiled = [path for suffix in EXTENSION_SUFFIXES for path in folder.rglob(f"*{suffix}")]
         for module in sorted({*folder.rglob("*.py"), *compiled}):
             # the default time of ZipInfo is constant
             info = zipfile.ZipInfo(f"{folder.name}/{module.relative_to(folder).as_posix()}")

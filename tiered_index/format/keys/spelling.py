@@ -83,7 +83,7 @@ def _forms(value: str) -> Iterator[str]:
     yield from (value, value.lower(), value.upper(), "".join(value.split()), value.lstrip("0"))
     if (match := _UUID.fullmatch(value)) is not None:
         known = uuid.UUID(match[1])
-        yield from (str(known), known.hex, str(known).upper(), known.hex.upper(), f"0x{known.hex}")
+        yield from (str(known), known.hex, str(known).upper(), known.hex.upper(), key_text(known.bytes))
     # Python makes no numbers of thousands of digits
     if len(value) < 64 and value.isascii() and value.isdecimal() and int(value) < 1 << 63:
         yield from (f"0x{int(value):0{digits}x}" for digits in (16, 8) if int(value) < 1 << (4 * digits - 1))
@@ -93,5 +93,7 @@ def _forms(value: str) -> Iterator[str]:
         yield from (f"0x{lower}", lower, upper, key_text(data))
         if value[1] in "xX":
             yield f"0x{upper}"
+        if len(data) == 16:
+            yield str(uuid.UUID(bytes=data))
         if len(data) in (4, 8):
             yield str(int.from_bytes(data, signed=True))

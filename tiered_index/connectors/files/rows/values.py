@@ -23,14 +23,11 @@ from tiered_index.format.keys.spelling import key_text
 def value_text(value: object) -> str:
     """Return the text of a value that JSON has no form for. Raises `TypeError` for one of no column.
 
-    Bytes are a UUID if they are 16 and no ASCII text, and otherwise the text that `key_text` makes of them.
+    Bytes are the text that `key_text` makes of them. 16 bytes that are no text are a UUID.
     """
     if isinstance(value, bytes):
-        # no UUID of RFC 9562 is ASCII: the first bit of its ninth byte is 1
-        is_ascii_text = value.isascii() and value.decode().isprintable()
-        if len(value) == 16 and not is_ascii_text:
-            return str(uuid.UUID(bytes=value))
-        return key_text(value)
+        text = key_text(value)
+        return str(uuid.UUID(bytes=value)) if len(value) == 16 and text == f"0x{value.hex()}" else text
     if isinstance(value, decimal.Decimal):
         # all digits: `str` writes -1E-10 for small numbers
         return f"{value:f}"
