@@ -50,7 +50,7 @@ def names() -> str:
     """Return a row for each public name: the name, and the first sentence of its docstring."""
     rows = ["| name | meaning |", "|---|---|"]
     public = {name: getattr(tiered_index, name) for name in tiered_index.__all__}
-    public |= {f"follow.{name}": getattr(follow, name) for name in follow.__all__}
+    public |= {f"connectors.follow.{name}": getattr(follow, name) for name in follow.__all__}
     for name, value in sorted(public.items(), key=lambda item: item[0].lower()):
         text = inspect.getdoc(value) if not isinstance(value, str) else "the version of the package"
         sentence = re.split(r"\.\s|\n\n", text or "")[0].replace("\n", " ").rstrip(".")

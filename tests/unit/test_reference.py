@@ -1,5 +1,6 @@
 """The reference pages of the site have every command and option, setting, route, object, metric and public name."""
 
+import pkgutil
 import re
 from functools import cache
 from pathlib import Path
@@ -60,3 +61,11 @@ def test_a_page_says_when_to_change_each_setting() -> None:
     pages = [*(top / "docs").glob("*.md"), *(top / "deploy").glob("*.md"), top / "README.md"]
     said = {*re.findall(r"\w+", "".join(page.read_text() for page in pages))}
     assert [each.name for each in structs.fields(IndexConfig) if each.name not in said] == []
+
+
+def test_each_name_of_the_reference_can_be_imported_by_its_path() -> None:
+    """The site documents it by that path."""
+    paths = re.findall(r"^\| `([\w.]+)` \|", page("names.md"), re.MULTILINE)
+    assert len(paths) > 50
+    for path in paths:
+        pkgutil.resolve_name(f"tiered_index.{path}")
