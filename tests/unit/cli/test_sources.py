@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.files import messages as files
+from tiered_index.connectors.files import message_files as files
 from tiered_index.connectors.files.keys import read_lookups
 from tiered_index.connectors.files.message_files import source_name
 from tiered_index.connectors.files.rows import parquet
