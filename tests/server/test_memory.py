@@ -55,10 +55,10 @@ class Measured:
 
 
 @pytest.fixture
-def measured(stored, tmp_path):
-    """A client whose token is for one topic, and the memory of the service."""
+def measured(request, stored, tmp_path):
+    """A client whose token is for one topic, and the memory of the service, with 4 threads or as many as `param`."""
     token = add_token(tmp_path / "tokens.json", "reader", "read", ["orders"])
-    options = "--tokens", tmp_path / "tokens.json", "--threads", 4
+    options = "--tokens", tmp_path / "tokens.json", "--threads", getattr(request, "param", 4)
     with process_of("serve", "--storage", stored, "--port", 0, *options, "--json") as process:
         url = json.loads(process.stdout.readline())["url"]
         with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False, headers=bearer(token)) as client:
@@ -74,6 +74,8 @@ def asked_in_vain(client, body: bytes) -> int:
     return client.post("/v1/query:batch", content=body, headers={"content-type": "application/json"}).status_code
 
 
+# malloc keeps freed memory for each thread: with more threads the sum depends on which ones get the requests
+@pytest.mark.parametrize("measured", [1], indirect=True)
 def test_a_list_that_is_too_long_costs_nothing(measured):
     """Batches of up to two million lookups, of one reader of one topic; then of elements that are shorter than a
     lookup, or in a member.
