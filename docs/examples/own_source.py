@@ -3,7 +3,8 @@
 import tempfile
 
 from tiered_index import IndexService
-from tiered_index.connectors.follow import Batch, Follower, Lag
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.source import Batch, Lag
 
 
 class Numbers:

@@ -12,8 +12,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tiered_index.connectors.contract import OpenedSource
-from tiered_index.connectors.follow import Batch, Lag, Loss
 from tiered_index.connectors.registry import ConnectorSpec
+from tiered_index.connectors.source import Batch, Lag, Loss
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.keys.spelling import key_text
 from tiered_index.service.read.answers.messages import Fetched

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import tiered_index
 from docs.generators import http_page, metrics_page, settings_page
 from tiered_index.cli.main import LateCommand, app
-from tiered_index.connectors import follow
+from tiered_index.connectors import follow, source
 
 __all__ = ["PAGES", "all_commands"]
 
@@ -50,7 +50,9 @@ def names() -> str:
     """Return a row for each public name: the name, and the first sentence of its docstring."""
     rows = ["| name | meaning |", "|---|---|"]
     public = {name: getattr(tiered_index, name) for name in tiered_index.__all__}
-    public |= {f"connectors.follow.{name}": getattr(follow, name) for name in follow.__all__}
+    for module in (follow, source):
+        path = module.__name__.removeprefix("tiered_index.")
+        public |= {f"{path}.{name}": getattr(module, name) for name in module.__all__}
     for name, value in sorted(public.items(), key=lambda item: item[0].lower()):
         text = inspect.getdoc(value) if not isinstance(value, str) else "the version of the package"
         sentence = re.split(r"\.\s|\n\n", text or "")[0].replace("\n", " ").rstrip(".")

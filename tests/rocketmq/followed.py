@@ -14,11 +14,11 @@ from tests.support.model import Answer, ReferenceModel
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.base.clock import ManualClock
-from tiered_index.connectors.follow import Loss, Torn
 from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.connectors.rocketmq.log.segments import End, segment_name
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory
+from tiered_index.connectors.source import Loss, Torn
 from tiered_index.errors import TieredIndexError
 from tiered_index.storage.memory import MemoryStorage
 

@@ -21,12 +21,12 @@ from tests.rocketmq.remoting_client import ask, records
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.clock import ManualClock
-from tiered_index.connectors.follow import Loss
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.segments import segment_name
 from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.format.segments import archived as format_archived

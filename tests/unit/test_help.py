@@ -20,6 +20,7 @@ MODULES = [
     "tiered_index.client",
     "tiered_index.errors",
     "tiered_index.connectors.follow",
+    "tiered_index.connectors.source",
     "tiered_index.service.metrics",
     "tiered_index.spark",
     "tiered_index.storage.base",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
-    from tiered_index.connectors.follow import Archiver, Source
+    from tiered_index.connectors.source import Archiver, Source
     from tiered_index.service.index import IndexService
     from tiered_index.service.jobs.erase import EraseRequest, MakeFind
     from tiered_index.service.read.answers.messages import MessageSource

@@ -27,7 +27,8 @@ import pytest
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import SourceConnector, SourceRun
-from tiered_index.connectors.follow import Batch, Follower, Source
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.source import Batch, Source
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.answers.messages import MessageSource

@@ -21,7 +21,8 @@ from tiered_index import IndexService
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.output import Output
 from tiered_index.cli.write.follow import StatusLines
-from tiered_index.connectors.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
+from tiered_index.connectors.follow import Archiving, Follower, PatientPut
+from tiered_index.connectors.source import Batch, Lag, Loss
 from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, StorageUnavailable, WriterFenced
 
 

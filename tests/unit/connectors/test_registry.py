@@ -15,7 +15,7 @@ TOY = """
 import contextlib
 
 from tiered_index.connectors.contract import OpenedSource
-from tiered_index.connectors.follow import Batch, Lag
+from tiered_index.connectors.source import Batch, Lag
 from tiered_index.connectors.registry import ConnectorSpec
 from tiered_index.errors import InvalidArgument
 

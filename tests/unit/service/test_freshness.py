@@ -11,7 +11,7 @@ from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, Lookup
 from tiered_index.base.clock import ManualClock
-from tiered_index.connectors.follow import ReadTime
+from tiered_index.connectors.source import ReadTime
 from tiered_index.errors import StorageMisconfigured, WriterFenced
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.reads import read_name

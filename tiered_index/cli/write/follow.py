@@ -19,7 +19,8 @@ from tiered_index.cli.write.options import IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import SourceConnector, SourceRun
-from tiered_index.connectors.follow import Follower, Source
+from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.source import Source
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.types import format_time, inclusive

@@ -59,7 +59,8 @@ from tiered_index.connectors.files.rows.small import SmallText, gathered, read_t
 from tiered_index.connectors.files.rows.table import ColumnsReading
 from tiered_index.connectors.files.rows.text import BLOCK_BYTES, decompressed, text_before_damage
 from tiered_index.connectors.files.rows.zone import TimeZone
-from tiered_index.connectors.follow import FIRST, PatientPut, ReadTime
+from tiered_index.connectors.follow import FIRST, PatientPut
+from tiered_index.connectors.source import ReadTime
 from tiered_index.connectors.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store

@@ -26,7 +26,7 @@ from tiered_index.connectors.files.identity import OldOffsets, first_name
 from tiered_index.connectors.files.known_files import Plan
 from tiered_index.connectors.files.rows.batch import RowBatch
 from tiered_index.connectors.files.rows.mapping import KEY_TYPE
-from tiered_index.connectors.follow import Loss
+from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, RootBehind, StorageBehind
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
 from tiered_index.format.segments.columnar import NUMBER

@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from tiered_index.base.clock import Clock
-from tiered_index.connectors.follow import Batch, no_entries
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange
 from tiered_index.connectors.kafka.columns import FORMAT, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.connectors.kafka.names import Name, positions_by_store
 from tiered_index.connectors.kafka.record import KafkaRecord
+from tiered_index.connectors.source import Batch, no_entries
 from tiered_index.errors import InvalidArgument, StorageUnavailable, listed
 from tiered_index.format.names import topic_of_store
 from tiered_index.service.index import IndexService

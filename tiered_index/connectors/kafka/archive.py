@@ -24,10 +24,10 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from tiered_index.connectors.follow import Loss
 from tiered_index.connectors.kafka.client.broker import Place, ReadStopped, TopicRetention
 from tiered_index.connectors.kafka.columns import RecordLists, encode_records, times_in
 from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end, positions_by_store
+from tiered_index.connectors.source import Loss
 from tiered_index.errors import StorageUnavailable, listed
 from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.reader import IndexReader

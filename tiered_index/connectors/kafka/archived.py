@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
-from tiered_index.connectors.follow import Loss
 from tiered_index.connectors.kafka.client.broker import Place
 from tiered_index.connectors.kafka.columns import (
     FORMAT,
@@ -30,6 +29,7 @@ from tiered_index.connectors.kafka.columns import (
 )
 from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end
+from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
 from tiered_index.service.index import IndexService
 from tiered_index.service.log import topic_keys

@@ -7,9 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tiered_index.connectors.follow import Batch, Loss, no_entries
 from tiered_index.connectors.kafka.client.broker import LogRange, Place
 from tiered_index.connectors.kafka.names import Name
+from tiered_index.connectors.source import Batch, Loss, no_entries
 from tiered_index.errors import CorruptFile
 from tiered_index.service.index import IndexService
 from tiered_index.types import format_time, inclusive

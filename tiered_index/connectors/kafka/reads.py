@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tiered_index.connectors.follow import Batch, ReadTime
 from tiered_index.connectors.kafka.names import Name
+from tiered_index.connectors.source import Batch, ReadTime
 from tiered_index.service.index import IndexService
 
 

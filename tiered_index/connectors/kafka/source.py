@@ -47,7 +47,6 @@ from functools import partial
 from typing import Any
 
 from tiered_index.base.clock import Clock, SystemClock
-from tiered_index.connectors.follow import Batch, Lag, no_entries
 from tiered_index.connectors.kafka.added_keys import AddedRules
 from tiered_index.connectors.kafka.client.broker import (
     MISSED,
@@ -80,6 +79,7 @@ from tiered_index.connectors.kafka.names import EPOCH_PREFIX, LOST_PREFIX, Name,
 from tiered_index.connectors.kafka.partitions import OffsetOutOfRange, Partition, ReadBatch
 from tiered_index.connectors.kafka.positions import LogPositions, RestartAt
 from tiered_index.connectors.kafka.reads import TopicReads
+from tiered_index.connectors.source import Batch, Lag, no_entries
 from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,

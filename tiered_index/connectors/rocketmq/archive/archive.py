@@ -21,7 +21,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.call import check_deadline
-from tiered_index.connectors.follow import Loss
 from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.columns import (
     ALL_TOPICS,
@@ -35,6 +34,7 @@ from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, Miss
 from tiered_index.connectors.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.connectors.rocketmq.log.message import HEAD_BYTES
 from tiered_index.connectors.rocketmq.log.segments import Segment, list_segments, local_errors, pread, segment_name
+from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind, StorageUnavailable
 from tiered_index.format.names import ROWS
 from tiered_index.format.segments.queue_offsets import ENTRY, encode_queues

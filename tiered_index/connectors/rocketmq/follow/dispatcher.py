@@ -26,7 +26,6 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from tiered_index.base.clock import Clock, SystemClock
-from tiered_index.connectors.follow import Batch, Lag, Loss, ReadTime, no_entries
 from tiered_index.connectors.rocketmq.follow.fingerprints import (
     FAR_BYTES,
     LogFingerprints,
@@ -55,6 +54,7 @@ from tiered_index.connectors.rocketmq.log.evidence import dledger_log, gather, p
 from tiered_index.connectors.rocketmq.log.segments import End, Segment
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
+from tiered_index.connectors.source import Batch, Lag, Loss, ReadTime, no_entries
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import LostRange

@@ -31,7 +31,6 @@ import numpy as np
 from msgspec import Struct
 
 from tiered_index.base.documents import decoded
-from tiered_index.connectors.follow import Torn
 from tiered_index.connectors.rocketmq.follow.fingerprints import LogFingerprints, Verdict
 from tiered_index.connectors.rocketmq.log.columns import IndexBatch, decode_index_columns
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
@@ -52,6 +51,7 @@ from tiered_index.connectors.rocketmq.log.segments import (
     stored_bytes,
 )
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
+from tiered_index.connectors.source import Torn
 from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
 from tiered_index.service.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
