@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -21,22 +21,32 @@ if TYPE_CHECKING:
 class SourceRun:
     """A run that reads a source.
 
-    - `address`: the source, as the user wrote it.
+    - `addresses`: the source, as the user wrote it; several only if `ConnectorSpec.several`.
     - `options`: the connector's options; None: it has none, or none were given.
     - `name`: the name of the source in the index; None: the connector's default.
     - `follow`: whether the run goes on at the end of the source.
     - `restart`: whether it reads the source from its start.
     - `stopped`: returns whether the run is to end.
     - `note`: called with each message for the operator.
+    - `poll_s`: the seconds between rounds; None: those of the source.
+    - `checked`: what `SourceConnector.check` returned for this run; None: nothing.
     """
 
-    address: str
+    addresses: tuple[str, ...]
     options: Any = None
     name: str | None = None
     follow: bool = True
     restart: bool = False
     stopped: Callable[[], bool] = bool
     note: Callable[[str], None]
+    poll_s: float | None = None
+    checked: Any = None
+
+    @property
+    def address(self) -> str:
+        """The only address."""
+        (address,) = self.addresses
+        return address
 
 
 class OpenedSource(NamedTuple):
@@ -93,8 +103,11 @@ class Connector(Protocol):
 class SourceConnector(Connector, Protocol):
     """A connector whose sources a `Follower` drives (`ConnectorSpec.follows`). Threads: any, each source one."""
 
-    def check(self, run: SourceRun, config: IndexConfig) -> None:
-        """Raise the errors of a wrong address and of wrong options, before an index of these settings is made."""
+    def check(self, run: SourceRun, config: IndexConfig) -> AbstractContextManager[Any] | None:
+        """Raise the errors of a wrong address and of wrong options, before an index of these settings is made.
+
+        Return what `source` can use again, as a context; None: nothing.
+        """
 
     def source(self, run: SourceRun, index: IndexService) -> OpenedSource:
         """Open the source, whose entries go into `index`. The caller closes it."""
@@ -104,3 +117,10 @@ class SourceConnector(Connector, Protocol):
 
         A connector whose client may hang ends the process there, after it told the reason.
         """
+
+
+@contextmanager
+def checked(connector: SourceConnector, run: SourceRun, config: IndexConfig) -> Iterator[SourceRun]:
+    """Yield a run that is checked, with what its check has opened. Raises as `SourceConnector.check`."""
+    with connector.check(run, config) or nullcontext() as opened:
+        yield replace(run, checked=opened)

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.connectors.source import Archiver, Batch, Loss, Source, Torn, no_entries
+from tiered_index.connectors.source import FIRST, Archiver, Batch, Loss, Source, Stopped, Torn, no_entries
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.expired import Expired
@@ -37,13 +37,9 @@ _PUT_PAUSE_S = 0.2
 _STATUS_INTERVAL_S = 1.0
 # A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
-# Most losses, and most messages with an implausible time, that are kept.
-_LOSSES, FIRST = 1_000, 10
+# Most losses that are kept.
+_LOSSES = 1_000
 _NOTHING = Batch(source="", position=0)
-
-
-class Stopped(TieredIndexError):
-    """The follower was stopped while a put waited for space. Nothing of the batch was put."""
 
 
 @dataclass
@@ -259,6 +255,8 @@ class Follower:
         self._checked_s = 0.0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        if (attach := getattr(source, "attach", None)) is not None:
+            attach(self.put, self.stop)
 
     def __enter__(self) -> Self:
         return self
@@ -308,6 +306,7 @@ class Follower:
             self._record(batch.source, batch.losses)
         if batch.columns is not None:
             self.entries += self.put(batch.columns, batch.source, batch.position)
+        self.entries += batch.entries
         self.messages += batch.messages
         self.hidden += batch.hidden
         self.left_out += batch.left_out

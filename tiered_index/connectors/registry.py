@@ -70,6 +70,7 @@ class ConnectorSpec:
       meant to be one.
     - `offset_space`: what the offsets of its entries count, as the setting of a new index. None: the default.
     - `follows`: whether it has a source that a `Follower` drives.
+    - `several`: whether a run may have several addresses.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ConnectorSpec:
     words: Words = OTHER
     offset_space: str | None = None
     follows: bool = True
+    several: bool = False
 
 
 class Registry:

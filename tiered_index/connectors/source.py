@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tiered_index.errors import TieredIndexError
 from tiered_index.service.log.reads import read_name
 from tiered_index.service.log.records import LostObject, LostRange, RangeKind
 
@@ -17,8 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Archiver", "Batch", "Lag", "Loss", "Source", "Torn"]
 
+FIRST = 10
+"""The most messages of one kind that a run names, such as those with an implausible time."""
 # An index says at least once in this time that a source was read whole, also if nothing came
 _TELL_MS = 60_000
+
+
+Put = Callable[[Any, str | None, int | None], int]
+"""Puts columns, the name of a source and its position; returns the number of entries. As `Follower.put`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ class Batch:
     - `position`: the position after the messages.
     - `columns`: the entries, as `IndexService.put_source_batch` takes them; None: nothing is put.
     - `messages`: the number of messages.
+    - `entries`: the number of entries that the source has put itself; see `Source`.
     - `hidden`: prepared or rolled back messages, which have no entries.
     - `left_out`: messages without entries that the source leaves out.
     - `replaced_keys`: keys that were not UTF-8; the entries have the text that the broker makes of them.
@@ -110,6 +118,7 @@ class Batch:
     position: int
     columns: Any = None
     messages: int = 0
+    entries: int = 0
     hidden: int = 0
     left_out: int = 0
     replaced_keys: int = 0
@@ -123,10 +132,16 @@ class Batch:
 class Source(Protocol):
     """Messages in order, which can be read again from a position.
 
-    One thread uses a source. Any thread may call `lag` and `positions`. A source may have `trouble` (str | None): the
-    reason that it is not read now. It may have `lacks(messages, hidden, left_out)`, which returns reasons, as a list of
-    texts, if a run that read so many messages put no entry; see `Batch`. It may have `last_batches()`, which yields
-    what a run that is stopped puts in the end, without reading the source.
+    One thread uses a source. Any thread may call `lag` and `positions`. A source may also have:
+
+    - `trouble` (str | None): the reason that it is not read now. Any thread.
+    - `poll_s` (float): the seconds between rounds, unless the user gives others. Default: 0.2.
+    - `attach(put, stop)`: called by the follower before the first round. Such a source puts by `put` within a round,
+      and its batches only count. It raises `Stopped` once `stop` is set.
+    - `lacks(messages, hidden, left_out)`: returns reasons, as a list of texts, if a run that read so many messages put
+      no entry; see `Batch`.
+    - `last_batches()`: yields what a run that is stopped puts in the end, without reading the source.
+    - `counts()`, `gauges()`: return further fields of a command's document, and metrics as `Follower.gauges`.
     """
 
     # For people: the place of the source, the unit of its positions, and their name in reports.
@@ -178,6 +193,10 @@ class Archiver(Protocol):
 
     def stop(self) -> None:
         """End the round soon. Any thread."""
+
+
+class Stopped(TieredIndexError):
+    """The follower was stopped before a put. Nothing of the batch was put."""
 
 
 def no_entries(index: IndexService) -> dict[str, Any]:

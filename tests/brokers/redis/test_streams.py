@@ -119,7 +119,7 @@ class TestRedisStreams(ConnectorConformance):
 
 def _follow(connector: SourceConnector, address: str, index: IndexService) -> Follower:
     notes: list[str] = []
-    opened = connector.source(SourceRun(address=address, note=notes.append), index)
+    opened = connector.source(SourceRun(addresses=(address,), note=notes.append), index)
     with Follower(index, opened.source, follow=False, note=notes.append) as follower:
         follower.run()
     index.flush()
@@ -168,4 +168,4 @@ def test_a_wrong_address_and_a_server_that_is_not_there_are_refused(
 ) -> None:
     for address, error in (("redis://host", InvalidArgument), ("redis://127.0.0.1:1/s", StorageUnavailable)):
         with pytest.raises(error, match=address):
-            connector.check(SourceRun(address=address, note=print), index.config)
+            connector.check(SourceRun(addresses=(address,), note=print), index.config)

@@ -13,7 +13,8 @@ from tests.rocketmq.messages import NOW_MS
 from tests.support.hanging import until
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
-from tiered_index.connectors.follow import PatientPut, Stopped
+from tiered_index.connectors.follow import PatientPut
+from tiered_index.connectors.source import Stopped
 from tiered_index.errors import BackPressure
 
 SMALL = ("--slots", "200", "--items", "4000")

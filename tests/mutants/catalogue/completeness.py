@@ -55,8 +55,8 @@ hole-taken-for-the-end: an answer claims to have messages behind zeros that were
   tests/rocketmq/test_read_whole.py::test_zeros_that_are_skipped_were_not_the_end
 unread-files-taken-for-read: an answer claims to have rows of files that wait for a later look
   in FileLinker.run
-  - if is_whole and not self._waits:
-  + if True:
+  - self.is_whole = not (has_moved or self._damaged.are_read_later or self._waits)
+  + self.is_whole = True
   tests/unit/cli/test_files_read_whole.py::test_a_file_that_a_later_look_reads_stops_the_time[written]
 as-of-the-future: a producer with a fast clock makes answers complete up to its time
   in LogState.as_of_ms

@@ -52,6 +52,17 @@ def test_the_command_follows_files_until_a_signal(tmp_path):
     assert sorted(json.loads(record["message"]["body"])["n"] for record in answer) == [0, 1, 2]
 
 
+def test_an_interrupt_ends_a_run_that_follows_files_as_one_that_follows_a_broker(tmp_path):
+    log, where = tmp_path / "app.log", ["--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}/objects"]
+    log.write_text('{"k": "a", "at": 1700000000}\n')
+    arguments = [str(log), "--topic", "t", "--key", "k", "--time", "at", "--follow", "--poll", "0.05"]
+    with running("ingest", *arguments, *where, "--json") as (process, lines):
+        wait_for(where, 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert lines()[-1]["status"] == "stopped"
+
+
 def wait_for(where, count):
     def is_met():
         done = run_here("query", "t", "a", *where, "--json")

@@ -19,12 +19,12 @@ import pytest
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.files import message_files as files
-from tiered_index.connectors.files.keys import read_lookups
 from tiered_index.connectors.files.message_files import source_name
 from tiered_index.connectors.files.rows import parquet
 from tiered_index.connectors.files.rows import text as rows_of_text
 from tiered_index.connectors.files.rows.columns import columns_of
 from tiered_index.connectors.files.rows.fields import Fields
+from tiered_index.connectors.files.rows.lookups import read_lookups
 from tiered_index.connectors.files.rows.places import LocalFile, opened_place
 from tiered_index.errors import CorruptFile, InvalidArgument
 

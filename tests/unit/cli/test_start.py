@@ -24,7 +24,7 @@ OF_EVERY_LINE = (
 HELP = (
     *("base.units", "cli.declaring", "cli.write.options", "cli.options", "connectors", "connectors.options"),
     *("connectors.registry", "connectors.kafka", "connectors.kafka.spec", "connectors.rocketmq"),
-    "connectors.rocketmq.spec",
+    *("connectors.rocketmq.spec", "connectors.files", "connectors.files.spec"),
 )
 GROUPS = ("keep", "look_up", "operate", "spark", "write")
 COMMANDS = {f"tiered_index.cli.{group}{module}" for group in GROUPS for module in ("", ".commands")}

@@ -27,7 +27,7 @@ from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, likely_seconds
 from tiered_index.cli.write.commands import Format
 from tiered_index.cli.write.export import PLACE_COLUMNS, check_new, made_whole, table_writer
-from tiered_index.connectors.files.keys import FIELDS
+from tiered_index.connectors.files.rows.lookups import FIELDS
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader

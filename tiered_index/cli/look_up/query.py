@@ -62,7 +62,7 @@ def query(
         if options.keys is not None:
             # imported here: it loads slow packages
             from tiered_index.cli.look_up.keys import KeysOut, KeysQuestion, look_up_keys
-            from tiered_index.connectors.files.keys import read_lookups
+            from tiered_index.connectors.files.rows.lookups import read_lookups
 
             most = _EVERY if options.every and not options.messages else options.page()
             lookups = read_lookups(options.keys, within.begin, within.end, most)

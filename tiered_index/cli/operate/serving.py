@@ -23,11 +23,11 @@ from tiered_index.cli.places import opened_places
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.follow import opened_follower
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.contract import SourceRun
+from tiered_index.connectors.contract import SourceRun, checked
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
+from tiered_index.connectors.registry import CONNECTORS, FILES, ConnectorSpec
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, StoreOptions
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
 from tiered_index.server.app import HttpService
@@ -82,7 +82,7 @@ class Serving:
         for problem in CONNECTORS.problems:
             self.session.out.note(problem)
         # files can't be followed here: a path may be that of a store whose disk is not mounted yet
-        return spec if spec.follows else CONNECTORS.spec("rocketmq")
+        return spec if spec.name != FILES else CONNECTORS.spec("rocketmq")
 
     @property
     def _followed(self) -> Path | None:
@@ -225,8 +225,8 @@ class Serving:
         options = {"rocketmq": of_store, "kafka": self.kafka}.get(spec.name)
         connector, note = CONNECTORS.connector(spec.name), self.session.out.note
         name = self.writing.store_name
-        run = SourceRun(address=source, options=options, name=name, stopped=stop.is_set, note=note)
-        connector.check(run, lookups.config)
+        run = SourceRun(addresses=(source,), options=options, name=name, stopped=stop.is_set, note=note)
+        run = stack.enter_context(checked(connector, run, lookups.config))
         follower, _ = opened_follower(connector, run, lookups, stop)
         return stack.enter_context(follower).in_background()
 

@@ -10,9 +10,10 @@ from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.on_spark import run_job, spark_columns, spark_of
 from tiered_index.cli.options import Column, Constant, SparkOptions, given_columns
 from tiered_index.cli.session import Session, storage_uri
-from tiered_index.cli.write.linking import damage_text, tell_known_damage, tell_missing
-from tiered_index.cli.write.options import RowOptions
-from tiered_index.connectors.follow import FIRST
+from tiered_index.cli.write.linking import tell_missing
+from tiered_index.connectors.files.damaged import damage_text, known_damage
+from tiered_index.connectors.files.spec import RowOptions
+from tiered_index.connectors.source import FIRST
 from tiered_index.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -76,9 +77,10 @@ def build(
 
 def _rows_of(options: RowOptions, keys: Sequence[str] | None) -> RowsOfFiles:
     """Return the fields of rows of files. Raises `InvalidArgument`, which names a missing option."""
+    from tiered_index.connectors.files.first_rows import mapping_of
     from tiered_index.spark.writing.linked import RowsOfFiles
 
-    topic, mapping = options.mapping(keys)
+    topic, mapping = mapping_of(options, keys)
     topics, zone = (topic, mapping.topic), None if mapping.zone is None else mapping.zone.name
     return RowsOfFiles(tuple(mapping.keys), mapping.time, mapping.unit, *topics, mapping.dialect, zone=zone)
 
@@ -103,7 +105,8 @@ def _build_files(
         session.out.note(text)
     for damage in result.damaged_first[:FIRST]:
         session.out.note(f"damaged: {damage_text(damage)}")
-    tell_known_damage(session, result.known_damaged, result.known_damaged_first)
+    for text in known_damage(result.known_damaged, result.known_damaged_first):
+        session.out.note(text)
     bad = [{"where": where, "problem": problem} for where, problem in result.skipped_first]
     _show_build(session, result, elapsed_s, skipped_first=bad)
     return FINDING if result.damaged or (result.skipped_rows and not options["skip_bad"]) else 0

@@ -8,7 +8,7 @@ from typer import Option
 
 from tiered_index.cli.declaring import done_by
 from tiered_index.cli.options import Column, Constant, EraseOptions, RangeOptions, SparkOptions, end_option, time_option
-from tiered_index.cli.write.options import RowOptions
+from tiered_index.connectors.files.spec import RowOptions
 from tiered_index.connectors.options import declare
 
 

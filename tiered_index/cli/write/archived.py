@@ -34,7 +34,6 @@ from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.files.known_files import offsets_end
 from tiered_index.connectors.files.row_archive import ArchivedRows, RowsOfLog, archive_rows
-from tiered_index.connectors.follow import FIRST
 from tiered_index.connectors.kafka.archived import (
     ArchivedRecords,
     RecordCopies,
@@ -50,7 +49,7 @@ from tiered_index.connectors.rocketmq.follow.dispatcher import note_tags
 from tiered_index.connectors.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
-from tiered_index.connectors.source import Loss, no_entries
+from tiered_index.connectors.source import FIRST, Loss, no_entries
 from tiered_index.connectors.systems import positions_of_files
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.exit_codes import FINDING, INTERRUPTED
+from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.session import Session
-from tiered_index.cli.write.options import IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
-from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import SourceConnector, SourceRun
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.source import Source
@@ -25,7 +25,7 @@ from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.types import format_time, inclusive
 
-# seconds between checks of a store or of Kafka
+# seconds between checks of a source that names none
 _POLL_S = 0.2
 
 
@@ -35,6 +35,7 @@ def opened_follower(
     """Return a follower of a source, and the name of the source. Raises as `SourceConnector.source`."""
     source, archiver, name = connector.source(run, index)
     how: dict[str, Any] = {"follow": run.follow, "stop": stop, "archiver": archiver, "note": run.note}
+    how["poll_s"] = run.poll_s or getattr(source, "poll_s", _POLL_S)
     return Follower(index, source, **how, **of_follower), name
 
 
@@ -80,22 +81,73 @@ class StatusLines:
             self._out.flush()
 
 
+class Ended(NamedTuple):
+    """The end of a run: whether a signal stopped it, the position where it began, and the seconds that it took."""
+
+    is_stopped: bool
+    name: str
+    resumed_from: int
+    taken_s: float
+
+
+class IngestReport:
+    """Shows a run that reads a source."""
+
+    def __init__(self, session: Session, intake: IntakeOptions, run: SourceRun) -> None:
+        self.session, self.out, self.intake, self.run, self.follow = session, session.out, intake, run, run.follow
+
+    def progress(self, source: Source) -> tuple[str, int | None]:
+        """Return the title of the progress bar, and its total; None: it has no end."""
+        return ("following", None) if self.follow else ("ingesting", source.lag().end_offset or None)
+
+    def begin(self, follower: Follower, progress: ProgressDisplay) -> None:
+        """Begin to show the state of a follower."""
+        follower.status = StatusLines(self.out, progress, records=self.follow and self.out.as_json)
+
+    def tell(self, follower: Follower) -> None:
+        """Note what a user must know of what was read."""
+
+    def document(self, putting: Putting, follower: Follower, ended: Ended) -> dict[str, Any]:
+        """Return the document of the command."""
+        source, taken_s = follower.source, ended.taken_s
+        return putting.document(
+            status="stopped" if ended.is_stopped else "complete",
+            source_name=ended.name,
+            resumed_from=ended.resumed_from,
+            **follower.to_dict(),
+            ingest_s=taken_s,
+            entries_per_s=round(follower.entries / taken_s) if taken_s else None,
+            expired=follower.put.expired,
+            quarantined_first=[{**m, "where": _where(source, m)} for m in follower.put.quarantined],
+            **getattr(source, "counts", dict)(),
+            nothing_indexed=_lacks(follower),
+        )
+
+    def show(self, document: dict[str, Any], follower: Follower) -> int:
+        """Write the document, and return the exit code of a run that was not stopped."""
+        show_ingested(self.out, document, streamed=self.follow)
+        # a run that follows may be restarted at any time, also while no new message has a key
+        nothing = 0 if self.follow else none_indexed(self.session, self.intake, document["nothing_indexed"])
+        return FINDING if follower.has_lost else nothing
+
+
 def ingest_followed(
-    session: Session, config: IndexConfig, options: IngestOptions, connector: SourceConnector, run: SourceRun
+    opened: Callable[[], AbstractContextManager[Putting]],
+    connector: SourceConnector,
+    run: SourceRun,
+    report: IngestReport,
 ) -> int:
-    """Follow a source, and return the exit code."""
-    intake, follow = options.intake, run.follow
+    """Follow a source into the index that is `opened`, and return the exit code."""
+    intake, follow = report.intake, run.follow
     with contextlib.ExitStack() as stack:
         ending = Ending()
-        putting = stack.enter_context(Putting.open(session, config, intake))
+        putting = stack.enter_context(opened())
         run = replace(run, stopped=ending.event.is_set)
-        waits = {"poll_s": options.run.poll or _POLL_S, "patience_s": intake.patience}
-        follower, name = opened_follower(connector, run, putting.index, ending.event, **waits)
+        follower, name = opened_follower(connector, run, putting.index, ending.event, patience_s=intake.patience)
         stack.enter_context(follower)
-        source, resumed_from = follower.source, follower.position
-        title, total = "following" if follow else "ingesting", None if follow else source.lag().end_offset or None
-        with putting.progress(title, total, ending.event) as progress:
-            follower.status = StatusLines(session.out, progress, records=follow and session.out.as_json)
+        resumed_from = follower.position
+        with putting.progress(*report.progress(follower.source), ending.event) as progress:
+            report.begin(follower, progress)
             # otherwise a signal ends the command at once: it can simply be run again
             ends_in_order = follow or follower.must_archive
             try:
@@ -104,6 +156,7 @@ def ingest_followed(
             except TieredIndexError:
                 follower.finish_before_end()
                 raise
+        report.tell(follower)
         taken_s, is_stopped = putting.elapsed_s, ending.event.is_set()
         with ending if ends_in_order and not is_stopped else contextlib.nullcontext():
             if intake.wait or not is_stopped:
@@ -112,24 +165,11 @@ def ingest_followed(
                 follower.finish_before_end()
         if ending.exit_code == 0:
             putting.settle()
-        document = putting.document(
-            status="stopped" if is_stopped else "complete",
-            source_name=name,
-            resumed_from=resumed_from,
-            **follower.to_dict(),
-            ingest_s=taken_s,
-            entries_per_s=round(follower.entries / taken_s) if taken_s else None,
-            expired=follower.put.expired,
-            quarantined_first=[{**m, "where": _where(source, m)} for m in follower.put.quarantined],
-            **getattr(source, "counts", dict)(),
-            nothing_indexed=(lacks := _lacks(follower)),
-        )
-    show_ingested(session.out, document, streamed=follow)
-    # a run that follows may be restarted at any time, also while no new message has a key
-    nothing = 0 if follow else none_indexed(session, intake, lacks)
+        document = report.document(putting, follower, Ended(is_stopped, name, resumed_from, taken_s))
+    shown = report.show(document, follower)
     # not all was read: SIGTERM without --follow is no success
     stopped = INTERRUPTED if is_stopped and not follow else 0
-    return ending.exit_code or stopped or (FINDING if follower.has_lost else nothing)
+    return ending.exit_code or stopped or shown
 
 
 def _lacks(follower: Follower) -> list[str]:

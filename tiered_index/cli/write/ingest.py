@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,11 @@ from tiered_index.cli.options import given_columns, given_flags, refuse_others
 from tiered_index.cli.output import counted, human_count
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.exported import ExportedFile, ingest_exported
-from tiered_index.cli.write.follow import ingest_followed, show_ingested
-from tiered_index.cli.write.linking import RowIngestion
-from tiered_index.cli.write.options import ARCHIVE_SCHEME, FileOptions, IngestOptions, RowOptions
+from tiered_index.cli.write.follow import IngestReport, ingest_followed, show_ingested
+from tiered_index.cli.write.options import ARCHIVE_SCHEME, FileOptions, IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.contract import SourceConnector, SourceRun
+from tiered_index.connectors.contract import SourceConnector, SourceRun, checked
 from tiered_index.connectors.files.message_files import (
     ColumnMessages,
     MessageFile,
@@ -38,10 +38,12 @@ from tiered_index.connectors.files.rows.columns import FIELDS, CheckedMessage, c
 from tiered_index.connectors.files.rows.fields import ROW_NUMBER, Fields, MessageBatch, Record
 from tiered_index.connectors.files.rows.forms import rows_at
 from tiered_index.connectors.files.rows.places import Stdin, local_path, opened_place
+from tiered_index.connectors.files.spec import RowOptions
 from tiered_index.connectors.files.table_folders import check_outside_tables
-from tiered_index.connectors.follow import FIRST, PatientPut
+from tiered_index.connectors.follow import PatientPut
 from tiered_index.connectors.options import pairs
-from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
+from tiered_index.connectors.registry import CONNECTORS, FILES, ConnectorSpec
+from tiered_index.connectors.source import FIRST
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.format.schema import Schema
 from tiered_index.service.index import IndexService
@@ -302,7 +304,7 @@ class Ingestion:
         for problem in CONNECTORS.problems:
             self.session.out.note(problem)
         # a folder may be a source of its own, and may have files
-        has_files = spec is not None and (not spec.follows or self._is_path())
+        has_files = spec is not None and (spec.name == FILES or self._is_path())
         has_key = self.options.kafka.key is not None
         of_rows = self.options.of_rows
         if is_archive:
@@ -310,11 +312,11 @@ class Ingestion:
             of_rows = replace(of_rows, strict=False)
         if of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or has_key)):
             return self._rows()
-        if len(self.sources) > 1:
+        if len(self.sources) > 1 and not (spec is not None and spec.several and spec.name != FILES):
             raise InvalidArgument(f"give one SOURCE: {listed(self.sources, 3)} are several, which only files can be")
         if spec is None:
             return self._archive()
-        if spec.follows:
+        if spec.name != FILES:
             return self._followed(spec)
         if (path := local_path(self.source)) is not None and not path.exists():
             raise InvalidArgument(f"{path}: No such file or directory")
@@ -345,6 +347,9 @@ class Ingestion:
         return path is not None and path.exists()
 
     def _rows(self) -> int:
+        # imported here: other sources do not need it
+        from tiered_index.cli.write.linking import RowIngestion
+
         options, run = self.options, self.options.run
         wrong: dict[str, Any] = {"--restart": run.restart, "--store-name": run.store_name}
         wrong |= {"--dry-run": run.dry_run} if run.follow else {}
@@ -388,18 +393,20 @@ class Ingestion:
         connector: SourceConnector = CONNECTORS.connector(spec.name)
         config = self._config(**({} if spec.offset_space is None else {"offset_space": spec.offset_space}))
         run = SourceRun(
-            address=self.source,
+            addresses=self.sources,
             options=options.of(spec),
             name=options.run.store_name,
             follow=options.run.follow,
             restart=options.run.restart,
             note=session.out.note,
+            poll_s=options.run.poll,
         )
         with connector.watch(lambda problem: session.out.error("StorageUnavailable", problem)):
             if self._is_path():
                 check_outside_tables(self.source, config)
-            connector.check(run, config)
-            return ingest_followed(session, config, options, connector, run)
+            with checked(connector, run, config) as run:
+                report = IngestReport(session, options.intake, run)
+                return ingest_followed(partial(Putting.open, session, config, options.intake), connector, run, report)
 
     def _export(self, file: ExportedFile) -> int:
         named, of_files = self.options.run.store_name, given_flags(self.options.of_files)

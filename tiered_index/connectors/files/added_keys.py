@@ -27,7 +27,7 @@ from tiered_index.connectors.files.rows.forms import rows_of_form
 from tiered_index.connectors.files.rows.mapping import RowMapping
 from tiered_index.connectors.files.rows.text import NdjsonFile
 from tiered_index.connectors.files.rows.zone import TimeZone
-from tiered_index.connectors.follow import PatientPut
+from tiered_index.connectors.source import Put
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, listed
 from tiered_index.format.names import rows_store, topic_of_store
 from tiered_index.format.segments.segment import LinkedSegment
@@ -87,7 +87,7 @@ class AddedKeys:
     """
 
     def __init__(
-        self, index: IndexService, log: str, put: PatientPut, columns_of: Callable[[RowBatch, int], dict[str, Any]]
+        self, index: IndexService, log: str, put: Put, columns_of: Callable[[RowBatch, int], dict[str, Any]]
     ) -> None:
         self._index, self._log, self._patient, self._columns_of = index, log, put, columns_of
         self._positions: dict[str, int] = {}

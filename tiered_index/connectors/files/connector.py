@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from tiered_index.connectors.contract import Connector, MessagePlaces
+from tiered_index.config import IndexConfig
+from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
+from tiered_index.connectors.files.first_rows import CheckedFiles
 from tiered_index.connectors.files.messages import FileRows
 from tiered_index.connectors.files.row_archive import RowsToErase
 from tiered_index.connectors.files.rows.restart import has_points, windows_to_erase
+from tiered_index.connectors.files.source import FileSource
+from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest, MakeFind
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.records import ArchivedSegment
@@ -31,7 +37,20 @@ class _CopiesToErase:
 
 
 class FilesConnector:
-    """Reads the rows of files where they are. `ingest` puts them itself."""
+    """Indexes the rows of files, and reads them where they are."""
+
+    def check(self, run: SourceRun, config: IndexConfig) -> CheckedFiles:
+        """As `SourceConnector.check`."""
+        return CheckedFiles.open(run, config)
+
+    def source(self, run: SourceRun, index: IndexService) -> OpenedSource:
+        """As `SourceConnector.source`. The rows are archived as they are put."""
+        source = FileSource(index, run)
+        return OpenedSource(source, None, source.linker.store)
+
+    def watch(self, tell: Callable[[str], None]) -> AbstractContextManager[Callable[[], list[str]]]:
+        """Nothing can hang the process."""
+        return contextlib.nullcontext(list)
 
     def place(self, options: object, address: str | None = None) -> None:
         """Return None: the index names the files."""
@@ -46,4 +65,4 @@ class FilesConnector:
         return partial(_CopiesToErase, request)
 
 
-CONNECTOR: Connector = FilesConnector()
+CONNECTOR: SourceConnector = FilesConnector()

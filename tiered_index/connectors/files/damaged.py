@@ -8,7 +8,7 @@ fault of the bytes, such as a file that may not be opened, is not noted, and is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,13 @@ from tiered_index.connectors.files.rows.forms import is_growing_text, open_rows
 from tiered_index.connectors.files.rows.mapping import RowMapping
 from tiered_index.connectors.files.rows.table import ColumnsFile
 from tiered_index.connectors.files.rows.text import BLOCK_BYTES, TextFile, decompressed, read_text
+from tiered_index.connectors.source import FIRST
 from tiered_index.errors import InvalidArgument, ObjectArchived, ObjectNotFound
 from tiered_index.format.segments.segment import LinkedSegment
 
-_MOST_NAMED, _MOST_CHARACTERS = 100, 1000
+MOST_NAMED = 100
+"""The most damaged files that a run names."""
+_MOST_CHARACTERS = 1000
 
 
 @dataclass
@@ -48,6 +51,23 @@ class DamageCounts:
         """Count a damaged file, and name it."""
         self.damaged += 1
         _name(self.damaged_first, file, reason, position)
+
+
+def damage_text(damage: Mapping[str, Any]) -> str:
+    """Return a damaged file, the position of the first row that was not read, and the reason, as text."""
+    position = "" if damage["position"] is None else f" at {damage['position']:,}"
+    return f"{damage['file']}{position}: {damage['reason']}"
+
+
+def files_text(count: int) -> str:
+    """Return a number of files as text."""
+    return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+def known_damage(count: int, first: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return notes of the files that an earlier run could not read, or not as a whole, and that are as they were."""
+    named = map(damage_text, first[:FIRST])
+    return [f"{files_text(count)} could not be read as a whole by an earlier run:", *named] if count else []
 
 
 class DamagedFiles:
@@ -158,7 +178,7 @@ def _is_whole(listed: SourceFile) -> bool:
 
 
 def _name(named: list[dict[str, Any]], uri: str, reason: str, position: int | None) -> None:
-    if len(named) < _MOST_NAMED:
+    if len(named) < MOST_NAMED:
         named.append({"file": uri, "reason": reason, "position": position})
 
 

@@ -1,4 +1,4 @@
-"""Looks for the fields of a mapping in files before they are indexed: a mistyped path must not make an index.
+"""Checks files and a mapping before they are indexed: a mistyped path or field must not make an index.
 
 A field may be in newer files only, or begin in a later row. So the heads of some files are looked at first, and all
 rows only if a field is in none of them. Memory: some blocks of a file. One thread.
@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from tiered_index.connectors.files.listing import SourceFile
+from tiered_index.config import IndexConfig
+from tiered_index.connectors.contract import SourceRun
+from tiered_index.connectors.files.listing import HEAD_BYTES, SourceFile, Unlisted, listed_files
 from tiered_index.connectors.files.rows.batch import UNREADABLE, RowFile
 from tiered_index.connectors.files.rows.columns import MAX_ROW_BYTES
 from tiered_index.connectors.files.rows.forms import open_rows
-from tiered_index.connectors.files.rows.mapping import RowMapping, no_key
+from tiered_index.connectors.files.rows.mapping import TOPIC_FIELD, Dialect, RowMapping, no_key
+from tiered_index.connectors.files.rows.places import STDIN
 from tiered_index.connectors.files.rows.table import ColumnsFile
 from tiered_index.connectors.files.rows.text import TextFile, too_long
 from tiered_index.connectors.files.rows.values import key_value
+from tiered_index.connectors.files.rows.zone import TimeZone
+from tiered_index.connectors.files.spec import DEFAULT_TIME, FilesOptions, RowOptions
+from tiered_index.connectors.files.table_folders import check_outside_tables
 from tiered_index.connectors.json_paths import key_texts
-from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.connectors.systems import position_names
+from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.errors import listed as listed_names
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.service.log.topic_keys import rules_in
+from tiered_index.service.read.segments.places import FILES_QUEUE
+from tiered_index.service.reader import IndexReader
 
 _MOST_HEADS = 64
 # also of a packed text, whose length nobody knows
@@ -207,3 +218,122 @@ def _spread(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
     count = min(len(files), _MOST_HEADS)
     places = [number * (len(files) - 1) // max(1, count - 1) for number in range(count)]
     yield from (files[at] for at in dict.fromkeys([places[0], places[-1], *places] if places else []))
+
+
+def mapping_of(options: RowOptions, keys: Sequence[str] | None) -> tuple[str | None, RowMapping]:
+    """Return the topic of all rows (None: a field has it) and the mapping. Raises `InvalidArgument`."""
+    if options.topic is None:
+        raise InvalidArgument("--topic is missing: it names the topic of the rows")
+    unit = None if options.time_unit in (None, "auto") else options.time_unit
+    path = options.topic.removeprefix(TOPIC_FIELD) if options.topic.startswith(TOPIC_FIELD) else None
+    dialect = None
+    if options.delimiter is not None or options.quote is not None:
+        delimiter = "\t" if options.delimiter == "\\t" else options.delimiter
+        dialect = Dialect(delimiter, {None: '"', "none": ""}.get(options.quote, options.quote or "none"))
+    zone = None if options.time_zone is None else TimeZone(options.time_zone)
+    of_times: Any = {"unit": unit, "zone": zone}
+    mapping = RowMapping(tuple(keys or ()), options.time or DEFAULT_TIME, topic=path, dialect=dialect, **of_times)
+    return (options.topic if path is None else None), mapping
+
+
+def first_rows(files: Sequence[SourceFile], dialect: Dialect | None) -> tuple[SourceFile, RowFile] | None:
+    """Return the first file that has rows, and its rows; None: no file has any. Raises the error if none is read."""
+    failure: TieredIndexError | None = None
+    for file in files:
+        try:
+            rows = open_rows(file.file, file.size_bytes, file.head(), dialect)
+        except UNREADABLE as error:
+            failure = failure or error
+            continue
+        if rows.length_bound(0):
+            return file, rows
+    if failure is not None:
+        raise failure
+    return None
+
+
+@dataclass
+class CheckedFiles(contextlib.AbstractContextManager["CheckedFiles"]):
+    """The files of a run, which are checked before an index is made. Close it as a context.
+
+    `files` are listed, what is missing is in `unlisted`. `topic` is None if a field of the `mapping` has it.
+    """
+
+    files: list[SourceFile]
+    unlisted: Unlisted
+    topic: str | None
+    mapping: RowMapping
+    _stack: contextlib.ExitStack
+
+    @classmethod
+    def open(cls, run: SourceRun, config: IndexConfig) -> Self:
+        """List the files of a run, and check them. Raises as `SourceConnector.check`."""
+        options: FilesOptions = run.options or FilesOptions()
+        if STDIN in run.addresses:
+            raise InvalidArgument("rows of stdin can't be read again: write them to a file, and give the file")
+        for address in run.addresses:
+            check_outside_tables(address, config)
+        with contextlib.ExitStack() as stack:
+            unlisted = Unlisted()
+            listed = listed_files(run.addresses, config, may_lack=run.follow, unlisted=unlisted)
+            files = stack.enter_context(listed)
+            _check_options(files, options)
+            topic, mapping = mapping_of(options.rows, options.key)
+            checked = cls(files, unlisted, topic, mapping, stack)
+            if not run.follow or checked.size_bytes >= HEAD_BYTES:
+                checked._check_fields(run, config)
+            checked._stack = stack.pop_all()
+        return checked
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _check_fields(self, run: SourceRun, config: IndexConfig) -> None:
+        """Raise `InvalidArgument` for fields that no row of the files has, and the error of files without a row."""
+        search = FieldSearch(self.mapping)
+        search.look_at_heads(self.files)
+        if search.is_over or (search.first is None and search.error is None):
+            return
+        known = _known_keys(config, self.topic)
+        if search.first is None and search.error is not None:
+            if known:
+                # the log notes the files
+                return
+            raise search.error
+        if not search.misses(known, keys_may_come=run.follow):
+            return
+        if search.is_cut:
+            run.note(f"looking at all rows, because at the beginning {search.failure(len(self.files))}")
+            search.look_at_all(self.files)
+        if search.misses(known, keys_may_come=run.follow):
+            raise search.failure(len(self.files))
+
+
+def _check_options(files: Sequence[SourceFile], options: FilesOptions) -> None:
+    """Raise `InvalidArgument` that names all options which are missing, and the fields of the first file."""
+    missing = {"--topic": options.rows.topic is None, "--key": not options.key}
+    if not any(missing.values()):
+        return
+    there, fields = "", list[str]()
+    with contextlib.suppress(TieredIndexError):
+        first = first_rows(files, None)
+        fields = [] if first is None else first[1].fields()
+    if fields and first is not None:
+        missing["--time"] = options.rows.time is None and DEFAULT_TIME not in fields
+        there = f"; the first row of {first[0].uri} has {listed_names(fields, 30)}"
+    names = [option for option, is_missing in missing.items() if is_missing]
+    needed = "rows need a topic, the field of a key (such as --key order_id) and that of the time"
+    raise InvalidArgument(f"{listed_names(names)} {'is' if len(names) == 1 else 'are'} missing: {needed}{there}")
+
+
+def _known_keys(config: IndexConfig, topic: str | None) -> set[str]:
+    """Return the keys of the rows of files of a topic (None: of all topics by a field) that an index has already."""
+    store = linked_store("", TOPICS_QUEUE) if topic is None else linked_store(topic, FILES_QUEUE)
+    with contextlib.suppress(ConfigError), IndexReader.open(config=config) as reader:
+        return {*rules_in(position_names(reader), store)}
+    return set()

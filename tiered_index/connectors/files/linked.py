@@ -59,8 +59,7 @@ from tiered_index.connectors.files.rows.small import SmallText, gathered, read_t
 from tiered_index.connectors.files.rows.table import ColumnsReading
 from tiered_index.connectors.files.rows.text import BLOCK_BYTES, decompressed, text_before_damage
 from tiered_index.connectors.files.rows.zone import TimeZone
-from tiered_index.connectors.follow import FIRST, PatientPut
-from tiered_index.connectors.source import ReadTime
+from tiered_index.connectors.source import FIRST, Put, ReadTime
 from tiered_index.connectors.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store
@@ -145,7 +144,7 @@ class FileLinker:
     index: IndexService
     topic: str | None
     mapping: RowMapping
-    patient: PatientPut
+    patient: Put
     skip_bad: bool = False
     is_strict: bool = False
     progress: Callable[[int], object] = lambda size: None
@@ -188,6 +187,13 @@ class FileLinker:
         self.zone_before: str | None = None
         """The zone of times without one by earlier runs; None: they are UTC."""
         self._zone: str | None = None
+        self.is_whole = False
+        """Whether the last run has read all that its files had."""
+
+    @property
+    def store(self) -> str:
+        """The name under which the index keeps the position."""
+        return self._store
 
     @property
     def position(self) -> int:
@@ -217,11 +223,13 @@ class FileLinker:
             source = "files-topics:-" if self.topic is None else "files:-"
             self._read_time = ReadTime(self.index, source, self.topic or "", put=self.patient)
         moved, self._damaged.are_read_later = len(self.counts.changed_while_read), False
+        self.is_whole = False
         with contextlib.closing(LinkedFiles(self.index.config)) as opened:
             if self._run_plan(files, opened, is_first=is_first).is_first_part:
                 self._run_plan(files, opened)
-        is_whole = len(self.counts.changed_while_read) == moved and not self._damaged.are_read_later
-        if is_whole and not self._waits:
+        has_moved = len(self.counts.changed_while_read) > moved
+        self.is_whole = not (has_moved or self._damaged.are_read_later or self._waits)
+        if self.is_whole:
             self._tell(read_ms or 0, is_due=self.counts.rows > self._told_rows)
         if self._has_unpublished:
             # the new rows are answers once they are in the storage, also those of a run that was killed

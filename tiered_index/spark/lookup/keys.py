@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.files.keys import text_rows
 from tiered_index.connectors.files.listing import listed_files
 from tiered_index.connectors.files.rows.columns import has_items, is_text
 from tiered_index.connectors.files.rows.forms import open_rows, undamaged
+from tiered_index.connectors.files.rows.lookups import text_rows
 from tiered_index.connectors.files.rows.parquet import ParquetTable
 from tiered_index.connectors.files.rows.places import NDJSON, local_path
 from tiered_index.connectors.files.rows.table import ColumnsFile
