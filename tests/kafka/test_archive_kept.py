@@ -56,13 +56,6 @@ def folder(_cluster, tmp_path_factory):
 
 
 @pytest.fixture
-def topic_of_two(servers):
-    """The name of a topic with two records."""
-    Producing(servers).send("two-records", [{"key": key, "value": "{}", "partition": 0} for key in "ab"])
-    return "two-records"
-
-
-@pytest.fixture
 def topic(folder):
     return folder.name
 
@@ -306,11 +299,3 @@ def test_a_file_that_was_given_up_is_never_passed_over_unsaid(uri, tmp_path, num
     assert "no archived file has offsets" in run_here(*where).err
     (skipped,) = run(*where, "--skip-missing")["skipped"]
     assert (skipped["begin"], skipped["end"]) == (lost.start, lost.end)
-
-
-def test_keys_of_a_function_can_not_be_made_again(servers, topic_of_two, tmp_path):
-    old = (tmp_path / "old").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=old, background=False) as index:
-        archive(index, servers, topic_of_two, function=lambda record: ["one"])
-    refused = run_here("ingest", f"archive:{old}", "--storage", (tmp_path / "new").as_uri())
-    assert (refused.code, "a function gave the keys" in refused.err) == (2, True), refused.err

@@ -96,17 +96,21 @@ def test_records_of_a_log_before_are_shown_out_of_its_archive(index, cluster, se
         assert source.at(topic, 0, 7).message.value == b"newer value 7"
 
 
-def test_keys_of_a_function_need_the_function(index, servers, producing, topic):
+def test_keys_of_a_function_need_the_function_for_records_of_the_broker(index, servers, producing, topic):
     producing.send(topic, [{"key": "abc", "value": "v", "partition": 0}])
 
     def backwards(record):
         return [record.key.decode()[::-1]]
 
     archive(index, servers, topic, function=backwards)
-    (fetched,) = index.messages(topic, "cba", source=messages_of(index, function=backwards)).messages
-    assert fetched.message.key == b"abc"
+    index.seal()
+    index.run_lifecycle()
+    # the archive has the keys
+    for source in (messages_of(index, servers, function=backwards), messages_of(index)):
+        (fetched,) = index.messages(topic, "cba", source=source).messages
+        assert fetched.message.key == b"abc"
     with pytest.raises(InvalidArgument, match="function"):
-        index.messages(topic, "cba", source=messages_of(index))
+        index.messages(topic, "cba", source=messages_of(index, servers))
 
 
 def test_an_archived_object_that_is_refused_is_the_state_of_its_records(index, servers, producing, topic):

@@ -240,8 +240,9 @@ class KafkaArchiver:
         with contextlib.closing(self._segments((name.topic, name.partition), begin, end)) as segments:
             for records, end in segments:
                 self._check_log(name)
-                keys = self.source.all_keys().rules
-                file = encode_records((name.topic, name.partition), records, keys, name.topic_id)
+                keys, place = self.source.all_keys(), (name.topic, name.partition)
+                keys_of = None if keys.function is None else keys.of
+                file = encode_records(place, records, keys.rules, name.topic_id, keys_of)
                 count = len(records)
                 if self._index.send_columns(name.store, begin, end - begin, file, count, times_in(records)):
                     self._sent.append((name.store, begin))

@@ -23,11 +23,12 @@ from tiered_index.connectors.kafka.columns import (
     encode_records,
     entry_columns,
     keys_of_file,
+    keys_of_rows,
+    lacks_function,
     records_of,
     times_in,
     topic_id_of_file,
 )
-from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
@@ -112,7 +113,7 @@ def archived_records(
     """Yield the entries of each file of a partition's log from a position on.
 
     Raises `CorruptFile` at a damaged or missing file; with `skip_corrupt` and `skip_missing` it is `skipped` instead.
-    Raises `InvalidArgument` if a function gave the keys.
+    Raises `InvalidArgument` if a file lacks keys that a function gave.
     """
     for segment in segments:
         if segment.end <= position:
@@ -127,11 +128,17 @@ def archived_records(
         try:
             file = archive.verified(segment, 0, segment.size_bytes)
             table = FORMAT.decode(file, segment.name).records
-            if FUNCTION in (rules := keys_of_file(file)):
-                raise InvalidArgument(f"{segment.name}: a function gave the keys: ingest its rows as Parquet, by --key")
+            rules = keys_of_file(file)
             # a key that was added later, too
-            known = topic_keys.rules_of(archive.state().positions, topic_keys.scope_of(segment.store))
-            keys = RecordKeys.by_rules({*rules, *known})
+            later = topic_keys.rules_of(archive.state().positions, topic_keys.scope_of(segment.store))
+            if lacks_function(rules, later):
+                lack = f"{segment.name} was archived without the keys that a function gave"
+                if not skip_missing:
+                    raise InvalidArgument(
+                        f"{lack}: ingest its rows as Parquet, by --key; --skip-missing indexes it without these keys"
+                    )
+                skipped.append(Loss("missing", begin, segment.end, None, lack, topic=segment.topic))
+            keys = keys_of_rows(table, rules, later)
         except (StorageBehind, RootBehind):
             raise
         except CorruptFile as error:
@@ -140,7 +147,7 @@ def archived_records(
             begin_ms, end_ms = segment.times or (0, None)
             of_times: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms, "topic": segment.topic}
             skipped.append(Loss("corrupt", begin, segment.end, None, str(error), **of_times))
-            file, table, keys = b"", SCHEMA.empty_table(), RecordKeys()
+            file, table, keys = b"", SCHEMA.empty_table(), []
         whole = _record_file(segment, file, table, keys)
         columns = whole.entries.filter(pc.greater_equal(whole.entries["offset"], begin))
         messages = pc.sum(pc.greater_equal(whole.records["offset"], begin)).as_py() or 0
@@ -148,13 +155,11 @@ def archived_records(
         position = segment.end
 
 
-def _record_file(segment: ArchivedSegment, file: bytes, table: pa.Table, keys: RecordKeys) -> RecordFile:
+def _record_file(segment: ArchivedSegment, file: bytes, table: pa.Table, keys: Sequence[list[str]]) -> RecordFile:
     """Return a file with its records and entries. An entry of a record without a time gets that of its upload."""
-    records = records_of(table)
-    keys_of_records = [keys.of(record) for record in records]
-    texts = pa.array([key for of_record in keys_of_records for key in of_record], pa.string())
-    table = table.append_column(SIZE, pa.array([record.size for record in records], pa.int64()))
-    counts = list(map(len, keys_of_records))
+    texts = pa.array([key for of_record in keys for key in of_record], pa.string())
+    table = table.append_column(SIZE, pa.array([record.size for record in records_of(table)], pa.int64()))
+    counts = list(map(len, keys))
     entries = pa.RecordBatch.from_pydict(entry_columns(_place(segment), table, texts, counts, segment.published_ms))
     return RecordFile(segment, file, table, entries)
 

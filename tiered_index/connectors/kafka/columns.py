@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 from tiered_index.base.documents import decoder_of, encoded
 from tiered_index.connectors.archive import SHARED, ArchiveFormat
 from tiered_index.connectors.kafka.client.broker import Place, headers_of, kafka
-from tiered_index.connectors.kafka.keys import Headers
+from tiered_index.connectors.kafka.keys import FUNCTION, Headers, RecordKeys
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
 from tiered_index.format.segments.columnar import notes_of
 from tiered_index.format.segments.segment import Times, times_of
@@ -30,6 +30,8 @@ SCHEMA = pa.schema(
         "timestamp": SHARED["timestamp"],
         "timestampType": pa.int32(),
         "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+        # all keys of a record when the file was written, if a function gave them; null: the rules of `KEYS_NOTE` do
+        "keys": SHARED["keys"],
     }
 )
 SIZE = "size"
@@ -41,9 +43,9 @@ TOPIC_ID_NOTE = "tiered_index.topic_id"
 FORMAT = ArchiveFormat(
     "archived records of a broker",
     "tiered_index.records",
-    1,
+    2,
     SCHEMA,
-    texts=("key", "value", "headers.list.element.key", "headers.list.element.value"),
+    texts=("key", "value", "headers.list.element.key", "headers.list.element.value", "keys.list.element"),
 )
 _NO_TIME_MS = -1
 
@@ -85,7 +87,7 @@ class RecordLists:
         self.size_bytes += int(sizes.sum())
 
     def table(self) -> pa.Table:
-        """Return all records that were added, in their order: columns of `SCHEMA` and `SIZE`, without the place.
+        """Return all records that were added, in their order: columns of `SCHEMA` and `SIZE`, without place and keys.
 
         A record without a time has a null.
         """
@@ -145,25 +147,60 @@ def entry_columns(
     }
 
 
-def encode_records(place: Place, records: pa.Table, keys: Sequence[str], topic_id: str = "") -> bytes:
-    """Return the file of records of one partition; its footer has `keys` and, unless it is unknown, `topic_id`.
+def encode_records(
+    place: Place,
+    records: pa.Table,
+    rules: Sequence[str],
+    topic_id: str = "",
+    keys_of: Callable[[KafkaRecord], list[str]] | None = None,
+) -> bytes:
+    """Return the file of records of one partition; its footer has the `rules` and, unless it is unknown, `topic_id`.
 
-    `records` have the columns of `SCHEMA`, of which those of the place are not read, and `SIZE`.
+    `records` have the columns of `SCHEMA`, of which those of the place are not read, and `SIZE`. The column of keys is
+    what `keys_of` returns for each record (None: as it is; all null if `records` lack it).
     """
-    of_place = dict(zip(("topic", "partition"), place, strict=True))
+    same = dict(zip(("topic", "partition"), place, strict=True))
+    same |= {} if "keys" in records.column_names else {"keys": None}
     columns = {
-        field.name: pa.repeat(pa.scalar(of_place[field.name], field.type), len(records))
-        if field.name in of_place
+        field.name: pa.repeat(pa.scalar(same[field.name], field.type), len(records))
+        if field.name in same
         else records[field.name]
         for field in SCHEMA
     }
-    notes = {KEYS_NOTE: encoded(list(keys)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
-    return FORMAT.encode(pa.table(columns, schema=SCHEMA), records[SIZE].to_numpy(), notes)
+    table = pa.table(columns, schema=SCHEMA)
+    if keys_of is not None:
+        keys = pa.array(list(map(keys_of, records_of(table))), SHARED["keys"])
+        table = table.set_column(SCHEMA.get_field_index("keys"), SCHEMA.field("keys"), keys)
+    notes = {KEYS_NOTE: encoded(list(rules)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
+    return FORMAT.encode(table, records[SIZE].to_numpy(), notes)
 
 
 def keys_of_file(end: bytes) -> list[str]:
     """Return what `--key` gave when an archived file was written, by its footer or all of it."""
     return decoder_of(list[str]).decode(notes_of(end)[KEYS_NOTE])
+
+
+def keys_of_rows(rows: pa.Table, rules: Collection[str], later: Collection[str] = ()) -> list[list[str]]:
+    """Return all keys of each row of an archived file, whose `rules` are those of `keys_of_file`.
+
+    `later`: rules that the topic has, or had, also those that are not the file's. Keys of a function are only those of
+    the file: see `lacks_function`.
+    """
+    known: list[list[str] | None] = rows["keys"].to_pylist()
+    more = {*later} - {*rules, FUNCTION}
+    added = RecordKeys(tuple(more), are_new=False) if more else None
+    if added is None and None not in known:
+        return known  # type: ignore[return-value]
+    by_rules = RecordKeys.by_rules({*rules, *later})
+    return [
+        by_rules.of(record) if keys is None else list(dict.fromkeys([*keys, *(added.of(record) if added else ())]))
+        for record, keys in zip(records_of(rows), known, strict=True)
+    ]
+
+
+def lacks_function(rules: Collection[str], later: Collection[str]) -> bool:
+    """Return whether a function gave keys of a topic, which a file with these `rules` lacks; as in `keys_of_rows`."""
+    return FUNCTION in later and FUNCTION not in rules
 
 
 def topic_id_of_file(end: bytes) -> str:
@@ -174,7 +211,7 @@ def topic_id_of_file(end: bytes) -> str:
 def records_of(table: pa.Table) -> list[KafkaRecord]:
     """Return the records of an archived file's rows."""
     times = table["timestamp"].cast(pa.int64()).to_pylist()
-    columns = [table[name].to_pylist() for name in SCHEMA.names if name != "timestamp"]
+    columns = [table[name].to_pylist() for name in SCHEMA.names if name not in ("timestamp", "keys")]
     return [
         KafkaRecord(topic, partition, offset, key, value, _headers(headers), time_ms, TimestampType(clock + 1))
         for time_ms, key, value, topic, partition, offset, clock, headers in zip(times, *columns, strict=True)

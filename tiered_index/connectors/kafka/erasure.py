@@ -1,7 +1,7 @@
 """Erasing records of Kafka out of the archive: a file is written again without them. Threads: any.
 
-The real keys decide, not their hashes. Keys of a function can't be taken out of the records here: then only whole
-topics and partitions are erased.
+The real keys decide, not their hashes. A file that lacks keys which a function gave is not searched for keys: then only
+whole topics and partitions are erased.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from tiered_index.connectors.kafka.columns import (
     SIZE,
     encode_records,
     keys_of_file,
+    keys_of_rows,
+    lacks_function,
     records_of,
     times_in,
     topic_id_of_file,
 )
-from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.connectors.kafka.names import Name
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.service.jobs.erase import EraseRequest
@@ -52,15 +53,16 @@ class RecordsToErase:
             table = FORMAT.decode(file, segment.name).records
         except (CorruptFile, ObjectNotFound) as error:
             return FoundMessages(problem=str(error))
-        rules = {*self.keys, *keys_of_file(file)}
-        if request.keys and FUNCTION in rules:
-            return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
-        before_s, sought, keys = self.before_ms // 1000, set(request.keys), RecordKeys.by_rules(rules)
+        rules = keys_of_file(file)
+        if request.keys and lacks_function(rules, self.keys):
+            lack = f"{segment.name} was archived without the keys that a function gave"
+            return FoundMessages(problem=f"{lack}: erase the partition, or the topic")
+        before_s, sought = self.before_ms // 1000, set(request.keys)
         records = records_of(table)
         stays, others = list[bool](), list[str]()
-        for record in records:
+        for record, keys in zip(records, keys_of_rows(table, rules, self.keys), strict=True):
             time_ms = segment.published_ms if record.timestamp_ms is None else record.timestamp_ms
-            of_record = set(keys.of(record)) if sought and time_ms // 1000 < before_s else set()
+            of_record = set(keys) if sought and time_ms // 1000 < before_s else set()
             others += of_record - sought
             stays.append(time_ms // 1000 >= before_s or (bool(sought) and of_record.isdisjoint(sought)))
         if all(stays):
@@ -69,6 +71,6 @@ class RecordsToErase:
         collisions = request.collisions(array, np.zeros(len(others), np.bool_), keyed=self.keyed)
         sizes = pa.array([record.size for record in records], pa.int64())
         rest = table.append_column(SIZE, sizes).filter(pa.array(stays))
-        written = encode_records((name.topic, name.partition), rest, sorted(rules), topic_id_of_file(file))
+        written = encode_records((name.topic, name.partition), rest, rules, topic_id_of_file(file))
         gone = len(records) - len(rest)
         return FoundMessages(gone, file=written, collisions=collisions, rows=len(rest), times=times_in(rest))

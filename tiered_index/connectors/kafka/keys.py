@@ -1,12 +1,14 @@
 """Extracts the keys of records: the record's key, headers, fields of its value, or the results of a function.
 
-Threads: any thread may call `of`; only one may call the methods that count: `take`, `take_parts`, `plain_keys`.
+Threads: any thread may call `of`; only one may call the methods that count: `take`, `take_parts`, `plain_keys`. One
+thread at a time calls a function.
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +96,8 @@ class RecordKeys:
     no_json_first: list[str] = field(default_factory=list)
     # False: the rules of an index or a file, where one may find no key
     are_new: bool = field(default=True, kw_only=True)
+    # the source and the archiver call the function, which may not be safe for threads
+    _calling: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # each with the name of its keys, as of `split_name`
@@ -221,10 +225,10 @@ class RecordKeys:
             spelled, _ = self._of_parts(record.key, record.headers, record.value)
         return [key for key in dict.fromkeys(spelled) if _is_usable(key)]
 
-    @staticmethod
-    def _of_function(function: KeyFunction, record: KafkaRecord) -> list[str]:
+    def _of_function(self, function: KeyFunction, record: KafkaRecord) -> list[str]:
         try:
-            return list(function(record))
+            with self._calling:
+                return list(function(record))
         except Exception as error:
             place = f"{record.topic}/{record.partition}/{record.offset}"
             raise InvalidArgument(f"record {place}: the function of keys failed: {error!r}") from error

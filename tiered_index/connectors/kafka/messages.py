@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import pyarrow as pa
+
 from tiered_index.base.threads import each
 from tiered_index.connectors.archive import record_at
 from tiered_index.connectors.kafka.client.broker import Deleted, KafkaBroker, NoTopic
-from tiered_index.connectors.kafka.columns import keys_of_file, records_of
+from tiered_index.connectors.kafka.columns import keys_of_file, keys_of_rows, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, KeyFunction, RecordKeys
 from tiered_index.connectors.kafka.names import Name, keys_in
 from tiered_index.connectors.kafka.record import KafkaRecord
@@ -178,8 +180,8 @@ class KafkaMessages:
             search.is_archived = True
             segment = record.segment
             if len(record.row):
-                keys = {*rules, *keys_of_file(record.footer)}
-                search.take(records_of(record.row)[0], "archived", partial(self._carries, keys))
+                carries = partial(self._archived_carries, record.row, keys_of_file(record.footer), rules)
+                search.take(records_of(record.row)[0], "archived", carries)
             elif segment.source is not None:
                 search.state = "erased"
                 search.problems.append(f"records were erased out of {segment.name}, and it has none at this offset")
@@ -190,6 +192,14 @@ class KafkaMessages:
                 # what archives of other logs of the partition have there is no problem
                 search.found = replace(search.found, problem="; ".join(search.problems[:before]) or None)
                 break
+
+    def _archived_carries(
+        self, row: pa.Table, of_file: list[str], rules: set[str], record: KafkaRecord, key: str
+    ) -> bool:
+        if key in keys_of_rows(row, of_file, rules)[0]:
+            return True
+        # the file has all keys of a function that was known when it was written
+        return FUNCTION not in of_file and self._carries(rules, record, key)
 
     def _carries(self, rules: set[str], record: KafkaRecord, key: str) -> bool:
         if key in RecordKeys.by_rules(rules).of(record):
