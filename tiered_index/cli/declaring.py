@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,9 @@ class CommonOptions:
     debug: bool = _common(False, "--debug", help="Log everything, with tracebacks.")
 
 
+_COMMON = inspect.Parameter("common", inspect.Parameter.KEYWORD_ONLY, annotation=CommonOptions)
+
+
 def done_by(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes a typer command of a function without a body, which declares options and help.
 
@@ -57,6 +60,37 @@ def done_by(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     a `Session` and the declared parameters by name, and returns the exit code.
     """
     return lambda declared: made_command(declared, _parameters(declared), partial(pkgutil.resolve_name, name))
+
+
+def done_with_others(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As `done_by`, with the options of connectors of other packages, which the function gets as `others`.
+
+    `for_line(words)` of the command returns the one to run for a command line. Packages are only looked for if the line
+    asks for help, or has options that the command does not know.
+    """
+
+    def decorator(declared: Callable[..., None]) -> Callable[..., None]:
+        parameters, load = _parameters(declared), partial(pkgutil.resolve_name, name)
+        alone = made_command(declared, parameters, load)
+
+        def for_line(words: Sequence[str]) -> Callable[..., None]:
+            flags = _each_flag([option for p in parameters for option in _options_of(p)])
+            flags |= _each_flag(_options_of(_COMMON))
+            names = {word.partition("=")[0] for word in words}
+            if not ("-h" in names or any(name.startswith("--") and name not in flags for name in names)):
+                return alone
+            # imported on use: reading entry points takes time
+            from tiered_index.cli.others import other_options
+
+            if (group := other_options(flags)) is None:
+                return alone
+            others = inspect.Parameter("others", inspect.Parameter.KEYWORD_ONLY, annotation=group)
+            return made_command(declared, [*parameters, others], load)
+
+        alone.for_line = for_line  # type: ignore[attr-defined]
+        return alone
+
+    return decorator
 
 
 def command(function: Callable[..., int]) -> Callable[..., None]:
@@ -71,8 +105,7 @@ def made_command(
 
     Each field of a parameter whose type is a dataclass is an option, or a dataclass of further ones.
     """
-    common = _options_of(inspect.Parameter("common", inspect.Parameter.KEYWORD_ONLY, annotation=CommonOptions))
-    options = [*(option for p in parameters for option in _options_of(p)), *common]
+    options = [option for p in [*parameters, _COMMON] for option in _options_of(p)]
     groups = {p.name: p.annotation for p in parameters if _options_of(p) != [p]}
 
     def wrapper(**values: Any) -> None:
@@ -125,6 +158,20 @@ def group_of(kind: Any, options: dict[str, Any]) -> Any:
         for f in dataclasses.fields(kind)
     }
     return kind(**values)
+
+
+def _each_flag(parameters: list[inspect.Parameter]) -> set[str]:
+    """Return all flags of options."""
+    flags = set[str]()
+    for p in parameters:
+        for info in (p.default, *getattr(p.annotation, "__metadata__", ())):
+            if isinstance(info, OptionInfo):
+                # within Annotated, typer stores the first declaration as the default
+                first = [info.default] if isinstance(info.default, str) else []
+                declared = [flag for flag in (*first, *(info.param_decls or ())) if flag.startswith("-")]
+                plain = p.name.replace("_", "-")
+                flags |= {flag for pair in declared or [f"--{plain}/--no-{plain}"] for flag in pair.split("/")}
+    return flags
 
 
 def _flags(parameters: list[inspect.Parameter], values: Mapping[str, Any]) -> dict[str, str]:

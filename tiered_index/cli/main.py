@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -79,14 +79,17 @@ _ON_SPARK = {
 class LateCommand(TyperCommand):
     """A command whose declaration is loaded when it runs, shows its help or is completed. Its callback returns it."""
 
-    def loaded(self) -> Any:
-        """Return the command itself."""
+    def loaded(self, words: Sequence[str] = ()) -> Any:
+        """Return the command itself, for a line with these words."""
         assert self.callback is not None
-        return typer.main.get_command(alone(loaded(self.name, self.callback), self.name))
+        function = loaded(self.name, self.callback)
+        if (for_line := getattr(function, "for_line", None)) is not None:
+            function = loaded(self.name, lambda: for_line(words))
+        return typer.main.get_command(alone(function, self.name))
 
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **named: Any) -> Any:
         """Return the context of the command itself, which runs in it."""
-        return self.loaded().make_context(*args, **kwargs)
+        return self.loaded(args).make_context(info_name, args, *more, **named)
 
 
 def alone(function: Callable[..., Any], name: str | None = None) -> typer.Typer:

@@ -71,6 +71,8 @@ class ConnectorSpec:
     - `offset_space`: what the offsets of its entries count, as the setting of a new index. None: the default.
     - `follows`: whether it has a source that a `Follower` drives.
     - `several`: whether a run may have several addresses.
+    - `options`: a dataclass whose fields are declared by `tiered_index.connectors.options.declare`; None: it has none.
+      `ingest` and `serve` have an option ``--NAME-FIELD`` for each field of a connector of another package.
     """
 
     name: str
@@ -81,6 +83,7 @@ class ConnectorSpec:
     offset_space: str | None = None
     follows: bool = True
     several: bool = False
+    options: type[Any] | None = None
 
 
 class Registry:
@@ -107,7 +110,7 @@ class Registry:
                 return spec
         claiming = []
         if _SCHEME.match(address):
-            claiming = [spec for _, spec in sorted(self._others[0].items()) if spec.claims(address)]
+            claiming = [spec for spec in self.others() if spec.claims(address)]
         if len(claiming) > 1:
             names = " and ".join(spec.name for spec in claiming)
             raise ConfigError(f"{address}: the connectors {names} both claim it: uninstall one of them")
@@ -124,13 +127,22 @@ class Registry:
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"connector {name} ({spec.open}) can't be loaded: {error}") from error
 
+    def others(self) -> list[ConnectorSpec]:
+        """Return the specs of connectors of other packages, by name."""
+        return [spec for _, spec in sorted(self._others[0].items())]
+
+    def refuse(self, name: str, problem: str) -> None:
+        """Take a connector of another package for one that can't be loaded."""
+        specs, problems = self._others
+        problems.append(f"connector {name} ({specs.pop(name).open}) can't be loaded: {problem}")
+
     @property
     def problems(self) -> tuple[str, ...]:
         """The connectors of other packages that can't be loaded, with the reasons, once these packages were asked."""
-        return self._others[1] if "_others" in vars(self) else ()
+        return tuple(self._others[1]) if "_others" in vars(self) else ()
 
     @cached_property
-    def _others(self) -> tuple[dict[str, ConnectorSpec], tuple[str, ...]]:
+    def _others(self) -> tuple[dict[str, ConnectorSpec], list[str]]:
         """The specs of other packages by name, and the problems of those that can't be loaded."""
         # imported on use: it takes as long to import as a command's help
         from importlib.metadata import entry_points
@@ -148,7 +160,7 @@ class Registry:
                 problems.append(f"connector {name} ({entry_point.value}) can't be loaded: {error}")
             else:
                 specs[name] = spec
-        return specs, tuple(problems)
+        return specs, problems
 
 
 def _spec_at(place: str) -> ConnectorSpec:

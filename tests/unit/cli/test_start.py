@@ -22,7 +22,8 @@ OF_EVERY_LINE = (
 )
 # and those of the help of commands: how options are declared, and the specs of connectors
 HELP = (
-    *("base.units", "cli.declaring", "cli.write.options", "cli.options", "connectors", "connectors.options"),
+    *("base.units", "cli.declaring", "cli.write.options", "cli.options", "cli.others", "connectors"),
+    "connectors.options",
     *("connectors.registry", "connectors.kafka", "connectors.kafka.spec", "connectors.rocketmq"),
     *("connectors.rocketmq.spec", "connectors.files", "connectors.files.spec"),
 )

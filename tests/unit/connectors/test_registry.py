@@ -1,7 +1,7 @@
 """The registry of connectors: which one reads an address, and connectors of other packages."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +11,35 @@ from tiered_index.cli.main import run
 from tiered_index.connectors.registry import CONNECTORS, Registry
 from tiered_index.errors import ConfigError, InvalidArgument
 
+Command = Callable[..., tuple[int, str, str]]
 TOY = """
 import contextlib
+from dataclasses import dataclass
 
 from tiered_index.connectors.contract import OpenedSource
-from tiered_index.connectors.source import Batch, Lag
+from tiered_index.connectors.options import declare
 from tiered_index.connectors.registry import ConnectorSpec
+from tiered_index.connectors.source import Batch, Lag
 from tiered_index.errors import InvalidArgument
+
+@dataclass(frozen=True)
+class ToyOptions:
+    speed: int = declare(7, min=1, metavar="N", help="Toys per second.")
+    loud: bool = declare(False, "--toy-loud", help="Play loud.")
+
+@dataclass(frozen=True)
+class WildOptions:
+    key: str = declare(None, "--key", help="A key.")
 
 class ToySource:
     place, unit, offsets = "toy", "numbers", "numbers"
 
-    def __init__(self, index, count, name):
+    def __init__(self, index, count, name, options):
         self.count, self.name, self.position = count, name, index.durable_position(name) or 0
+        self.options = options
+
+    def counts(self):
+        return {"options": self.options}
 
     def positions(self):
         return {self.name: self.position}
@@ -53,7 +69,8 @@ class Toy:
             raise InvalidArgument(f"{run.address} has no number")
 
     def source(self, run, index):
-        source = ToySource(index, int(run.address.removeprefix("toy:")), f"toy:{run.name or 'default'}")
+        name = f"toy:{run.name or 'default'}"
+        source = ToySource(index, int(run.address.removeprefix("toy:")), name, vars(run.options))
         return OpenedSource(source, None, source.name)
 
     def watch(self, tell):
@@ -61,7 +78,18 @@ class Toy:
 
 CONNECTOR = Toy()
 SPEC = ConnectorSpec(
-    name="toy", title="a toy", open="toy_connectors:CONNECTOR", claims=lambda address: address.startswith("toy:")
+    name="toy",
+    title="a toy",
+    open="toy_connectors:CONNECTOR",
+    claims=lambda address: address.startswith("toy:"),
+    options=ToyOptions,
+)
+WILD = ConnectorSpec(
+    name="wild",
+    title="wild",
+    open="toy_connectors:CONNECTOR",
+    claims=lambda address: address.startswith("wild:"),
+    options=WildOptions,
 )
 GONE = ConnectorSpec(
     name="gone", title="gone", open="toy_connectors:ABSENT", claims=lambda address: address.startswith("gone:")
@@ -77,6 +105,7 @@ twin = toy_connectors:TWIN
 absent = toy_connectors:ABSENT
 broken = toy_broken:SPEC
 other = toy_connectors:SPEC
+wild = toy_connectors:WILD
 kafka = toy_connectors:SPEC
 """
 
@@ -147,29 +176,84 @@ def test_a_connector_of_another_package_that_can_not_be_loaded_is_a_note_of_its_
             registry.connector(name)
 
 
-@pytest.mark.usefixtures("toy_package")
-def test_ingest_reads_the_source_of_another_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def ingest(*arguments: object) -> tuple[int, str, str]:
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return a function that runs a command, and returns its exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def command(*arguments: object) -> tuple[int, str, str]:
         code = 0
         try:
-            run(["ingest", *map(str, arguments)])
+            run([*map(str, arguments)])
         except SystemExit as ended:
             code = int(ended.code or 0)
         return code, *capsys.readouterr()
 
+    return command
+
+
+@pytest.mark.usefixtures("toy_package")
+def test_ingest_reads_the_source_of_another_package(tmp_path: Path, command: Command) -> None:
     storage = f"file://{tmp_path}/store"
     places = ("--root", tmp_path / "root", "--storage", storage, "--wait", "--json")
-    code, out, told = ingest("toy:3", *places)
+    code, out, told = command("ingest", "toy:3", *places)
     assert code == 0, told
     assert (code, json.loads(out)["entries"], json.loads(out)["source_name"]) == (0, 3, "toy:default")
     assert "connector broken (toy_broken:SPEC) can't be loaded: no licence" in told
     # it goes on where it was
-    document = json.loads(ingest("toy:5", *places)[1])
+    document = json.loads(command("ingest", "toy:5", *places)[1])
     assert (document["entries"], document["resumed_from"]) == (2, 3)
     with IndexReader.open(storage) as reader:
         assert [len(reader.query("toys", f"k{row}")) for row in range(6)] == [1, 1, 1, 1, 1, 0]
-    code, _, told = ingest("toy:x", "--root", tmp_path / "new", "--storage", f"file://{tmp_path}/new-store")
+    code, _, told = command("ingest", "toy:x", "--root", tmp_path / "new", "--storage", f"file://{tmp_path}/new-store")
     assert (code, "toy:x has no number" in told) == (2, True)
     assert not (tmp_path / "new").exists()
-    code, _, told = ingest("toy:3", *places, "--archive-segments")
+    code, _, told = command("ingest", "toy:3", *places, "--archive-segments")
     assert (code, "--archive-segments is for a RocketMQ store, and toy:3 is a toy" in told) == (2, True)
+
+
+@pytest.mark.usefixtures("toy_package")
+@pytest.mark.parametrize("name", ["ingest", "serve"])
+def test_help_shows_the_options_of_a_connector_of_another_package_in_its_panel(command: Command, name: str) -> None:
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    panel = out[out.index(" a toy ") :].partition("╰")[0]
+    assert [option in panel for option in ("--toy-speed", "Toys per second.", "--toy-loud", "Play loud.")] == [True] * 4
+    # the options of others are shown, too
+    assert "Kafka" in out and "wild" not in out
+
+
+@pytest.mark.usefixtures("toy_package")
+def test_options_of_a_connector_of_another_package_are_checked_and_passed_to_it(
+    tmp_path: Path, command: Command
+) -> None:
+    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--json")
+
+    def options(*arguments: object) -> dict[str, object]:
+        code, out, told = command("ingest", "toy:3", *places, *arguments)
+        assert code == 0, told
+        taken: dict[str, object] = json.loads(out)["options"]
+        return taken
+
+    assert options() == {"speed": 7, "loud": False}
+    assert options("--toy-speed", 2, "--toy-loud") == {"speed": 2, "loud": True}
+    for arguments, problem in (
+        (("ingest", "toy:3", "--toy-speed", 0), "must be at least 1"),
+        (("ingest", "toy:3", "--toy-speed", "fast"), "must be a whole number"),
+        (("ingest", "toy:3", "--toy-size", 1), "No such option: --toy-size"),
+        (("ingest", "kafka://h:1/t", "--toy-speed", 2), "--toy-speed is for a toy, and kafka://h:1/t is Kafka"),
+        (("ingest", tmp_path, "--topic", "t", "--toy-loud"), f"--toy-loud is for a toy, and {tmp_path} is files"),
+        (("serve", "--toy-loud"), "--toy-loud needs --follow SOURCE"),
+        (("serve", "--follow", "kafka://h:1/t", "--toy-loud"), "--toy-loud is for a toy, and kafka://h:1/t is Kafka"),
+        (("serve", "--follow", "toy:1", "--commit-group", "g"), "--commit-group is for Kafka, and toy:1 is a toy"),
+    ):
+        code, _, told = command(*arguments, *places)
+        assert (code, problem in " ".join(told.split())) == (2, True), told
+
+
+@pytest.mark.usefixtures("toy_package")
+def test_a_connector_with_an_option_of_another_one_is_a_note_of_its_own(tmp_path: Path, command: Command) -> None:
+    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--json")
+    code, _, told = command("ingest", "toy:3", *places, "--toy-loud")
+    assert code == 0
+    assert "connector wild (toy_connectors:CONNECTOR) can't be loaded: its options: the flag --key of key must" in told

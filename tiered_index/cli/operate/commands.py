@@ -10,7 +10,7 @@ from typing import Literal
 
 from typer import Argument, Option
 
-from tiered_index.cli.declaring import done_by
+from tiered_index.cli.declaring import done_by, done_with_others
 from tiered_index.cli.options import LogAs, ServiceOptions, size
 from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.connectors.options import declare
@@ -244,7 +244,7 @@ class BoundOptions:
     max_body: int = _of_bounds(**size("16MiB"), help="Limit of bytes per request body.")
 
 
-@done_by("tiered_index.cli.operate.serve:serve")
+@done_with_others("tiered_index.cli.operate.serve:serve")
 def serve(
     address: AddressOptions,
     store: Path | None = Option(None, readable=False, help="Folder of the RocketMQ store, for reading messages."),

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.options import LogAs
@@ -39,13 +40,14 @@ def serve(
     bounds: BoundOptions,
     archiving: ArchiveOptions,
     kafka: KafkaOptions,
+    others: Any = None,
 ) -> int:
-    """Serve lookups over HTTP until SIGTERM or SIGINT."""
+    """Serve lookups over HTTP until SIGTERM or SIGINT. `others` as of `ingest`."""
     session.log_as(log_format)
     # the brackets of an IPv6 address in a URL
     address = replace(address, host=address.host.removeprefix("[").removesuffix("]"))
     with server_extra():
         from tiered_index.cli.operate.serving import Serving
-    Serving(session, address, store, writing, tools, audit_log, bounds, archiving, kafka).run()
+    Serving(session, address, store, writing, tools, audit_log, bounds, archiving, kafka, others).run()
     session.out.answer({"status": "stopped"}, streamed=True)
     return 0

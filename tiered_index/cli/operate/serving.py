@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.options import given_flags, refuse_others
+from tiered_index.cli.others import groups_of, options_of
 from tiered_index.cli.places import opened_places
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.follow import opened_follower
@@ -72,6 +73,7 @@ class Serving:
     bounds: BoundOptions
     archiving: ArchiveOptions
     kafka: KafkaOptions
+    others: Any = None
 
     @cached_property
     def _spec(self) -> ConnectorSpec | None:
@@ -156,13 +158,15 @@ class Serving:
         """Refuse options that need a source, or another kind of source."""
         source, writing = self.writing.follow, self.writing
         if source is not None and self._spec is not None:
-            refuse_others(source, self._spec.title, ("a RocketMQ store", self.archiving), ("Kafka", self.kafka))
+            ours = ("a RocketMQ store", self.archiving), ("Kafka", self.kafka)
+            refuse_others(source, self._spec.title, *ours, *groups_of(self.others))
             return
         # records are read from a broker without a follower, too
         of_kafka = [flag for flag in given_flags(self.kafka) if not flag.startswith("--kafka")]
         of_source = {"--store-name": writing.store_name, "--max-lag": writing.max_lag}
         named = [flag for flag, value in of_source.items() if value is not None]
-        if flags := [*named, *given_flags(self.archiving), *of_kafka]:
+        of_others = [flag for _, group in groups_of(self.others) for flag in given_flags(group)]
+        if flags := [*named, *given_flags(self.archiving), *of_kafka, *of_others]:
             raise InvalidArgument(f"{', '.join(flags)} {'need' if len(flags) > 1 else 'needs'} --follow SOURCE")
 
     def _check_tools(self) -> None:
@@ -222,7 +226,7 @@ class Serving:
             return None
         # a service does not check bodies, as readers of messages do
         of_store = RocketmqOptions(of_store=StoreOptions(check_bodies=False), archiving=self.archiving)
-        options = {"rocketmq": of_store, "kafka": self.kafka}.get(spec.name)
+        options = {"rocketmq": of_store, "kafka": self.kafka}.get(spec.name) or options_of(self.others, spec)
         connector, note = CONNECTORS.connector(spec.name), self.session.out.note
         name = self.writing.store_name
         run = SourceRun(addresses=(source,), options=options, name=name, stopped=stop.is_set, note=note)

@@ -7,14 +7,14 @@ from typing import Literal
 
 from typer import Argument, Option
 
-from tiered_index.cli.declaring import done_by
+from tiered_index.cli.declaring import done_by, done_with_others
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.write.options import IngestOptions
 
 Format = Literal["parquet", "ndjson", "rocketmq"]
 
 
-@done_by("tiered_index.cli.write.ingest:ingest")
+@done_with_others("tiered_index.cli.write.ingest:ingest")
 def ingest(
     sources: list[str] = Argument(
         metavar="SOURCE...",

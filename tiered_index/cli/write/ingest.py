@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index.cli.options import given_columns, given_flags, refuse_others
+from tiered_index.cli.others import groups_of, options_of
 from tiered_index.cli.output import counted, human_count
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.exported import ExportedFile, ingest_exported
@@ -283,10 +284,10 @@ class FileIntake:
         self.position = end
 
 
-def ingest(session: Session, *, sources: list[str], options: IngestOptions) -> int:
-    """Index messages of a RocketMQ store, Kafka or a file."""
+def ingest(session: Session, *, sources: list[str], options: IngestOptions, others: Any = None) -> int:
+    """Index messages of a source. `others` are options of connectors of other packages; None: none were given."""
     session.log_as(options.run.log_format)
-    return Ingestion(session, tuple(sources), options).run()
+    return Ingestion(session, tuple(sources), options, others).run()
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,7 @@ class Ingestion:
     session: Session
     sources: tuple[str, ...]
     options: IngestOptions
+    others: Any = None
 
     def run(self) -> int:
         """Put the messages of the source into the index, and return the exit code. Raises as the source does."""
@@ -358,6 +360,7 @@ class Ingestion:
         groups: list[tuple[str, Any]] = [("a file of messages", replace(options.of_files, skip_bad=False))]
         groups += [("a RocketMQ store", options.rocketmq)]
         groups += [("Kafka", replace(options.kafka, key=None, drop_key=None, archive=False))]
+        groups += groups_of(self.others)
         refuse_others(listed(self.sources, 3), "files with --topic", *groups)
         return RowIngestion(self.session, self.sources, options).run()
 
@@ -369,7 +372,8 @@ class Ingestion:
         options = self.options
         # an archive has the messages of a store
         of_store = options.rocketmq if kind != "an archive" else options.rocketmq.archiving
-        groups = [("a file", options.of_files), ("a RocketMQ store", of_store), ("Kafka", options.kafka)]
+        groups: list[tuple[str, Any]] = [("a file", options.of_files), ("a RocketMQ store", of_store)]
+        groups += [("Kafka", options.kafka), *groups_of(self.others)]
         refuse_others(self.source, kind, *groups)
         if options.run.dry_run and kind != "an archive":
             raise InvalidArgument(f"--dry-run is for archive:URI, or needs --topic, and {self.source} is {kind}")
@@ -394,7 +398,7 @@ class Ingestion:
         config = self._config(**({} if spec.offset_space is None else {"offset_space": spec.offset_space}))
         run = SourceRun(
             addresses=self.sources,
-            options=options.of(spec),
+            options=options_of(self.others, spec) if (ours := options.of(spec)) is None else ours,
             name=options.run.store_name,
             follow=options.run.follow,
             restart=options.run.restart,

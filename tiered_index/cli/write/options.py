@@ -81,8 +81,8 @@ class IngestOptions:
         return FilesOptions(rows=self.of_rows, skip_bad=self.of_files.skip_bad, **of_keys)
 
     def of(self, spec: ConnectorSpec) -> Any:
-        """Return the options of a connector; None: it has none."""
-        return getattr(self, spec.name, None)
+        """Return the options of a connector of this package; None: it is another one."""
+        return {"files": self.files, "kafka": self.kafka, "rocketmq": self.rocketmq}.get(spec.name)
 
     @property
     def settings(self) -> dict[str, Any]:
