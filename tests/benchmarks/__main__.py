@@ -18,6 +18,7 @@ SUITES = {
     "files": ("files", "ingest of NDJSON and Parquet beside DuckDB's read, and rows read again from S3"),
     "peers": ("peers.run", "the same entries in RocksDB, LMDB, SQLite, DuckDB and here"),
     "cold": ("cold_peers.run", "the same entries in object storage, here and in SlateDB, Lance, Parquet and DuckDB"),
+    "lived": ("lived", "warm lookups of an index after expiries, erasures and new readings, beside a virgin one"),
     "soak": ("soak", "one index under load for a long time, every answer compared with a model"),
 }
 

@@ -93,6 +93,13 @@ def test_files(run):
 
 
 @pytest.mark.long
+def test_an_index_after_years(run):
+    tables, _ = run("lived", "--entries", 500, "--rounds", 1)
+    assert [len(rows) for rows in tables] == [6, 6, 6, 7, 2]
+    assert all(row[1] > 0 and rows[0][3] == 1 for rows in tables for row in rows)
+
+
+@pytest.mark.long
 def test_the_soak(run):
     ((minute,),), document = run("soak", "--minutes", 0.05, "--items", 20_000)
     assert document["wrong_answers"] == 0 and document["answers"] >= 200 and minute[1] > 0
