@@ -65,30 +65,33 @@ def done_by(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 def done_with_others(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """As `done_by`, with the options of connectors of other packages, which the function gets as `others`.
 
-    `for_line(words)` of the command returns the one to run for a command line. Packages are only looked for if the line
-    asks for help, or has options that the command does not know.
+    `needs_others(words)` of the command returns whether a command line asks for help, or has options that the command
+    does not know; then `with_others()` returns the command with theirs. Other lines need not look for packages.
     """
 
     def decorator(declared: Callable[..., None]) -> Callable[..., None]:
         parameters, load = _parameters(declared), partial(pkgutil.resolve_name, name)
-        alone = made_command(declared, parameters, load)
+        alone: Any = made_command(declared, parameters, load)
 
-        def for_line(words: Sequence[str]) -> Callable[..., None]:
-            flags = _each_flag([option for p in parameters for option in _options_of(p)])
-            flags |= _each_flag(_options_of(_COMMON))
-            names = {word.partition("=")[0] for word in words}
-            if not ("-h" in names or any(name.startswith("--") and name not in flags for name in names)):
-                return alone
+        def flags() -> set[str]:
+            return _each_flag([option for p in [*parameters, _COMMON] for option in _options_of(p)])
+
+        def needs_others(words: Sequence[str]) -> bool:
+            names, known = {word.partition("=")[0] for word in words}, flags()
+            return "-h" in names or any(name.startswith("--") and name not in known for name in names)
+
+        def with_others() -> Callable[..., None]:
             # imported on use: reading entry points takes time
             from tiered_index.cli.others import other_options
 
-            if (group := other_options(flags)) is None:
-                return alone
+            if (group := other_options(flags())) is None:
+                return declared_alone
             others = inspect.Parameter("others", inspect.Parameter.KEYWORD_ONLY, annotation=group)
             return made_command(declared, [*parameters, others], load)
 
-        alone.for_line = for_line  # type: ignore[attr-defined]
-        return alone
+        alone.needs_others, alone.with_others = needs_others, with_others
+        declared_alone: Callable[..., None] = alone
+        return declared_alone
 
     return decorator
 

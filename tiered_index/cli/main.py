@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -79,17 +79,20 @@ _ON_SPARK = {
 class LateCommand(TyperCommand):
     """A command whose declaration is loaded when it runs, shows its help or is completed. Its callback returns it."""
 
-    def loaded(self, words: Sequence[str] = ()) -> Any:
-        """Return the command itself, for a line with these words."""
+    def loaded(self, *, with_others: bool = False) -> Any:
+        """Return the command itself, if it has any also with the options of connectors of other packages."""
         assert self.callback is not None
         function = loaded(self.name, self.callback)
-        if (for_line := getattr(function, "for_line", None)) is not None:
-            function = loaded(self.name, lambda: for_line(words))
+        if with_others:
+            function = loaded(self.name, function.with_others)
         return typer.main.get_command(alone(function, self.name))
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **named: Any) -> Any:
         """Return the context of the command itself, which runs in it."""
-        return self.loaded(args).make_context(info_name, args, *more, **named)
+        assert self.callback is not None
+        needs_others = getattr(loaded(self.name, self.callback), "needs_others", None)
+        command = self.loaded(with_others=needs_others is not None and needs_others(args))
+        return command.make_context(info_name, args, *more, **named)
 
 
 def alone(function: Callable[..., Any], name: str | None = None) -> typer.Typer:
