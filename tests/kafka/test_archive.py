@@ -8,15 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from tests.kafka.followed import archive, archived, ingest, places, source_of
+from tests.support.archived_records import encode_records
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.connectors.archive import times_in
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.archive import KafkaArchiver
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, TopicRetention, kafka, record_of
-from tiered_index.connectors.kafka.columns import RecordLists, encode_records, records_of, times_in
+from tiered_index.connectors.kafka.columns import RecordLists, records_of
 from tiered_index.connectors.kafka.partitions import OldestTimes
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.segments.columnar import decode_columns

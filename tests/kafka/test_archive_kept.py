@@ -11,13 +11,14 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archive, ingest
+from tests.support.archived_records import encode_records
 from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
 from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.connectors.kafka.archive import archived_files
 from tiered_index.connectors.kafka.client.broker import kafka
-from tiered_index.connectors.kafka.columns import RecordLists, encode_records
+from tiered_index.connectors.kafka.columns import RecordLists
 from tiered_index.connectors.kafka.messages import KafkaMessages
 from tiered_index.format.keys.spelling import key_text
 

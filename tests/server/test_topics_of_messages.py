@@ -23,10 +23,11 @@ from tests.rocketmq.followed import SteppedDispatcher
 from tests.server.conftest import serving
 from tests.server.test_guard import bearer
 from tests.server.test_writing import LINES, lines
+from tests.support.archived_records import encode_records
 from tests.support.batches import batch, columns_of
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
-from tiered_index.connectors.kafka.columns import SCHEMA, SIZE, encode_records
+from tiered_index.connectors.kafka.columns import SCHEMA, SIZE
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.log.layout import Host

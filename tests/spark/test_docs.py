@@ -22,8 +22,9 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import DOCS, programs, section
+from tests.support.archived_records import encode_records
 from tiered_index import IndexReader, IndexService
-from tiered_index.connectors.kafka.columns import SCHEMA, SIZE, encode_records
+from tiered_index.connectors.kafka.columns import SCHEMA, SIZE
 from tiered_index.connectors.kafka.messages import KafkaMessages
 
 # The number of programs in each section. A test here runs each.

@@ -7,7 +7,7 @@ once its footer is known. Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from tiered_index.format.segments.columnar import (
     encode_columns,
     row_group_of,
 )
+from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.answers.messages import Search
 from tiered_index.service.read.segments.archive import SegmentArchive
@@ -60,6 +61,8 @@ class ArchiveFormat:
     - `note`: the name of the footer's note with the `version` of the columns. SPEC.md section 12 lists them.
     - `schema`: the columns. The records are in order of the column `offset`.
     - `texts`: the paths of columns that are compressed.
+    - `text_bytes`: returns the bytes of the texts of each record (i64, n), without those of its keys, by which a file
+      is divided into row groups. None: the bytes of the columns of `texts` that are no lists.
     """
 
     name: str
@@ -67,9 +70,12 @@ class ArchiveFormat:
     version: int
     schema: pa.Schema
     texts: tuple[str, ...] = ()
+    text_bytes: Callable[[pa.Table], npt.NDArray[np.int64]] | None = None
 
-    def encode(self, records: pa.Table, sizes: npt.NDArray[np.int64], notes: Mapping[str, str] | None = None) -> bytes:
-        """Return the file of records, with further notes. `sizes` (i64, n): the bytes of their texts without keys."""
+    def encode(self, records: pa.Table, notes: Mapping[str, str] | None = None) -> bytes:
+        """Return the file of records, with further notes."""
+        columns = [path for path in self.texts if "." not in path]
+        sizes = byte_lengths(records, columns) if self.text_bytes is None else self.text_bytes(records)
         if "keys" in records.column_names:
             counts = pc.list_value_length(records["keys"]).fill_null(0).to_numpy()
             sizes = sizes + _KEY_BYTES * counts.astype(np.int64)
@@ -91,6 +97,20 @@ class ArchiveFormat:
     def read(self, archive: SegmentArchive, segment: ArchivedSegment) -> ArchivedTable:
         """Return the records of a segment. Raises as `decode` and `SegmentArchive.verified`."""
         return self.decode(archive.verified(segment, 0, segment.size_bytes), segment.name)
+
+
+def byte_lengths(records: pa.Table, names: Iterable[str]) -> npt.NDArray[np.int64]:
+    """Return the bytes of each record in some columns of text or bytes, together (i64, n). A null has none."""
+    lengths = np.zeros(len(records), np.int64)
+    for name in names:
+        lengths += pc.binary_length(records[name]).fill_null(0).to_numpy()
+    return lengths
+
+
+def times_in(records: pa.Table) -> Times | None:
+    """Return the smallest and the greatest time, epoch milliseconds. None: there is none, or a record has no time."""
+    times = records["timestamp"]
+    return None if times.null_count else times_of(times.cast(pa.int64()).to_numpy())
 
 
 class ArchivedRecord(NamedTuple):

@@ -172,13 +172,16 @@ class Source(Protocol):
 class Archiver(Protocol):
     """Archives the closed segments of a source.
 
-    `archived` is the number of archived segments. `losses` has all segments that were skipped so far, `passed_over`
-    those that are still skipped. An archiver may have `ends_whole`: whether all that is put must be archived before
-    the command ends.
+    `losses` has all segments that were skipped so far, `passed_over` those that are still skipped. An archiver may have
+    `ends_whole`: whether all that is put must be archived before the command ends.
     """
 
-    archived: int
     losses: list[Loss]
+
+    @property
+    def archived(self) -> int:
+        """The number of archived segments."""
+        ...
 
     @property
     def passed_over(self) -> Sequence[Loss]:

@@ -62,7 +62,7 @@ topic-by-field-unnamed: a topic by a field of the rows is not known to have file
   tests/unit/cli/test_linked_files.py::test_the_topic_of_a_row_may_be_one_of_its_fields
 rows-not-archived: rows are indexed, and their copies are lost
   in FileLinker._put_waiting
-  - self._archiver.send()
+  - self._archiver.archive()
   + pass
   tests/unit/cli/test_linked_files.py::test_archived_rows_come_back_without_their_files_until_they_are_erased
 rows-before-a-bad-one-lost: rows that wait for the archive are lost if a row ends the run
@@ -181,9 +181,9 @@ cut-off-message-unseen: an Arrow file that is cut off is read up to there
   + length < 0
   tests/unit/test_row_files.py::test_an_arrow_file_that_is_cut_off_is_damaged
 copies-of-rows-that-are-none: the archive says that it has rows which a run without --archive indexed
-  in RowArchiver.add
-  - self._begin = max(self._end, first)
-  + self._begin = self._end
+  in ColumnArchiver.add
+  - begin = max(begin, self.end(store))
+  + begin = self.end(store)
   tests/unit/cli/test_linked_files.py::test_an_archive_that_lacks_rows_makes_no_short_index_in_silence
 short-index-of-an-archive: an index of archived rows lacks those without a copy, and nothing says so
   in RowsOfLog.missing

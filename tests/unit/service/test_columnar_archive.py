@@ -6,12 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.archived_records import encode_records
 from tests.support.storage_faults import FaultStorage
 from tiered_index.connectors.archive import record_at
 from tiered_index.connectors.files import row_archive
 from tiered_index.connectors.files.rows import restart
 from tiered_index.connectors.kafka import columns
-from tiered_index.connectors.kafka.columns import SCHEMA, SIZE, encode_records
+from tiered_index.connectors.kafka.columns import SCHEMA, SIZE
 from tiered_index.connectors.kafka.messages import KafkaMessages
 from tiered_index.errors import CorruptFile, ObjectNotFound, UnsupportedVersion
 from tiered_index.service.read.answers.messages import Search
@@ -87,17 +88,21 @@ def test_a_record_whose_segments_are_replaced_time_and_again_is_an_error_and_nev
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_files_of_another_version_or_other_columns_are_refused_by_name(form):
-    records, sizes = form.schema.empty_table(), np.zeros(0, np.int64)
-    assert form.decode(form.encode(records, sizes, {"more": "x"}), "f") == (records, form_notes(form) | {"more": "x"})
-    later = replace(form, version=form.version + 1).encode(records, sizes)
+    records = form.schema.empty_table()
+    assert form.decode(form.encode(records, {"more": "x"}), "f") == (records, form_notes(form) | {"more": "x"})
+    later = replace(form, version=form.version + 1).encode(records)
     with pytest.raises(UnsupportedVersion, match=rf"f: {form.name} of version {form.version + 1}, .*: build the index"):
         form.decode(later, "f")
     for other in (replace(form, note="other"), replace(form, version="x")):
         with pytest.raises(CorruptFile, match=f"no {form.name}"):
-            form.decode(other.encode(records, sizes), "f")
+            form.decode(other.encode(records), "f")
     less = records.drop_columns([form.schema.names[-1]])
     with pytest.raises(CorruptFile, match=f"no {form.name}"):
-        form.decode(replace(form, texts=()).encode(less, sizes), "f")
+        form.decode(replace(form, texts=(), text_bytes=no_bytes).encode(less), "f")
+
+
+def no_bytes(records):
+    return np.zeros(len(records), np.int64)
 
 
 def form_notes(form):

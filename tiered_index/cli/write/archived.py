@@ -32,8 +32,10 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.cli.write.options import ARCHIVE_SCHEME, IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.archiver import ColumnArchiver
+from tiered_index.connectors.files import row_archive
 from tiered_index.connectors.files.known_files import offsets_end
-from tiered_index.connectors.files.row_archive import ArchivedRows, RowsOfLog, archive_rows
+from tiered_index.connectors.files.row_archive import ArchivedRows, RowsOfLog
 from tiered_index.connectors.kafka.archived import (
     ArchivedRecords,
     RecordCopies,
@@ -212,8 +214,8 @@ class Copies:
     """
 
     def __init__(self, index: IndexService, archived: ArchivedMessages) -> None:
-        self._index, self._archived = index, archived
-        self.records, self.rows = RecordCopies(index), 0
+        self._archived, self.records = archived, RecordCopies(index)
+        self._archiver, self.rows = ColumnArchiver(index, row_archive.FORMAT), 0
 
     def add(self, store: str, batch: ArchivedRows | ArchivedRecords, shown: Any) -> None:
         """Copy what was read of a store: the records that were not erased, and the rows with entries that are `shown`.
@@ -225,8 +227,8 @@ class Copies:
                 self.records.add(batch.whole, self._archived.erased_of(batch.whole))
         elif batch.begin < batch.end:
             rows = batch.rows.filter(pc.is_in(batch.rows[NUMBER], shown["offset"].cast(pa.int64())))
-            if archive_rows(self._index, (store, batch.begin), batch.end, rows):
-                self.rows += len(rows)
+            if self._archiver.send(store, batch.begin, batch.end, rows):
+                self.rows += self._archiver.name() and len(rows)
 
     @property
     def messages(self) -> int:
@@ -275,7 +277,7 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
 
         def put_waiting() -> int:
             # a record is in the archive before its entry is durable
-            copies.records.name()
+            copies.records.archiver.name()
             batches, waiting[:] = list(waiting), []
             return sum(put(*batch) for batch in batches)
 
@@ -292,7 +294,7 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
                         now_ms = SystemClock().now_ms()
                         index.record_ranges([loss.recorded(sources[name], now_ms) for loss in skipped])
                     waiting.append((columns, sources[name], end))
-                    if not copies.records.waits or copies.records.is_full:
+                    if not copies.records.archiver.waits or copies.records.archiver.is_full:
                         entries += put_waiting()
                     progress.update(archived.read_bytes, f"{entries:,} entries")
             entries += put_waiting()

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.connectors.files.row_archive import copies_of, decoded_rows, encode_rows
+from tiered_index.connectors.archive import times_in
+from tiered_index.connectors.files.row_archive import FORMAT, copies_of, decoded_rows
 from tiered_index.connectors.files.rows.batch import RowBatch, partition_of
 from tiered_index.connectors.files.rows.fields import json_object
 from tiered_index.connectors.files.rows.mapping import KEY_TYPE, RowMapping
@@ -24,7 +25,6 @@ from tiered_index.connectors.json_paths import searched
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import rows_store
 from tiered_index.format.segments.columnar import NUMBER
-from tiered_index.format.segments.segment import times_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment
 
@@ -109,8 +109,7 @@ class CopiedRows:
         table = table.take(pc.sort_indices(table, [(NUMBER, "ascending")])).combine_chunks()
         if table.equals(self._rows):
             return True
-        times = times_of(table["timestamp"].cast(pa.int64()).to_numpy())
-        return self._index.replace_columns(self.segment, encode_rows(table), len(table), times)
+        return self._index.replace_columns(self.segment, FORMAT.encode(table), len(table), times_in(table))
 
 
 def copied_rows(index: IndexService, log: str, begin: int, end: int) -> int:

@@ -625,7 +625,7 @@ class FileLinker:
         if self._archiver is not None:
             if self._archiver.size_bytes:
                 self._keys.publish()
-            self._archiver.send()
+            self._archiver.archive()
         waiting, self._waiting = self._waiting, []
         for columns, position in waiting:
             self.patient(columns, self._store, position)
@@ -822,7 +822,7 @@ class FileLinker:
         if self._archiver is not None:
             topics = columns["topic"]
             of_rows = topics if batch.topics is not None else pa.array(topics)
-            self._archiver.add(of_rows, listed.uri, batch, shift, first)
+            self._archiver.add_rows(of_rows, listed.uri, batch, shift, first)
         self._put_at(columns, batch.end + shift)
         counts = self.counts
         counts.rows, counts.entries = counts.rows + batch.rows, counts.entries + entries

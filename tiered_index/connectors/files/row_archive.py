@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.connectors.archive import SHARED, ArchiveFormat
+from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths, times_in
+from tiered_index.connectors.archiver import ColumnArchiver
 from tiered_index.connectors.files.identity import OldOffsets, first_name
 from tiered_index.connectors.files.known_files import Plan
 from tiered_index.connectors.files.rows.batch import RowBatch
@@ -30,7 +32,7 @@ from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, RootBehind, StorageBehind
 from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
 from tiered_index.format.segments.columnar import NUMBER
-from tiered_index.format.segments.segment import LinkedSegment, times_of
+from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
@@ -53,16 +55,23 @@ SCHEMA = pa.schema(
         "text": pa.binary(),
     }
 )
+
+
+def _text_bytes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    # the names of files are alike
+    return byte_lengths(rows, ["text"])
+
+
 FORMAT = ArchiveFormat(
-    "archived rows of files", "tiered_index.rows", 2, SCHEMA, texts=("file", "keys.list.element", "text")
+    "archived rows of files",
+    "tiered_index.rows",
+    2,
+    SCHEMA,
+    texts=("file", "keys.list.element", "text"),
+    text_bytes=_text_bytes,
 )
 SEGMENT_BYTES = 32 << 20
 """About the bytes of rows in one object, before they are compressed."""
-
-
-def encode_rows(table: pa.Table) -> bytes:
-    """Return the archived file of rows."""
-    return FORMAT.encode(table, pc.binary_length(table["text"]).to_numpy().astype(np.int64))
 
 
 def decoded_rows(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
@@ -71,7 +80,7 @@ def decoded_rows(archive: SegmentArchive, segment: ArchivedSegment) -> pa.Table:
 
 
 def copies_of(batch: RowBatch, topics: pa.DictionaryArray, uri: str, shift: int, begin: int = 0) -> pa.Table:
-    """Return the copies of the rows of a batch from offset `begin` on, by offset. Arguments: see `RowArchiver.add`."""
+    """Return the copies of the rows of a batch from offset `begin` on, by offset: see `RowArchiver.add_rows`."""
     of_keys, keys = batch.by_entry()
     order = np.argsort(batch.positions[of_keys], kind="stable")
     order = order[batch.positions[of_keys[order]] + shift >= begin]
@@ -225,62 +234,20 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-class RowArchiver:
+class RowArchiver(ColumnArchiver):
     """Copies the rows of one log of files."""
 
     def __init__(self, index: IndexService, store: str) -> None:
-        self._index, self.store = index, rows_store(store)
-        self._parts: list[pa.Table] = []
-        self.size_bytes = 0
-        """The bytes of rows that wait for the next `send`."""
-        # the offset from which on all rows with a key are archived, or wait; None: no row was read yet
-        self._begin: int | None = None
-        self._end = self.end
-        self.archived = 0
-        """The number of objects that were sent."""
+        super().__init__(index, FORMAT)
+        self.store = rows_store(store)
 
-    @property
-    def end(self) -> int:
-        """The offset before which rows are copied, or were."""
-        segments = self._index.segment_archive.segments()
-        return max(segments.end(self.store), segments.state.expired.segments.get(self.store, 0))
-
-    def add(self, topics: pa.DictionaryArray, uri: str, batch: RowBatch, shift: int, first: int) -> None:
+    def add_rows(self, topics: pa.DictionaryArray, uri: str, batch: RowBatch, shift: int, first: int) -> None:
         """Let the rows of a batch wait. `topics` has that of each row; `shift` is added to positions as offsets.
 
         `first` is the offset from which on the file is read.
         """
-        begin = max(self._end, batch.begin + shift)
-        if self._begin is None:
-            self._begin = max(self._end, first)
-        self._end = max(self._end, batch.end + shift)
-        if len(copies := copies_of(batch, topics, uri, shift, begin)):
-            self._parts.append(copies)
-            self.size_bytes += copies.nbytes
-
-    def send(self) -> None:
-        """Archive the rows that wait, by one object and one record. Raises as `IndexService.archive_columns`."""
-        parts, self._parts, self.size_bytes = self._parts, [], 0
-        if not parts or self._begin is None:
-            return
-        table = pa.concat_tables(parts).combine_chunks()
-        self.archived += archive_rows(self._index, (self.store, self._begin), self._end, table)
-        self._begin = self._end
-
-    def begin_again(self) -> None:
-        """Forget the rows that wait."""
-        self._parts, self.size_bytes, self._begin, self._end = [], 0, None, self.end
-
-
-def archive_rows(index: IndexService, place: tuple[str, int], end: int, table: pa.Table) -> int:
-    """Archive all rows from a place (store and offset) to before `end` by one object and one record.
-
-    Return the number of objects: 0 if they are archived. Raises as `IndexService.archive_columns`.
-    """
-    times = times_of(table["timestamp"].cast(pa.int64()).to_numpy())
-    if not index.send_columns(*place, end - place[1], encode_rows(table), len(table), times):
-        return 0
-    return index.name_columns([place])
+        begin = max(self.end(self.store), batch.begin + shift)
+        self.add(self.store, first, batch.end + shift, copies_of(batch, topics, uri, shift, begin))
 
 
 class ArchivedRows(NamedTuple):
@@ -475,6 +442,5 @@ class RowsToErase:
         hashed = pa.array(others, pa.large_string())
         collisions = request.collisions(hashed, np.zeros(len(others), np.bool_), keyed=self.keyed)
         rest = table.filter(pa.array(stays))
-        times = times_of(rest["timestamp"].cast(pa.int64()).to_numpy())
-        gone = len(table) - len(rest)
-        return FoundMessages(gone, file=encode_rows(rest), collisions=collisions, rows=len(rest), times=times)
+        file, gone = FORMAT.encode(rest), len(table) - len(rest)
+        return FoundMessages(gone, file=file, collisions=collisions, rows=len(rest), times=times_in(rest))

@@ -24,9 +24,10 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from tiered_index.connectors.archiver import ColumnArchiver, archived_end
 from tiered_index.connectors.kafka.client.broker import Place, ReadStopped, TopicRetention
-from tiered_index.connectors.kafka.columns import RecordLists, encode_records, times_in
-from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end, positions_by_store
+from tiered_index.connectors.kafka.columns import FORMAT, RecordLists, archived_table, notes_of_records
+from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, positions_by_store
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import StorageUnavailable, listed
 from tiered_index.service.read.segments.segments import Segments
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 # the bytes of a record in memory, less those of its texts
 _RECORD_BYTES = 100
-# One log record names at most so many objects, and about so many bytes of them
-_NAMED, _NAMED_BYTES = 256, 64 << 20
 # a round ends after so many partitions that can't be archived now: each may take as long as a request may
 _FAILURES = 3
 # a partition is archived before its time if about so many bytes wait; if none is archived yet, so many records
@@ -79,7 +78,6 @@ class KafkaArchiver:
     source: KafkaSource
     segment_bytes: int = 32 << 20
     every_s: float = EVERY_S
-    archived: int = 0
     losses: list[Loss] = field(default_factory=list)
 
     # records that wait may be deleted while the command is not running
@@ -99,13 +97,15 @@ class KafkaArchiver:
         self._at_once: dict[str, int] = {}
         self._index, self._clock = self.source.index, self.source.clock
         self._stopped = threading.Event()
-        # objects without a name in the log: their stores, where they begin, and their bytes; the end of each store
-        self._sent: list[tuple[str, int]] = []
-        self._sent_bytes = 0
-        self._sent_ends: dict[str, int] = {}
+        self._columns = ColumnArchiver(self._index, FORMAT)
         # partitions that could not be archived last time, by store; the latest one is the last of the next round
         self._failed: dict[str, int] = {}
         self._failures = itertools.count(1)
+
+    @property
+    def archived(self) -> int:
+        """The number of archived objects."""
+        return self._columns.archived
 
     @property
     def passed_over(self) -> tuple[Loss, ...]:
@@ -148,7 +148,8 @@ class KafkaArchiver:
                     if len(errors) == _FAILURES:
                         break
         finally:
-            self._name_sent()
+            # after an error the records are read again
+            self._columns.name()
         if errors:
             raise errors[0]
         return self.archived - before
@@ -182,7 +183,7 @@ class KafkaArchiver:
         """Return the offset in a log from which on records are not archived, and not known as lost."""
         text = store if isinstance(store, str) else store.store
         known = (self._index.durable_position(prefix + text) or 0 for prefix in (BEGIN_PREFIX, LOST_PREFIX))
-        return max(archived_end(segments, text) or 0, *known, self._passed.get(text, 0), self._sent_ends.get(text, 0))
+        return max(self._columns.end(text, segments), *known, self._passed.get(text, 0))
 
     def _learn_retentions(self) -> None:
         """Ask for the retention of topics, again every minute, or sooner if it is short.
@@ -242,22 +243,13 @@ class KafkaArchiver:
                 self._check_log(name)
                 keys, place = self.source.all_keys(), (name.topic, name.partition)
                 keys_of = None if keys.function is None else keys.of
-                file = encode_records(place, records, keys.rules, name.topic_id, keys_of)
-                count = len(records)
-                if self._index.send_columns(name.store, begin, end - begin, file, count, times_in(records)):
-                    self._sent.append((name.store, begin))
-                    self._sent_bytes += len(file)
-                self._sent_ends[name.store] = begin = end
-                if len(self._sent) >= _NAMED or self._sent_bytes >= _NAMED_BYTES:
-                    self._name_sent()
+                table, notes = archived_table(place, records, keys_of), notes_of_records(keys.rules, name.topic_id)
+                self._columns.send(name.store, begin, end, table, notes)
+                begin = end
+                if self._columns.is_full:
+                    self._columns.name()
                 if self._stopped.is_set() or not (whole or self._is_due(name, until)):
                     return
-
-    def _name_sent(self) -> None:
-        """Append a log record that names all objects that were sent. After an error their records are read again."""
-        sent, self._sent, self._sent_bytes, self._sent_ends = self._sent, [], 0, {}
-        if sent:
-            self.archived += self._index.name_columns(sent)
 
     def _next_range(self, segments: Segments, name: Name, until: int) -> tuple[int, int]:
         """Return the next offsets to archive. Earlier records that the broker no longer has are a loss."""

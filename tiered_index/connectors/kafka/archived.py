@@ -15,21 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
+from tiered_index.connectors.archive import ArchivedTable
+from tiered_index.connectors.archiver import ColumnArchiver
 from tiered_index.connectors.kafka.client.broker import Place
 from tiered_index.connectors.kafka.columns import (
     FORMAT,
     SCHEMA,
     SIZE,
-    encode_records,
     entry_columns,
     keys_of_file,
     keys_of_rows,
     lacks_function,
-    records_of,
-    times_in,
-    topic_id_of_file,
+    sizes_of,
 )
-from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, archived_end
+from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
 from tiered_index.service.index import IndexService
@@ -38,9 +37,6 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.types import inclusive
 
-# one log record names at most so many copied objects, and about so many bytes of records
-_NAMED, _NAMED_BYTES = 256, 64 << 20
-
 
 @dataclass(frozen=True)
 class RecordFile:
@@ -48,14 +44,19 @@ class RecordFile:
 
     - `segment`: the segment of the file.
     - `file`: its bytes.
-    - `records`: its records, as columns of `SCHEMA` and `SIZE`.
+    - `table`: its records and notes.
     - `entries`: a row for each key of each record, as columns of a batch.
     """
 
     segment: ArchivedSegment
     file: bytes
-    records: pa.Table
+    table: ArchivedTable
     entries: pa.RecordBatch
+
+    @property
+    def records(self) -> pa.Table:
+        """The records of the file."""
+        return self.table.records
 
 
 class ArchivedRecords(NamedTuple):
@@ -127,7 +128,7 @@ def archived_records(
             begin = segment.start
         try:
             file = archive.verified(segment, 0, segment.size_bytes)
-            table = FORMAT.decode(file, segment.name).records
+            table = FORMAT.decode(file, segment.name)
             rules = keys_of_file(file)
             # a key that was added later, too
             later = topic_keys.rules_of(archive.state().positions, topic_keys.scope_of(segment.store))
@@ -138,7 +139,7 @@ def archived_records(
                         f"{lack}: ingest its rows as Parquet, by --key; --skip-missing indexes it without these keys"
                     )
                 skipped.append(Loss("missing", begin, segment.end, None, lack, topic=segment.topic))
-            keys = keys_of_rows(table, rules, later)
+            keys = keys_of_rows(table.records, rules, later)
         except (StorageBehind, RootBehind):
             raise
         except CorruptFile as error:
@@ -147,7 +148,7 @@ def archived_records(
             begin_ms, end_ms = segment.times or (0, None)
             of_times: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms, "topic": segment.topic}
             skipped.append(Loss("corrupt", begin, segment.end, None, str(error), **of_times))
-            file, table, keys = b"", SCHEMA.empty_table(), []
+            file, table, keys = b"", ArchivedTable(SCHEMA.empty_table(), {}), []
         whole = _record_file(segment, file, table, keys)
         columns = whole.entries.filter(pc.greater_equal(whole.entries["offset"], begin))
         messages = pc.sum(pc.greater_equal(whole.records["offset"], begin)).as_py() or 0
@@ -155,12 +156,12 @@ def archived_records(
         position = segment.end
 
 
-def _record_file(segment: ArchivedSegment, file: bytes, table: pa.Table, keys: Sequence[list[str]]) -> RecordFile:
+def _record_file(segment: ArchivedSegment, file: bytes, table: ArchivedTable, keys: Sequence[list[str]]) -> RecordFile:
     """Return a file with its records and entries. An entry of a record without a time gets that of its upload."""
     texts = pa.array([key for of_record in keys for key in of_record], pa.string())
-    table = table.append_column(SIZE, pa.array([record.size for record in records_of(table)], pa.int64()))
+    records = table.records.append_column(SIZE, pa.array(sizes_of(table.records)))
     counts = list(map(len, keys))
-    entries = pa.RecordBatch.from_pydict(entry_columns(_place(segment), table, texts, counts, segment.published_ms))
+    entries = pa.RecordBatch.from_pydict(entry_columns(_place(segment), records, texts, counts, segment.published_ms))
     return RecordFile(segment, file, table, entries)
 
 
@@ -179,41 +180,20 @@ class RecordCopies:
     """
 
     def __init__(self, index: IndexService) -> None:
-        self._index = index
-        self._sent: list[tuple[str, int]] = []
-        self._sent_bytes = 0
+        self.archiver = ColumnArchiver(index, FORMAT)
         self.records = 0
         """The number of records that were copied."""
 
-    @property
-    def waits(self) -> bool:
-        """Whether copies wait for `name`."""
-        return bool(self._sent)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether as many copies wait as one log record should name."""
-        return len(self._sent) >= _NAMED or self._sent_bytes >= _NAMED_BYTES
-
     def add(self, whole: RecordFile, erased: pa.Array) -> None:
-        """Send a copy of a file without the records of which `erased` is true. `name` adds it to the archive."""
-        segment, file, records = whole.segment, whole.file, whole.records
-        begin = max(archived_end(self._index.segment_archive.segments(), segment.store) or 0, segment.start)
+        """Send a copy of a file without the records of which `erased` is true. The archiver is to name it."""
+        segment, records, file = whole.segment, whole.records, whole.file
+        begin = max(self.archiver.end(segment.store), segment.start)
         if begin >= segment.end:
             return
         if has_erased := bool(pc.any(erased).as_py()):
             segment = structs.replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
         if has_erased or begin > segment.start:
             records = records.filter(pc.and_(pc.greater_equal(records["offset"], begin), pc.invert(erased)))
-            file = encode_records(_place(segment), records, keys_of_file(file), topic_id_of_file(file))
-        facts = len(records), times_in(records)
-        if self._index.send_columns(segment.store, begin, segment.end - begin, file, *facts, segment):
-            self._sent.append((segment.store, begin))
-            self._sent_bytes += records.nbytes
+            file = FORMAT.encode(records, whole.table.notes)
+        if self.archiver.send(segment.store, begin, segment.end, records, file=file, copied=segment):
             self.records += len(records)
-
-    def name(self) -> None:
-        """Append a log record that names the copies that were sent."""
-        sent, self._sent, self._sent_bytes = self._sent, [], 0
-        if sent:
-            self._index.name_columns(sent)

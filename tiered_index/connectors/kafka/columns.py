@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.base.documents import decoder_of, encoded
-from tiered_index.connectors.archive import SHARED, ArchiveFormat
+from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths
 from tiered_index.connectors.kafka.client.broker import Place, headers_of, kafka
 from tiered_index.connectors.kafka.keys import FUNCTION, Headers, RecordKeys
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
 from tiered_index.format.segments.columnar import notes_of
-from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 # those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
@@ -40,14 +40,27 @@ KEYS_NOTE = "tiered_index.keys"
 """The values of `--key`, in the footer of a file: a list in JSON."""
 TOPIC_ID_NOTE = "tiered_index.topic_id"
 """The id of the topic that a file's records are from, in its footer: 32 hexadecimal digits."""
+_NO_TIME_MS = -1
+
+
+def sizes_of(records: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the bytes of key, value and headers of each record (i64, n)."""
+    sizes = byte_lengths(records, ("key", "value"))
+    headers = records["headers"].combine_chunks()
+    if headers.null_count < len(headers):
+        pairs = pa.Table.from_struct_array(pc.list_flatten(headers))
+        np.add.at(sizes, pc.list_parent_indices(headers).to_numpy(), byte_lengths(pairs, ("key", "value")))
+    return sizes
+
+
 FORMAT = ArchiveFormat(
     "archived records of a broker",
     "tiered_index.records",
     2,
     SCHEMA,
     texts=("key", "value", "headers.list.element.key", "headers.list.element.value", "keys.list.element"),
+    text_bytes=sizes_of,
 )
-_NO_TIME_MS = -1
 
 
 class RecordLists:
@@ -147,20 +160,14 @@ def entry_columns(
     }
 
 
-def encode_records(
-    place: Place,
-    records: pa.Table,
-    rules: Sequence[str],
-    topic_id: str = "",
-    keys_of: Callable[[KafkaRecord], list[str]] | None = None,
-) -> bytes:
-    """Return the file of records of one partition; its footer has the `rules` and, unless it is unknown, `topic_id`.
+def archived_table(
+    place: Place, records: pa.Table, keys_of: Callable[[KafkaRecord], list[str]] | None = None
+) -> pa.Table:
+    """Return the records of one partition as columns of `SCHEMA`; `records` are those of `RecordLists.table`.
 
-    `records` have the columns of `SCHEMA`, of which those of the place are not read, and `SIZE`. The column of keys is
-    what `keys_of` returns for each record (None: as it is; all null if `records` lack it).
+    The column of keys is what `keys_of` returns for each record (None: all null).
     """
-    same = dict(zip(("topic", "partition"), place, strict=True))
-    same |= {} if "keys" in records.column_names else {"keys": None}
+    same = {**dict(zip(("topic", "partition"), place, strict=True)), "keys": None}
     columns = {
         field.name: pa.repeat(pa.scalar(same[field.name], field.type), len(records))
         if field.name in same
@@ -171,8 +178,12 @@ def encode_records(
     if keys_of is not None:
         keys = pa.array(list(map(keys_of, records_of(table))), SHARED["keys"])
         table = table.set_column(SCHEMA.get_field_index("keys"), SCHEMA.field("keys"), keys)
-    notes = {KEYS_NOTE: encoded(list(rules)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
-    return FORMAT.encode(table, records[SIZE].to_numpy(), notes)
+    return table
+
+
+def notes_of_records(rules: Sequence[str], topic_id: str = "") -> dict[str, str]:
+    """Return the notes in the footer of a file: the `rules` and, unless it is unknown, the id of the topic."""
+    return {KEYS_NOTE: encoded(list(rules)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
 
 
 def keys_of_file(end: bytes) -> list[str]:
@@ -220,12 +231,6 @@ def records_of(table: pa.Table) -> list[KafkaRecord]:
 
 def _headers(rows: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
     return tuple((row["key"], row["value"]) for row in rows or ())
-
-
-def times_in(records: pa.Table) -> Times | None:
-    """Return the smallest and the greatest time, epoch milliseconds. None: there is none, or a record has no time."""
-    times = records["timestamp"]
-    return None if times.null_count else times_of(times.cast(pa.int64()).to_numpy())
 
 
 def _header_bytes(headers: Headers) -> int:

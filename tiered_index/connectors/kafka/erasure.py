@@ -11,17 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tiered_index.connectors.kafka.columns import (
-    FORMAT,
-    SIZE,
-    encode_records,
-    keys_of_file,
-    keys_of_rows,
-    lacks_function,
-    records_of,
-    times_in,
-    topic_id_of_file,
-)
+from tiered_index.connectors.archive import times_in
+from tiered_index.connectors.kafka.columns import FORMAT, keys_of_file, keys_of_rows, lacks_function, records_of
 from tiered_index.connectors.kafka.names import Name
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.service.jobs.erase import EraseRequest
@@ -50,7 +41,7 @@ class RecordsToErase:
             return FoundMessages()
         try:
             file = archive.verified(segment, 0, segment.size_bytes)
-            table = FORMAT.decode(file, segment.name).records
+            table, notes = FORMAT.decode(file, segment.name)
         except (CorruptFile, ObjectNotFound) as error:
             return FoundMessages(problem=str(error))
         rules = keys_of_file(file)
@@ -69,8 +60,6 @@ class RecordsToErase:
             return FoundMessages()
         array = pa.array(others, pa.large_string())
         collisions = request.collisions(array, np.zeros(len(others), np.bool_), keyed=self.keyed)
-        sizes = pa.array([record.size for record in records], pa.int64())
-        rest = table.append_column(SIZE, sizes).filter(pa.array(stays))
-        written = encode_records((name.topic, name.partition), rest, rules, topic_id_of_file(file))
-        gone = len(records) - len(rest)
-        return FoundMessages(gone, file=written, collisions=collisions, rows=len(rest), times=times_in(rest))
+        rest = table.filter(pa.array(stays))
+        file, gone = FORMAT.encode(rest, notes), len(records) - len(rest)
+        return FoundMessages(gone, file=file, collisions=collisions, rows=len(rest), times=times_in(rest))

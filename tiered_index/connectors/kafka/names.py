@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
 from tiered_index.service.log.topic_keys import rules_in, scopes_in
-from tiered_index.service.read.segments.segments import Segments
 
 BEGIN_PREFIX = "kafka-begin:"
 """Before a log's name in the archive: the position is the offset at which the log was read first, if it is not 0."""
@@ -52,11 +51,6 @@ class Name(NamedTuple):
     def begun_again(self, *, same_log: bool) -> Name:
         """Return the name of the partition's next generation."""
         return self._replace(generation=self.generation + 1, log=self.log + (not same_log))
-
-
-def archived_end(segments: Segments, store: str) -> int | None:
-    """Return the offset up to which a partition's log is archived, or was; None: nothing is."""
-    return max(segments.end(store), segments.state.expired.segments.get(store, 0)) or None
 
 
 def positions_by_store(positions: Mapping[str, int]) -> dict[str, int]:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from tiered_index.connectors.archiver import archived_end
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange, Place
 from tiered_index.connectors.kafka.columns import topic_id_of_file
 from tiered_index.connectors.kafka.keys import RecordKeys
-from tiered_index.connectors.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, archived_end, keys_in
+from tiered_index.connectors.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, keys_in
 from tiered_index.connectors.kafka.partitions import OffsetOutOfRange, OldestTimes, Partition, ReadBatch
 from tiered_index.connectors.source import Loss, no_entries
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound

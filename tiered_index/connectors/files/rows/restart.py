@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.kernels import compressed, gzip_error, inflater
-from tiered_index.connectors.archive import ArchiveFormat, group_rows
+from tiered_index.connectors.archive import ArchiveFormat, byte_lengths, group_rows
 from tiered_index.connectors.files.rows.streams import StreamedText
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.names import POINTS, points_store, topic_of_store
@@ -52,8 +52,14 @@ _MOST_RATIO = 256
 _PROOF_BYTES = 1 << 10
 _RESTARTED_BYTES = 1 << 20
 _SCHEMA = pa.schema({NUMBER: pa.int64(), "position": pa.int64(), "bit": pa.int64(), "window": pa.binary()})
+
+
+def _window_bytes(points: pa.Table) -> npt.NDArray[np.int64]:
+    return byte_lengths(points, ["window"])
+
+
 # no text of these is compressed: windows are, by zlib
-_FORMAT = ArchiveFormat("restart points", "tiered_index.points", 1, _SCHEMA)
+_FORMAT = ArchiveFormat("restart points", "tiered_index.points", 1, _SCHEMA, text_bytes=_window_bytes)
 # CRC32 and length behind the last block of a member
 _TRAILER_BYTES = 8
 _GZIP = 31
@@ -472,8 +478,7 @@ class RestartedText:
 def encode_points(points: Sequence[tuple[int, RestartPoint]]) -> bytes:
     """Return the archived file of points, each with the offset of its text."""
     rows = [{NUMBER: offset, "position": at.position, "bit": at.bit, "window": at.window} for offset, at in points]
-    sizes = np.array([len(point.window) for _, point in points], np.int64)
-    return _FORMAT.encode(pa.Table.from_pylist(rows, _SCHEMA), sizes)
+    return _FORMAT.encode(pa.Table.from_pylist(rows, _SCHEMA))
 
 
 def taken_points(points: list[RestartPoint], begin: int, end: int, shift: int) -> list[tuple[int, RestartPoint]]:
