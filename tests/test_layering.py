@@ -16,14 +16,6 @@ PACKAGE = Path(tiered_index.__file__).parent
 LAZY = {
     ("config.py", "tiered_index.base.conversion"): "most readers have only a URI and paths, which need no conversion",
     ("base/kernels.py", "tiered_index.base"): "only a package in a zip file needs it",
-    (
-        "server/lookups.py",
-        "tiered_index.connectors.rocketmq.archive.messages",
-    ): "a service of other sources needs nothing of RocketMQ",
-    ("server/lookups.py", "tiered_index.connectors.rocketmq.remoting.browsing"): "the same",
-    ("server/lookups.py", "tiered_index.connectors.rocketmq.remoting.pulling"): "the same",
-    ("server/lookups.py", "tiered_index.connectors.rocketmq.remoting.queue_sources"): "the same",
-    ("server/lookups.py", "tiered_index.connectors.kafka.messages"): "nor of Kafka",
     ("service/read/lookups.py", "tiered_index.service.read.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of classes of PySpark",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",

@@ -198,6 +198,9 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
         document = json.loads(run("message", f"kafka:{topic}/0/0", "--json", *where))
         (shown,) = document["messages"]
         assert (shown["state"], shown["message"]["body"], shown["message"]["key"]) == (state, value, "a")
+    for where, state in (((*broker, "--root", root), "local"), (("--root", root), "archived")):
+        (shown,) = json.loads(run("message", "7", "--topic", topic, "--json", *where))["messages"]
+        assert (shown["state"], shown["message"]["key"]) == (state, "a")
     # the records alone were uploaded yet
     assert "archived" in run("message", f"kafka:{topic}/0/0", "--storage", storage)
     assert "local" in run("message", f"kafka:{topic}/0/0", *broker)
@@ -210,7 +213,7 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     cluster.trim(topic, 0, 1)
     assert "archived" in run("message", f"kafka:{topic}/0/0", *broker, "--storage", storage)
     wrong = run_here("message", "kafka:none/0/0", "--storage", storage)
-    assert (wrong.code, "has no Kafka topic 'none'" in wrong.err) == (2, True)
+    assert (wrong.code, "has no topic 'none' of Kafka" in wrong.err) == (2, True)
 
 
 # Kafka's number of the refusal of a topic

@@ -47,6 +47,10 @@ def test_records_are_found_and_shown_while_they_arrive_and_the_lag_is_told(serve
         place = client.get(f"/v1/messages/kafka:{topic}/1/2", params={"body": "text"}).json()["messages"]
         assert [each["message"]["body"] for each in place] == ['{"n": 2}']
         assert client.get(f"/v1/messages/kafka:{topic}/1/9").status_code == 404
+        (row,) = client.get("/v1/messages/t1", params={"topic": topic}).json()["messages"]
+        assert row["message"]["offset"] == 1
+        browsed = client.get("/v1/browse", params={"topic": topic, "at_ms": 0})
+        assert (browsed.status_code, "it is a topic of Kafka: look up a key" in browsed.text) == (404, True)
         assert client.get("/v1/messages/kafka:nowhere/one").status_code == 400
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=PATIENCE_S)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from tiered_index.types import Explain
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
     from tiered_index.connectors.source import Archiver, Source
     from tiered_index.service.index import IndexService
     from tiered_index.service.jobs.erase import EraseRequest, MakeFind
-    from tiered_index.service.read.answers.messages import MessageSource
+    from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageSource
     from tiered_index.service.read.segments.archive import SegmentArchive
     from tiered_index.service.reader import IndexReader
 
@@ -80,8 +82,68 @@ class MessagePlaces:
         return self.index.segment_archives if self.index is not None else {}
 
 
+class PlacedMessage(NamedTuple):
+    """A message and its place, or the reason why it can't be read."""
+
+    queue_id: int
+    queue_offset: int
+    message: FoundMessage | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class BrowsedMessages:
+    """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now.
+
+    `ends` has the first offset of each queue and that after the last one.
+    """
+
+    messages: tuple[PlacedMessage, ...]
+    earlier: str | None
+    later: str | None
+    ends: Mapping[int, tuple[int, int]]
+    explain: Explain = field(default_factory=Explain)
+
+    @property
+    def status(self) -> Literal["complete", "partial"]:
+        """``partial``: a message of the page can't be read."""
+        return "partial" if any(message.problem for message in self.messages) else "complete"
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+class TopicQueues(Protocol):
+    """Reads the queues of topics without an index: what `ConnectorSpec.queues` makes of messages. Threads: any."""
+
+    def __init__(self, messages: Any) -> None: ...
+
+    def page(
+        self,
+        topic: str,
+        queue_id: int | None,
+        at_ms: int | None,
+        cursor: str | None,
+        max_count: int,
+        claim: Callable[[int, bool], bool],
+    ) -> BrowsedMessages | str:
+        """Return up to `max_count` messages around `at_ms`, or those that `cursor` names; a text says why none are.
+
+        `claim` is called before a message is read, with its size in bytes and whether it is read anyway. If it returns
+        False, the page ends. Raises `InvalidArgument` for a cursor of another request.
+        """
+
+    def at(self, topic: str, queue_id: int, queue_offset: int) -> Fetched:
+        """Return the message at an offset of a queue. Raises `InvalidArgument` without queue offsets."""
+
+
 class Connector(Protocol):
-    """Reads messages of one kind of source again, and finds those of an erasure. Threads: any."""
+    """Reads messages of one kind of source again, and finds those of an erasure. Threads: any.
+
+    If `ConnectorSpec.places` has a form, `parse_place(text)` returns the topic and the further parts of such a place,
+    or raises `InvalidArgument`, and the source that `messages` returns has ``at(topic, *parts)``, which returns a
+    `Fetched`. If messages have ids, `check_id(text)` raises `InvalidArgument` for a text that is none.
+    """
 
     def place(self, options: Any, address: str | None = None) -> Any:
         """Open the place of messages that options or an address name; None: they name none. The caller closes it."""
@@ -90,7 +152,9 @@ class Connector(Protocol):
         """Return the source of the messages of all topics that the connector put. Raises `InvalidArgument`.
 
         If it has a `close`, the caller calls it. If several topics share a log, let it have `seen_by(sees)`, which
-        returns a source for a caller that sees only some topics. Threads: any, once it is made.
+        returns a source for a caller that sees only some topics. If messages have ids beside their keys, let it have
+        `by_id(lookups, id, topic, cursor, allow_partial, max_message_bytes=, **limits)`, which returns a
+        `MessagesResult`. Threads: any, once it is made.
         """
 
     def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:

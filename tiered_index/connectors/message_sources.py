@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces
-from tiered_index.connectors.registry import CONNECTORS, FILES
+from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
 from tiered_index.connectors.systems import connector_of, position_names
 from tiered_index.service.read.segments.places import has_files
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from tiered_index.service.index import IndexService
     from tiered_index.service.read.answers.messages import MessageSource
     from tiered_index.service.reader import IndexReader
-
-# The connector that looks for messages of topics that no position shows
-_OF_OTHERS = "rocketmq"
 
 
 class MessageSources:
@@ -80,9 +77,14 @@ class MessageSources:
         With `sees` it is for a caller that may see only the topics for which that returns True: a place of a log that
         topics share shows nothing of another topic.
         """
-        source = self.of_connector(self.connector_of(topic) or _OF_OTHERS)
+        source = self.of_connector(self.connector_of(topic) or OF_OTHERS)
         narrowed: MessageSource = source.seen_by(sees) if sees is not None and hasattr(source, "seen_by") else source
         return narrowed
+
+    def of_ids(self, sees: Callable[[str], bool] | None = None) -> Any:
+        """Return the source of the messages that ids name; `sees` as of `of`."""
+        source = self.of_connector(OF_OTHERS)
+        return source if sees is None else source.seen_by(sees)
 
     def close(self) -> None:
         """Close the places, and what the sources opened."""

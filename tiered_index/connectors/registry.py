@@ -15,14 +15,19 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiered_index.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tiered_index.connectors.contract import TopicQueues
 
 GROUP = "tiered_index.connectors"
 """The group of entry points."""
 FILES = "files"
 """The name of the connector that reads each address that no other one claims."""
+OF_OTHERS = "rocketmq"
+"""The name of the connector that is asked for ids of messages, and for topics that no connector put."""
 # Ours, in the order in which they are asked for an address. Listed here, because reading entry points takes time
 _OURS = {name: f"tiered_index.connectors.{name}.spec:SPEC" for name in ("kafka", "rocketmq", FILES)}
 # The scheme of an address. A connector of another package claims addresses by it
@@ -71,6 +76,11 @@ class ConnectorSpec:
     - `offset_space`: what the offsets of its entries count, as the setting of a new index. None: the default.
     - `follows`: whether it has a source that a `Follower` drives.
     - `several`: whether a run may have several addresses.
+    - `places`: the form of the place of a message that can be read without an entry, such as
+      ``kafka:TOPIC/PARTITION/OFFSET``; it begins with a scheme. None: there is none.
+    - `advice`: how a command is told where to read such a place, if the index does not have its topic.
+    - `queues`: ``module:class`` of a `TopicQueues` (`tiered_index.connectors.contract`). None: there are no queues to
+      read, as `Words.no_queues` says.
     - `options`: a dataclass whose fields are declared by `tiered_index.connectors.options.declare`; None: it has none.
       `ingest` and `serve` have an option ``--NAME-FIELD`` for each field of a connector of another package.
     """
@@ -83,7 +93,14 @@ class ConnectorSpec:
     offset_space: str | None = None
     follows: bool = True
     several: bool = False
+    places: str | None = None
+    advice: str | None = None
+    queues: str | None = None
     options: type[Any] | None = None
+
+    def has_places(self, scheme: str) -> bool:
+        """Return whether places of its messages begin with a scheme, such as ``kafka:``."""
+        return bool(scheme) and self.places is not None and self.places.startswith(scheme)
 
 
 class Registry:
@@ -116,16 +133,33 @@ class Registry:
             raise ConfigError(f"{address}: the connectors {names} both claim it: uninstall one of them")
         return claiming[0] if claiming else self.spec(FILES)
 
+    def places(self) -> list[str]:
+        """Return the forms of places of messages that our connectors read."""
+        forms = (self.spec(name).places for name in _OURS)
+        return [form for form in forms if form is not None]
+
+    def of_place(self, text: str) -> ConnectorSpec | None:
+        """Return the spec of the connector that reads the place of a message (`ConnectorSpec.places`), or None."""
+        scheme = text[: text.find(":") + 1]
+        specs = [self.spec(name) for name in _OURS]
+        if scheme and not any(spec.has_places(scheme) for spec in specs):
+            specs += self.others()
+        return next((spec for spec in specs if spec.has_places(scheme)), None)
+
     def connector(self, name: str) -> Any:
         """Return a `Connector`; it is a `SourceConnector` if its spec says that it `follows`.
 
         Raises `ConfigError` if it is not installed, or can't be loaded.
         """
+        return _loaded(self.spec(name), self.spec(name).open)
+
+    def queues(self, name: str, messages: Any) -> TopicQueues | None:
+        """Return what reads the queues of a connector's topics by its message source; None: it has no queues.
+
+        Raises as `connector`.
+        """
         spec = self.spec(name)
-        try:
-            return pkgutil.resolve_name(spec.open)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"connector {name} ({spec.open}) can't be loaded: {error}") from error
+        return None if spec.queues is None else _loaded(spec, spec.queues)(messages)
 
     def others(self) -> list[ConnectorSpec]:
         """Return the specs of connectors of other packages, by name."""
@@ -161,6 +195,13 @@ class Registry:
             else:
                 specs[name] = spec
         return specs, problems
+
+
+def _loaded(spec: ConnectorSpec, place: str) -> Any:
+    try:
+        return pkgutil.resolve_name(place)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"connector {spec.name} ({place}) can't be loaded: {error}") from error
 
 
 def _spec_at(place: str) -> ConnectorSpec:

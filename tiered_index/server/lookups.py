@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ from starlette.responses import Response
 from tiered_index.base.call import check_deadline, deadline_at
 from tiered_index.base.encoding import BodyFormat
 from tiered_index.connectors.containing import Containing
-from tiered_index.connectors.rocketmq.spec import SPEC as ROCKETMQ
+from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS
 from tiered_index.connectors.systems import key_names_of, position_names
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.server.http import answers, parameters, wire
@@ -34,7 +34,6 @@ from tiered_index.server.http.parameters import of_body
 from tiered_index.server.http.problems import Refused, problem_of
 from tiered_index.server.http.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.http.tokens import Caller
-from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.read.answers.budget import RequestStats
 from tiered_index.service.read.answers.messages import MANY, FoundMessage, MessagesResult, pause_s
 from tiered_index.service.read.answers.results import PageTotals, QueryResults
@@ -42,9 +41,7 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.types import Explain, QueryResult, TopicsResult
 
 if TYPE_CHECKING:
-    from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
-    from tiered_index.connectors.rocketmq.remoting.browsing import BrowsedMessages
-    from tiered_index.connectors.rocketmq.remoting.queue_sources import QueueCaches
+    from tiered_index.connectors.contract import BrowsedMessages, TopicQueues
 
 K = TypeVar("K", bound=parameters.OneKey)
 _NO_EXPLAIN = Explain()
@@ -67,12 +64,18 @@ class LookupHandlers(Handlers):
 
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
+        # what reads queues, by the connector; None: it has none
+        self._queues: dict[str, TopicQueues | None] = {}
 
-    @cached_property
-    def _queue_caches(self) -> QueueCaches:
-        from tiered_index.connectors.rocketmq.remoting.queue_sources import QueueCaches
-
-        return QueueCaches()
+    def _queues_of(self, topic: str) -> TopicQueues:
+        """Return what reads the queues of a topic. Raises `Refused` if there are none."""
+        sources = self.served.sources
+        name = sources.connector_of(topic) or OF_OTHERS
+        if name not in self._queues:
+            self._queues[name] = CONNECTORS.queues(name, sources.of_connector(name))
+        if (queues := self._queues[name]) is None:
+            raise self._not_there(CONNECTORS.spec(name).words.no_queues)
+        return queues
 
     @Operation("GET /v1/query", answer=answers.QueryResult, forms=(wire.NDJSON, wire.ARROW), problems={422: None})
     async def query(self, request: Request, params: parameters.QueryParameters) -> Response:
@@ -272,37 +275,36 @@ class LookupHandlers(Handlers):
     @Operation(
         "GET /v1/messages/{id}",
         answer=answers.MessagesResult,
-        part="Offset id, unique key, or `kafka:TOPIC/PARTITION/OFFSET`.",
+        part="Offset id, unique key, or place such as `kafka:TOPIC/PARTITION/OFFSET`.",
         problems={404: "No such message.", 422: None},
     )
     async def message(self, request: Request, params: parameters.MessageParameters) -> Response:
         """Show one message by its offset id, or by its unique key if you pass `topic`.
 
-        If `topic` is one of files, `id` is any key of its rows.
+        If `topic` is one of files or Kafka, `id` is any of its keys.
         """
         caller, msg_id = caller_of(request), str(request.path_params["id"])
-        place = None
-        if params.topic is None and msg_id.startswith("kafka:"):
-            from tiered_index.connectors.kafka.messages import parse_place
-
-            place = parse_place(msg_id)
-        if (topic := place[0] if place is not None else params.topic) is not None:
+        spec = CONNECTORS.of_place(msg_id) if params.topic is None else None
+        place: tuple[Any, ...] = () if spec is None else CONNECTORS.connector(spec.name).parse_place(msg_id)
+        if (topic := place[0] if place else params.topic) is not None:
             caller.need_topic(topic)
         lookups = self.served.lookups
 
         def fetch(most_bytes: int) -> MessagesResult:
             page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial}
             page["max_message_bytes"] = most_bytes
-            if place is not None:
-                if (sources := self.served.sources).connector_of(place[0]) != "kafka":
-                    raise self._not_there(f"the index has no Kafka topic {place[0]!r:.80}")
-                record = sources.of_connector("kafka").at(*place)
-                return MessagesResult(messages=(record,), status="complete")
-            if params.topic is not None and self.served.rows.has(params.topic):
-                return lookups.messages(params.topic, msg_id, source=self.served.rows, max_count=MANY, **page)
-            from tiered_index.connectors.rocketmq.archive.messages import messages_by_id
-
-            return messages_by_id(lookups, self._messages_for(caller), msg_id, params.topic, **page)
+            sources, sees = self.served.sources, None if caller.topics is None else caller.sees
+            if spec is not None:
+                if sources.connector_of(place[0]) != spec.name:
+                    raise self._not_there(f"the index has no topic {place[0]!r:.80} of {spec.title}")
+                message = sources.of_connector(spec.name).at(*place)
+                return MessagesResult(messages=(message,), status="complete")
+            source: Any = sources.of(params.topic, sees) if params.topic is not None else sources.of_ids(sees)
+            if (by_id := getattr(source, "by_id", None)) is not None:
+                answer: MessagesResult = by_id(lookups, msg_id, params.topic, **page)
+                return answer
+            assert params.topic is not None, "the source of ids has them"
+            return lookups.messages(params.topic, msg_id, source=source, max_count=MANY, **page)
 
         audited = {"id": msg_id[:200], "topic": params.topic and params.topic[:SHOWN]}
         return await self._messages(request, params, audited, fetch, msg_id)
@@ -370,28 +372,14 @@ class LookupHandlers(Handlers):
             return (left := left - size) >= 0 or is_read_anyway
 
         def look_up() -> BrowsedMessages:
-            from tiered_index.connectors.rocketmq.remoting.browsing import Browser
-            from tiered_index.connectors.rocketmq.remoting.pulling import UnknownOffsets
-            from tiered_index.connectors.rocketmq.remoting.queue_sources import queues_at_hand
-
-            lookups, messages = self.served.lookups, self.served.messages
+            lookups, queues = self.served.lookups, self._queues_of(params.topic)
             if isinstance(lookups, IndexReader):
                 # learn of erasures
                 lookups.refresh()
-            archives = messages.archives
-            expired = archives[0].state().expired if len(archives) == 1 else NOTHING
-            try:
-                queues = queues_at_hand(params.topic, messages.store, messages.root, archives, self._queue_caches)
-                if queues is None:
-                    raise self._not_there(messages.words(params.topic).no_queues)
-                browser = Browser(queues, expired, claim)
-                page = params.moment_ms(), params.cursor, params.max_count
-                answer = browser.page(params.topic, params.queue_id, *page)
-            except UnknownOffsets as error:
-                raise self._not_there(f"{error.problem}; {ROCKETMQ.words.no_queues}") from error
-            if answer is None:
-                queue = "" if params.queue_id is None else f" {params.queue_id}"
-                raise self._not_there(f"topic {params.topic!r:.80} has no queue{queue} here")
+            page = params.moment_ms(), params.cursor, params.max_count
+            answer = queues.page(params.topic, params.queue_id, *page, claim)
+            if isinstance(answer, str):
+                raise self._not_there(answer)
             # a reason may name other topics
             shown = self.served.redaction.text if caller.topics is None else lambda _: _UNREADABLE
             for placed in answer.messages:
@@ -401,7 +389,7 @@ class LookupHandlers(Handlers):
             return replace(answer, explain=Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd))
 
         def encoded(answer: BrowsedMessages) -> bytes:
-            ends = [{"queue_id": n, "begin": of.begin, "end": of.end} for n, of in sorted(answer.ends.items())]
+            ends = [{"queue_id": n, "begin": begin, "end": end} for n, (begin, end) in sorted(answer.ends.items())]
             whole = {"topic": params.topic, "status": answer.status, "earlier": answer.earlier, "later": answer.later}
             # reads of the archive are about all topics
             explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
@@ -415,10 +403,6 @@ class LookupHandlers(Handlers):
         """Return the error for something that no index has. Raises the error of an index that could not be opened."""
         self.served.lookups._check_opened()
         return Refused(404, text)
-
-    def _messages_for(self, caller: Caller) -> RocketmqMessages:
-        messages = self.served.messages
-        return messages if caller.topics is None else messages.seen_by(caller.sees)
 
     @Operation("GET /v1/topics", answer=answers.TopicsResult, problems={422: None})
     async def topics(self, request: Request, params: parameters.Range) -> Response:

@@ -24,7 +24,7 @@ from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.kafka.spec import KafkaClientOptions
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.connectors.registry import OTHER, Words
+from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS, OTHER, ConnectorSpec, Words
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.answers.messages import MANY, Fetched, MessageSource, MessagesResult
@@ -298,19 +298,13 @@ def _body(shown: dict[str, Any], *, raw: bool) -> str | None:
     return f"{head} {text}" if text else head
 
 
-_RECORD = "kafka:"
-
-
 def _check_id(msg_id: str) -> None:
-    """Raise `InvalidArgument`, which names the forms of an ID, unless it is an offset message id."""
-    from tiered_index.connectors.rocketmq.log.layout import decode_offset_msg_id
-
+    """Raise `InvalidArgument`, which names the forms of an ID, unless it is an id of a message."""
     try:
-        decode_offset_msg_id(msg_id)
+        CONNECTORS.connector(OF_OTHERS).check_id(msg_id)
     except InvalidArgument as error:
-        raise InvalidArgument(
-            f"{error}; give such an id, kafka:TOPIC/PARTITION/OFFSET, or --topic and a unique key"
-        ) from error
+        places = ", ".join(CONNECTORS.places())
+        raise InvalidArgument(f"{error}; give such an id, {places}, or --topic and a unique key") from error
 
 
 @dataclass(frozen=True)
@@ -324,10 +318,10 @@ class MessageQuestion:
     options: MessageOptions
     kafka: KafkaClientOptions
 
-    @property
-    def is_record(self) -> bool:
-        """Whether the id is the place of a record of Kafka."""
-        return self.msg_id is not None and self.msg_id.startswith(_RECORD)
+    @cached_property
+    def of_place(self) -> ConnectorSpec | None:
+        """The connector that reads the place that the id is; None: it is another id."""
+        return None if self.msg_id is None else CONNECTORS.of_place(self.msg_id)
 
     @property
     def has_index(self) -> bool:
@@ -336,7 +330,7 @@ class MessageQuestion:
 
     def check(self) -> None:
         """Raise `InvalidArgument` for a place that the options do not name, `ConfigError` if nothing can be asked."""
-        place, msg_id, is_record = self.options, self.msg_id, self.is_record
+        place, msg_id, is_place = self.options, self.msg_id, self.of_place is not None
         no_source = place.store is None and not self.has_index
         if place.queue_offset is not None:
             if msg_id is not None or place.topic is None or place.queue_id is None or place.cursor is not None:
@@ -345,14 +339,14 @@ class MessageQuestion:
                 raise ConfigError("give --store, --storage or --root")
         elif msg_id is None or place.queue_id is not None:
             raise InvalidArgument("give an ID, or --offset with --topic and --queue-id")
-        elif self.client is None and not (is_record and self.kafka != KafkaClientOptions()):
+        elif self.client is None and not (is_place and self.kafka != KafkaClientOptions()):
             if place.topic is not None and not self.has_index:
                 raise ConfigError("a unique key needs the index: give --root or --storage")
             if no_source:
                 raise ConfigError("give --store, --storage or --root")
         if place.cursor is not None and place.topic is None:
             raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
-        if self.client is None and msg_id is not None and place.topic is None and not is_record:
+        if self.client is None and msg_id is not None and place.topic is None and not is_place:
             _check_id(msg_id)
 
     def open(self) -> tuple[IndexReader | None, list[Callable[..., MessagesResult]]]:
@@ -367,50 +361,46 @@ class MessageQuestion:
     def similar(self, reader: IndexReader | None, positions: Collection[str]) -> list[str]:
         """As `similar_with_entries`; nothing is similar to a place."""
         topic, key, index = self.options.topic, self.msg_id, self.client if reader is None else reader
-        if topic is None or key is None or index is None or self.is_record:
+        if topic is None or key is None or index is None or self.of_place is not None:
             return []
         return similar_with_entries(index, topic, key, positions)
 
     def _of_index(
         self, reader: IndexReader | None, place: MessageOptions, msg_id: str
     ) -> Callable[..., MessagesResult]:
-        if self.is_record:
-            return partial(self._page_of, self._record(reader, msg_id))
+        if self.of_place is not None:
+            return partial(self._page_of, self._message_at(self.of_place, reader, msg_id))
         sources = self.stack.enter_context(
-            closing(MessageSources(reader, self.config, opened_places(place.store, KafkaClientOptions())))
+            closing(MessageSources(reader, self.config, opened_places(place.store, self.kafka)))
         )
         topic, queue_id, offset = place.topic, place.queue_id, place.queue_offset
-        is_place = topic is not None and queue_id is not None and offset is not None
-        if not is_place and reader is not None and topic is not None and sources.has_rows(topic):
-            return partial(reader.messages, topic, msg_id, source=sources.of(topic), max_count=MANY)
-        # imported here: rows need nothing of RocketMQ
-        from tiered_index.connectors.rocketmq.archive.messages import messages_by_id
-        from tiered_index.connectors.rocketmq.remoting.queue_sources import message_at
-
-        log = sources.of_connector("rocketmq")
         if topic is not None and queue_id is not None and offset is not None:
-            return partial(self._page_of, partial(message_at, log, topic, queue_id, offset))
-        return partial(messages_by_id, reader, log, msg_id, topic)
+            queues = CONNECTORS.queues(OF_OTHERS, sources.of_connector(OF_OTHERS))
+            assert queues is not None
+            return partial(self._page_of, partial(queues.at, topic, queue_id, offset))
+        source = sources.of_ids() if topic is None or reader is None else sources.of(topic)
+        if (by_id := getattr(source, "by_id", None)) is not None:
+            return partial(by_id, reader, msg_id, topic)
+        assert reader is not None and topic is not None
+        return partial(reader.messages, topic, msg_id, source=source, max_count=MANY)
 
     def _page_of(self, read: Callable[[], Fetched], cursor: str | None = None, **limits: Any) -> MessagesResult:
         # the limits also apply to a message that needs no lookup
         with LookupBudget(self.config.prices, LookupLimits(**limits)).open():
             return MessagesResult(messages=(read(),), status="complete")
 
-    def _record(self, reader: IndexReader | None, msg_id: str) -> Callable[[], Fetched]:
-        """Return a function that reads a record of Kafka. Raises `InvalidArgument` for no such place or topic."""
-        from tiered_index.connectors.kafka.messages import parse_place
-
-        topic, partition, offset = parse_place(msg_id)
+    def _message_at(self, spec: ConnectorSpec, reader: IndexReader | None, msg_id: str) -> Callable[[], Fetched]:
+        """Return a function that reads the message at a place. Raises `InvalidArgument` for no such place or topic."""
+        topic, *parts = CONNECTORS.connector(spec.name).parse_place(msg_id)
         places = opened_places(None, self.kafka)
         sources = self.stack.enter_context(closing(MessageSources(reader, self.config, places)))
-        if sources.connector_of(topic) != "kafka":
+        if sources.connector_of(topic) != spec.name:
             if reader is not None:
                 reader._check_opened()
-            advice = "pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
-            advice = advice if places.get("kafka") is None else "its entries are of another kind of source"
-            raise InvalidArgument(f"the index has no Kafka topic {topic!r}: {advice}")
-        return partial(sources.of_connector("kafka").at, topic, partition, offset)
+            is_asked = spec.name in places or spec.advice is None
+            advice = "its entries are of another kind of source" if is_asked else spec.advice
+            raise InvalidArgument(f"the index has no topic {topic!r} of {spec.title}: {advice}")
+        return partial(sources.of_connector(spec.name).at, topic, *parts)
 
 
 def message(

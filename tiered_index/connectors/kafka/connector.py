@@ -14,7 +14,7 @@ from tiered_index.connectors.kafka.client.broker import KafkaAddress, KafkaBroke
 from tiered_index.connectors.kafka.client.calls import Watch
 from tiered_index.connectors.kafka.erasure import RecordsToErase
 from tiered_index.connectors.kafka.keys import RecordKeys
-from tiered_index.connectors.kafka.messages import KafkaMessages
+from tiered_index.connectors.kafka.messages import KafkaMessages, parse_place
 from tiered_index.connectors.kafka.names import keys_in
 from tiered_index.connectors.kafka.source import KafkaSource, check_cluster
 from tiered_index.connectors.kafka.spec import KafkaClientOptions, KafkaOptions
@@ -103,6 +103,10 @@ class KafkaConnector:
         if address is not None:
             settings |= {"bootstrap.servers": KafkaAddress.parse(address).servers}
         return KafkaBroker(settings) if "bootstrap.servers" in settings else None
+
+    def parse_place(self, text: str) -> tuple[str, int, int]:
+        """As `Connector`: topic, partition and offset."""
+        return parse_place(text)
 
     def messages(self, places: MessagePlaces) -> IndexRecords:
         """As `Connector.messages`."""

@@ -12,6 +12,7 @@ from tiered_index.connectors.registry import ConnectorSpec, Words
 from tiered_index.errors import InvalidArgument
 
 SCHEME = "kafka://"
+_PLACES = "kafka:TOPIC/PARTITION/OFFSET"
 _kafka = partial(declare, rich_help_panel="Kafka")
 
 
@@ -75,8 +76,11 @@ SPEC = ConnectorSpec(
         "partition",
         "offset",
         "no archive has it, and no broker was given",
-        "it is a topic of Kafka: look up a key, or read a record by kafka:TOPIC/PARTITION/OFFSET",
+        f"it is a topic of Kafka: look up a key, or read a record by {_PLACES}",
+        key="key",
     ),
+    places=_PLACES,
+    advice="pass --kafka bootstrap.servers=HOST:PORT to ask a broker",
     open="tiered_index.connectors.kafka.connector:CONNECTOR",
     claims=_is_topics,
 )

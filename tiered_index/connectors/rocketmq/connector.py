@@ -17,6 +17,7 @@ from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.columns import Selection
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.connectors.rocketmq.log.layout import decode_offset_msg_id
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, folder_of
 from tiered_index.service.index import IndexService
@@ -76,6 +77,10 @@ class RocketmqConnector:
     def place(self, options: object, address: str | None = None) -> Path | None:
         """Return the folder of the store at an address. Raises `InvalidArgument` if it is not one."""
         return None if address is None else StoreDirectory.open(folder_of(address)).folder
+
+    def check_id(self, text: str) -> None:
+        """As `Connector`: ids of messages name a broker and an offset of its log."""
+        decode_offset_msg_id(text)
 
     def messages(self, places: MessagePlaces) -> RocketmqMessages:
         """As `Connector.messages`. Raises `InvalidArgument` for a store beside several indexes."""

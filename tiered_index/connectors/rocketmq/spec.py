@@ -107,4 +107,5 @@ SPEC = ConnectorSpec(
     open="tiered_index.connectors.rocketmq.connector:CONNECTOR",
     claims=_is_folder,
     offset_space="commitlog",
+    queues="tiered_index.connectors.rocketmq.remoting.queue_sources:LogQueues",
 )

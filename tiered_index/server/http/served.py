@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiered_index.base.call import deadline_at
 from tiered_index.base.encoding import json_text
@@ -26,10 +26,6 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.metrics import Gauges
 from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.service.reader import IndexReader
-
-if TYPE_CHECKING:
-    from tiered_index.connectors.files.messages import FileRows
-    from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 
 Index = IndexReader | IndexService
 """The library's object that answers lookups: a reader of storages, or the writer of one index."""
@@ -125,16 +121,11 @@ class Served:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.rows: FileRows = self.sources.of_connector(FILES)
+        # the files of a topic are looked up, so its lookups may send requests
+        self.rows: Any = self.sources.of_connector(FILES)
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_KEEPS_S
         self._unreachable: str | None = "not checked yet"
-
-    @property
-    def messages(self) -> RocketmqMessages:
-        """The messages of RocketMQ."""
-        messages: RocketmqMessages = self.sources.of_connector("rocketmq")
-        return messages
 
     @property
     def writer(self) -> IndexService | None:

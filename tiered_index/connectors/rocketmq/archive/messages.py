@@ -171,6 +171,37 @@ class RocketmqMessages:
         host, offset = decode_offset_msg_id(msg_id)
         return self.at(offset, store_host=host)
 
+    def by_id(
+        self,
+        lookups: Lookups | None,
+        msg_id: str,
+        topic: str | None,
+        cursor: str | None = None,
+        allow_partial: bool = False,
+        *,
+        max_message_bytes: int | None = None,
+        **limits: Any,
+    ) -> MessagesResult:
+        """Return the message at the place that `msg_id` names or, with `topic`, the messages with that unique key.
+
+        If no message of the topic has the unique key, the message at the place that the id names is returned, if any.
+        `allow_partial`, `max_message_bytes` and `limits` are as in `Lookups.messages`. `lookups` may be None without
+        `topic`; then `limits` do not apply. Raises as `Lookups.messages`, and `InvalidArgument` for an invalid id.
+        """
+        if lookups is None or topic is None:
+            with contextlib.ExitStack() as stack:
+                if lookups is not None:
+                    stack.enter_context(LookupBudget(lookups.config.prices, LookupLimits(**limits)).open())
+                return MessagesResult(messages=(self.by_msg_id(msg_id),), status="complete")
+        unique = ByUniqueKey(self)
+        # the limits hold for the lookup and the place together
+        with LookupBudget(lookups.config.prices, LookupLimits(**limits)).open():
+            limits |= {"max_count": MANY, "cursor": cursor, "allow_partial": allow_partial}
+            answer = lookups.messages(topic, msg_id, source=unique, max_message_bytes=max_message_bytes, **limits)
+            if not answer.messages and cursor is None:
+                answer = replace(answer, messages=_by_place(self, topic, msg_id))
+            return answer
+
     def _settle(self, searches: list[MessageSearch]) -> list[Fetched]:
         if self._folder is not None:
             truncated = TruncatedTail(self._folder, self.root)
@@ -509,38 +540,6 @@ def _decode(archive: SegmentArchive, pieces: _Pieces, search: MessageSearch) -> 
             pieces = _get(archive, segment, pieces.table, search, *whole)
     data = pieces.at(offset, length or MIN_MESSAGE_BYTES)
     return decode_message(data, file=segment.name, file_offset=at, physical_offset=offset, size=size)
-
-
-def messages_by_id(
-    lookups: Lookups | None,
-    source: RocketmqMessages,
-    msg_id: str,
-    topic: str | None,
-    cursor: str | None = None,
-    allow_partial: bool = False,
-    *,
-    max_message_bytes: int | None = None,
-    **limits: Any,
-) -> MessagesResult:
-    """Return the message at the place that `msg_id` names or, with `topic`, the messages with that unique key.
-
-    If no message of the topic has the unique key, the message at the place that the id names is returned, if any.
-    `allow_partial`, `max_message_bytes` and `limits` are as in `Lookups.messages`. `lookups` may be None without
-    `topic`; then `limits` do not apply. Raises as `Lookups.messages`, and `InvalidArgument` for an invalid id.
-    """
-    if lookups is None or topic is None:
-        with contextlib.ExitStack() as stack:
-            if lookups is not None:
-                stack.enter_context(LookupBudget(lookups.config.prices, LookupLimits(**limits)).open())
-            return MessagesResult(messages=(source.by_msg_id(msg_id),), status="complete")
-    unique = ByUniqueKey(source)
-    # the limits hold for the lookup and the place together
-    with LookupBudget(lookups.config.prices, LookupLimits(**limits)).open():
-        limits |= {"max_count": MANY, "cursor": cursor, "allow_partial": allow_partial}
-        answer = lookups.messages(topic, msg_id, source=unique, max_message_bytes=max_message_bytes, **limits)
-        if not answer.messages and cursor is None:
-            answer = replace(answer, messages=_by_place(source, topic, msg_id))
-        return answer
 
 
 @dataclass(frozen=True)

@@ -10,51 +10,22 @@ import heapq
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from tiered_index.base.call import check_deadline
-from tiered_index.connectors.rocketmq.log.message import Message
+from tiered_index.connectors.contract import BrowsedMessages, PlacedMessage
 from tiered_index.connectors.rocketmq.remoting.archived_queues import is_gone
 from tiered_index.connectors.rocketmq.remoting.pulling import Ends, PulledQueue, Queues
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.log.expired import Expired
-from tiered_index.types import Explain
 
 MOST_QUEUES = 64
 """Most queues of one request, because each needs reads of its own."""
 _CURSOR = re.compile(r"(earlier|later):((?:[0-9]{1,9}=[0-9]{1,18})(?:,[0-9]{1,9}=[0-9]{1,18})*)", re.ASCII)
 # Entries of a queue that are looked up at once.
 _MOST_STEP = 32
-
-
-class PlacedMessage(NamedTuple):
-    """A message and its place, or the reason why it can't be read."""
-
-    queue_id: int
-    queue_offset: int
-    message: Message | None
-    problem: str | None = None
-
-
-@dataclass(frozen=True)
-class BrowsedMessages:
-    """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now."""
-
-    messages: tuple[PlacedMessage, ...]
-    earlier: str | None
-    later: str | None
-    ends: Mapping[int, Ends]
-    explain: Explain = field(default_factory=Explain)
-
-    @property
-    def status(self) -> Literal["complete", "partial"]:
-        """``partial``: a message of the page can't be read."""
-        return "partial" if any(message.problem for message in self.messages) else "complete"
-
-    def __len__(self) -> int:
-        return len(self.messages)
 
 
 @dataclass

@@ -10,12 +10,13 @@ the log has all messages.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tiered_index.connectors.contract import BrowsedMessages
 from tiered_index.connectors.rocketmq.archive.archive import QueueScan
 from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
@@ -31,7 +32,9 @@ from tiered_index.connectors.rocketmq.remoting.archived_queues import (
     StoreAndArchive,
     archived_segments,
 )
+from tiered_index.connectors.rocketmq.remoting.browsing import Browser
 from tiered_index.connectors.rocketmq.remoting.pulling import Queues, StoreQueues, UnknownOffsets
+from tiered_index.connectors.rocketmq.spec import SPEC
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.segments.queue_offsets import decode_directory
 from tiered_index.service.log.expired import NOTHING
@@ -208,6 +211,40 @@ def message_at(messages: RocketmqMessages, topic: str, queue_id: int, queue_offs
         problem = f"commit log offset {place.offset} has another message than {name} says"
         return replace(fetched, state="missing", message=None, problem=problem)
     return fetched
+
+
+class LogQueues:
+    """The queues of the topics of a log, read beside its messages: a `TopicQueues`."""
+
+    def __init__(self, messages: RocketmqMessages) -> None:
+        self._messages, self._caches = messages, QueueCaches()
+
+    def page(
+        self,
+        topic: str,
+        queue_id: int | None,
+        at_ms: int | None,
+        cursor: str | None,
+        max_count: int,
+        claim: Callable[[int, bool], bool],
+    ) -> BrowsedMessages | str:
+        """As `TopicQueues.page`. Raises as `Browser.page`."""
+        messages = self._messages
+        archives = messages.archives
+        expired = archives[0].state().expired if len(archives) == 1 else NOTHING
+        try:
+            queues = queues_at_hand(topic, messages.store, messages.root, archives, self._caches)
+            if queues is None:
+                return messages.words(topic).no_queues
+            page = Browser(queues, expired, claim).page(topic, queue_id, at_ms, cursor, max_count)
+        except UnknownOffsets as error:
+            return f"{error.problem}; {SPEC.words.no_queues}"
+        number = "" if queue_id is None else f" {queue_id}"
+        return page if page is not None else f"topic {topic!r:.80} has no queue{number} here"
+
+    def at(self, topic: str, queue_id: int, queue_offset: int) -> Fetched:
+        """As `message_at`."""
+        return message_at(self._messages, topic, queue_id, queue_offset)
 
 
 def numbers_of_queues(
