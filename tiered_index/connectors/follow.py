@@ -435,9 +435,7 @@ class Follower:
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the metrics of the follower: for each name its meaning and its value."""
         lag, unit = self.source.lag(), self.source.unit
-        place = "Commit log offset up to which the source is indexed."
-        if unit != "bytes":
-            place = "Sum of the offsets up to which the partitions are indexed."
+        place = "Position up to which the source is indexed: of several parts the sum of their positions."
         seconds = math.nan if lag.seconds is None else lag.seconds
         archived = 0 if self.archiving is None else self.archiving.archived
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ from tiered_index.cli.ending import Ending
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.options import given_flags, refuse_others
 from tiered_index.cli.others import groups_of, options_of
-from tiered_index.cli.places import opened_places
+from tiered_index.cli.places import FollowedSource, opened_places
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.follow import opened_follower
 from tiered_index.config import IndexConfig
@@ -85,6 +85,16 @@ class Serving:
             self.session.out.note(problem)
         # files can't be followed here: a path may be that of a store whose disk is not mounted yet
         return spec if spec.name != FILES else CONNECTORS.spec("rocketmq")
+
+    @cached_property
+    def _source(self) -> FollowedSource | None:
+        """The source that is followed, with its options."""
+        if (source := self.writing.follow) is None or (spec := self._spec) is None:
+            return None
+        # a service does not check bodies, as readers of messages do
+        of_store = RocketmqOptions(of_store=StoreOptions(check_bodies=False), archiving=self.archiving)
+        ours: dict[str, Any] = {"rocketmq": of_store, "kafka": self.kafka}
+        return FollowedSource(spec, ours[spec.name] if spec.name in ours else options_of(self.others, spec), source)
 
     @property
     def _followed(self) -> Path | None:
@@ -221,12 +231,10 @@ class Serving:
 
     def _follower(self, stack: ExitStack, lookups: Index) -> Follower | None:
         """Return the follower of the source, which runs in a thread, or None."""
-        source, spec, stop = self.writing.follow, self._spec, threading.Event()
-        if source is None or spec is None or not isinstance(lookups, IndexService):
+        stop = threading.Event()
+        if (followed := self._source) is None or not isinstance(lookups, IndexService):
             return None
-        # a service does not check bodies, as readers of messages do
-        of_store = RocketmqOptions(of_store=StoreOptions(check_bodies=False), archiving=self.archiving)
-        options = {"rocketmq": of_store, "kafka": self.kafka}.get(spec.name) or options_of(self.others, spec)
+        spec, options, source = followed
         connector, note = CONNECTORS.connector(spec.name), self.session.out.note
         name = self.writing.store_name
         run = SourceRun(addresses=(source,), options=options, name=name, stopped=stop.is_set, note=note)
@@ -246,17 +254,24 @@ class Serving:
             message_bytes=bounds.message_bytes,
         )
         redaction = redaction_of(lookups, store, self.session.storages)
-        is_of_kafka = self._spec is not None and self._spec.name == "kafka"
-        places = opened_places(store, self.kafka, self.writing.follow if is_of_kafka else None)
+        places = opened_places(store, self.kafka, self._source)
         # entries in a writer's buffer are found before the positions that name their keys are durable
         keys = (self.kafka.key or ("key",)) if isinstance(lookups, IndexService) else ()
         sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, places, keys)))
         served = Served(lookups, sources, caps, redaction, audit, tokens)
-        if places.get("kafka") is not None:
-            watch = CONNECTORS.connector("kafka").watch
-            served.problems = stack.enter_context(watch(partial(self.session.out.error, "StorageUnavailable")))
+        looks: list[Callable[[], list[str]]] = []
+        for name in (name for name, place in places.items() if place is not None):
+            if (watch := getattr(CONNECTORS.connector(name), "watch", None)) is not None:
+                looks.append(stack.enter_context(watch(partial(self.session.out.error, "StorageUnavailable"))))
+
+        def problems() -> list[str]:
+            of_follower = [] if follower is None else follower.problems()
+            # a source may tell what the watch of its connector tells
+            of_connectors = (text for look in looks for text in look())
+            return [*of_follower, *(text for text in of_connectors if not any(text in other for other in of_follower))]
+
+        served.problems = problems
         if follower is not None:
-            served.problems = follower.problems
             served.behind = partial(follower.behind, self.writing.max_lag)
             served.gauges = follower.gauges
         return served
