@@ -11,6 +11,7 @@ from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.archived_records import encode_records
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
+from tests.support.log_records import segments_of
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.base.clock import ManualClock, SystemClock
@@ -523,7 +524,9 @@ def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(
         archive(index, servers, topic, **soon)
         assert offsets(index) == [(0, n) for n in range(40)], nth
         # leftovers of the fault are no part of the archive
-        assert index.segment_archive.state().archive.keys() <= {info.name for info in storage.list("segments/")}
+        assert {segment.name for segment in segments_of(index.segment_archive.state())} <= {
+            info.name for info in storage.list("segments/")
+        }
         index.abandon()
         if took < nth:
             assert not struck

@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archive, ingest
 from tests.server.conftest import serving
+from tests.support.log_records import segments_of
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.call import RequestContext
@@ -130,7 +131,7 @@ def test_an_archived_object_that_is_refused_is_the_state_of_its_records(index, s
 def test_one_record_is_two_requests_and_one_once_the_footer_is_known(index, servers, producing, topic):
     producing.send(topic, sent(2_000))
     archive(index, servers, topic)
-    (segment,) = index.segment_archive.state().archive.values()
+    (segment,) = segments_of(index.segment_archive.state())
     counted = FaultStorage(index.storage)
     source = KafkaMessages({None: replace(index.segment_archive, storage=counted)})
     for offset, requests in ((7, 2), (1_999, 1)):

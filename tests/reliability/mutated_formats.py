@@ -35,6 +35,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.rows import decode_cursor, query_digest
 from tiered_index.service.read.files.cold_path import ColdPath
 from tiered_index.service.read.files.window_table import WindowTable
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.root import Marker
 from tiered_index.storage.memory import MemoryStorage
 
@@ -92,9 +93,9 @@ def _state(state: LogState) -> None:
     cold = ColdPath(MemoryStorage())
     for shards in state.tables.values():
         WindowTable(cold, shards)
-    for name in state.stores:
-        for segment in state.segments_of(name):
-            state.segment_holding(name, segment.start)
+    segments = Segments(LogState(catalogs={stored.name: stored for stored in state.inline}))
+    for segment in segments.all():
+        segments.segment(segment.store, segment.start)
     if state.genesis is not None:
         plan = plan_merge(state, MergeOptions(window_s=3600, min_age_s=0), now_s=NOW_MS // 1000)
         assert sum(len(job.tasks) for job in plan.rewrites) < 100_000

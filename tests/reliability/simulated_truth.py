@@ -168,7 +168,9 @@ class Truth:
         self._expired.append(self.state.expired)
         self.stated += self.state.expired != before.expired
         self._removed_ms |= dict.fromkeys(record.remove, self._now_ms())
-        for stored in (*record.add, *record.archive, *record.catalogs):
+        listed = [stored for stored in record.catalogs if stored.data is None]
+        inline = Segments(LogState(catalogs={stored.name: stored for stored in record.catalogs if stored.data}))
+        for stored in (*record.add, *inline, *listed):
             if stored.name not in self._here:
                 self.fail(Lost(f"{name} names {stored.name}, which isn't there"))
         added = Counter(m for stored in record.add for m in self._marks_of(stored))

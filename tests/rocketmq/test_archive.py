@@ -32,6 +32,7 @@ from tiered_index.format.names import log_name
 from tiered_index.format.segments import archived as format_archived
 from tiered_index.service.jobs.segments import uploads
 from tiered_index.service.log.records import LogRecord
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.memory import MemoryStorage
 
 SEGMENT = 1_000
@@ -428,9 +429,10 @@ def test_a_log_that_was_recreated_replaces_no_archived_segment_and_one_that_was_
     dispatcher, archiver = follow(followed)
     catch_up(followed, dispatcher)
     archiver.run_once()
-    before, lost = archived(followed), followed.index.archived()[0].name
-    removing = LogRecord(0, "remove", 0, "", 0, remove=(lost,))
-    log_of(followed.storage).append("a segment that was lost", None, lambda _: removing)
+    before, first = archived(followed), followed.index.archived()[0]
+    log = log_of(followed.storage)
+    removing = LogRecord(0, "remove", 0, "", 0, **Segments(log.state, log.storage).change([], [first]))
+    log.append("a segment that was lost", None, lambda _: removing)
     followed.clock.advance(60)
     followed.index.run_lifecycle()
     assert archiver.run_once() == 1

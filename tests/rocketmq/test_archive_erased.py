@@ -10,6 +10,7 @@ import pytest
 
 from tests.rocketmq.archived_store import log_of, open_index, put
 from tests.support.damage import checked, flip, flip_object
+from tests.support.log_records import segments_of
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
@@ -320,7 +321,7 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
     # each counts the segments of its own records, and each message once
     log = log_of(local)
     placed = [number for number in range(1, log.state.number + 1) if log.record(number).kind == "erase"]
-    assert sum(bool(log.record(number).archive) for number in placed) == sum(
+    assert sum(bool(log.record(number).retire) for number in placed) == sum(
         certificate.segments_rewritten for certificate in (*overtaking, done)
     )
     concerned = [m for m in before.values() if m.topic == "orders" and m.store_ms < BEGIN_MS + 300_000]
@@ -530,7 +531,7 @@ def test_a_segment_of_a_damaged_log_is_restored_without_its_erased_messages(tmp_
     flip(tmp_path / "store" / "commitlog" / segment_name(0), places[4].offset + 5)  # in the magic
     storage = indexed(tmp_path, items=1000)
     erase(storage.uri, "orders", keys="k-1", yes=True, now=True, grace_s=0)
-    name = min(log_of(storage).state.archive)
+    name = min(segment.name for segment in segments_of(log_of(storage).state))
     whole = storage.get(name)
     flip_object(storage, name, 1000)
     (done,), _ = repair(storage, tmp_path / "store")

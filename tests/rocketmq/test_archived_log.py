@@ -8,6 +8,7 @@ import pytest
 from tests.rocketmq.archived_store import log_of, open_index
 from tests.support.cold_index import Recorder
 from tests.support.damage import flip_object
+from tests.support.log_records import segments_of
 from tests.support.store_writer import StoreWriter
 from tiered_index.connectors.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
@@ -42,7 +43,7 @@ def archived(store, tmp_path, monkeypatch):
         assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() >= 1
     state = log_of(storage).state
     archive = SegmentArchive(storage, lambda: state, lambda: state)
-    return archive, state.segments_of("a-store")[0]
+    return archive, segments_of(state)[0]
 
 
 def rows(reader, start, end, **how):

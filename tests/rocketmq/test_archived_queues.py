@@ -303,7 +303,7 @@ def test_a_lost_segment_or_catalog_leaves_its_offsets_unknown_and_is_named(life,
     if which != "segment":
         parts = [segments[at : at + 1], segments[:at], segments[at + 1 :]]
         catalogs = tuple(send_catalog(state, some)[0] for some in parts if some)
-        removed = tuple(segment.name for segment in segments)
+        removed = tuple(state.state.catalogs)
         state.append("test", None, lambda _: LogRecord(0, "archive", 0, "", 0, remove=removed, catalogs=catalogs))
         name, said = catalogs[0].name, f"{catalogs[0].name}, which listed"
     storage.delete_many([name])

@@ -31,6 +31,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.format.segments.archived import PIECE_BYTES
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
 
 
 def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
@@ -136,8 +137,9 @@ def test_a_segment_that_was_lost_between_others_is_missing_and_not_expired(index
     messages = index_log(index, store)
     SegmentArchiver(index, "s", store / "commitlog").run_once()
     _, lost, *_ = index.archived()
-    removing = LogRecord(0, "remove", 0, "", 0, remove=(lost.name,))
-    log_of(storage).append("a segment that was lost", None, lambda _: removing)
+    log = log_of(storage)
+    removing = LogRecord(0, "remove", 0, "", 0, **Segments(log.state, storage).change([], [lost]))
+    log.append("a segment that was lost", None, lambda _: removing)
     storage.delete_many([lost.name])
     delete_segments(store, BEGIN_OF_LAST)
     states = set()

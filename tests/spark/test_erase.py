@@ -14,7 +14,7 @@ from tests.rocketmq.archived_store import open_index, put
 from tests.spark.commands import outcome_of
 from tests.spark.entries import BEGIN_MS, DAY_MS
 from tests.support.damage import flip_object
-from tests.support.log_records import open_log
+from tests.support.log_records import open_log, segments_of
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, erase
 from tiered_index.base.clock import ManualClock, SystemClock
@@ -62,7 +62,7 @@ def content(uri):
     storage = LocalStorage(uri.removeprefix("file://"))
     with IndexReader.open(uri) as reader, reader.export() as batches:
         rows = sorted(json.dumps(row, default=str) for batch in batches for row in batch.to_pylist())
-        segments = [(segment.place, storage.get(segment.name)) for segment in reader.log_state.archive.values()]
+        segments = [(segment.place, storage.get(segment.name)) for segment in segments_of(reader.log_state)]
     return rows, sorted(segments)
 
 
@@ -113,7 +113,7 @@ def test_an_audit_checks_archived_segments_of_catalogs(spark, origin, tmp_path):
     shutil.copytree(origin, tmp_path / "copy")
     storage = LocalStorage(tmp_path / "copy")
     log = open_log(storage, SystemClock())
-    assert merge_catalogs(log) == 1 and not log.state.archive
+    assert merge_catalogs(log) == 1 and not log.state.inline
     name = [segment.name for segment in Segments(log.state, storage)][-1]
     flip_object(storage, name, 100)
     assert {finding.file for finding in audit(spark, storage=storage.uri).report.findings} == {name}

@@ -3,16 +3,18 @@
 import base64
 import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
 from tiered_index.base.clock import Clock, ManualClock
 from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.segments.segment import ArchivedSegment
 from tiered_index.service.log.checkpoint import CHECKPOINT_VERSION
 from tiered_index.service.log.log import StorageLog, publishing
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
+from tiered_index.service.log.records import MOST_INLINE, IndexDescriptor, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments.segments import Segments, inline_catalog
 from tiered_index.storage.base import Storage
 
 GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
@@ -44,7 +46,7 @@ def publish(
 
     def make(state: LogState) -> LogRecord | None:
         record = uploaded(state)
-        gone = tuple(name for name in remove if name in state.objects or name in state.archive)
+        gone = tuple(name for name in remove if name in state.objects)
         if not gone:
             return record
         return replace(record or LogRecord(0, "remove", epoch, "", 0, positions=positions or {}), remove=gone)
@@ -64,3 +66,15 @@ def checkpoint_document(data: bytes) -> dict[str, Any]:
     assert list(outer) == ["version", "kind", "state"] and outer["version"] == CHECKPOINT_VERSION
     document: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(outer["state"])))
     return document
+
+
+def segments_of(state: LogState, storage: Storage | None = None) -> list[ArchivedSegment]:
+    """Return the archived segments of a state. Without a storage, all its catalogs are in records."""
+    return list(Segments(state, storage))
+
+
+def state_with(segments: Iterable[ArchivedSegment]) -> LogState:
+    """Return a state with these segments."""
+    rows = sorted(segments, key=lambda segment: segment.place)
+    catalogs = [inline_catalog(rows[at : at + MOST_INLINE]) for at in range(0, len(rows), MOST_INLINE)]
+    return LogState(catalogs={stored.name: stored for stored in catalogs})

@@ -99,11 +99,11 @@ file-of-a-clone-shadows-its-object: a reader of a root shows a file of a clone i
   - return local.count > later.count or not is_inside
   + return local.count > later.count
   tests/faults/test_restores.py::test_what_was_restored_is_said_and_its_entries_are_kept[a file, unsealed, as many]
-catalog-forgets-what-was-hidden: a segment that was replaced during a merge of catalogs is shown again
+catalog-forgets-what-was-retired: a segment that was replaced during a merge of catalogs is shown again
   in CatalogRewrite.record
-  - if hidden.catalog in names and hidden.name not in self.shown.hidden:
-  + if hidden.catalog not in names and hidden.name not in self.shown.hidden:
-  tests/unit/service/test_catalogs.py::test_what_changes_during_a_merge_is_as_the_log_says_after_it
+  - generation=self.generation)
+  + generation=None)
+  tests/unit/service/test_catalogs.py::test_a_segment_that_is_replaced_during_a_merge_of_objects_stays_replaced
 build-published-twice: a build publishes again although its record was stored and the response lost
   in publish_tables.make
   - if added <= state.objects.keys():

@@ -55,8 +55,15 @@ def a_log(storage, clock=None):
     return log
 
 
-def append(log, **fields):
-    return log.append("test", None, lambda state: LogRecord(0, "archive", 0, "", 0, **fields))
+def append(log, archive=(), removed=(), **fields):
+    """Append a record that adds segments in itself, and retires others."""
+
+    def make(state):
+        segments = Segments(state, log.storage)
+        change = segments.change(archive, removed) if archive or removed else {}
+        return LogRecord(0, "archive", 0, "", 0, **change, **fields)
+
+    return log.append("test", None, make)
 
 
 def add_catalog(log, segments):
@@ -101,21 +108,20 @@ class Model:
         assert all(segments.names_object(segment.name) for segment in self.shown())
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_segments_in_lines_and_catalogs_equal_a_list(seed):
-    """Segments are added in lines and in catalogs, replaced, given up and expired; catalogs are merged meanwhile."""
+@pytest.mark.parametrize("seed", range(12))
+def test_segments_in_records_and_catalogs_equal_a_list(seed):
+    """Segments are added in records and in catalogs, replaced, given up and expired; catalogs are merged meanwhile."""
     random, model, log = Random(seed), Model(), a_log(MemoryStorage())
     for attempt in range(1, 45):
-        act = random.choice(("lines", "catalog", "catalog", "replace", "give up", "expire", "merge"))
-        segments = Segments(log.state, log.storage)
+        act = random.choice(("inline", "catalog", "catalog", "replace", "give up", "expire", "merge"))
         shown = model.shown()
-        if act in ("lines", "catalog"):
+        if act in ("inline", "catalog"):
             fresh = []
             for store in random.sample(STORES, random.randrange(1, 4)):
                 for _ in range(random.randrange(1, 4)):
                     fresh.append(a_segment(store, model.ends[store] + random.choice([0, 0, 30]), attempt))
                     model.ends[store] = fresh[-1].end
-            if act == "lines":
+            if act == "inline":
                 append(log, archive=tuple(fresh))
             else:
                 add_catalog(log, fresh)
@@ -123,21 +129,20 @@ def test_segments_in_lines_and_catalogs_equal_a_list(seed):
         elif act in ("replace", "give up") and shown:
             segment = random.choice(shown)
             fresh = (a_segment(*segment.place, attempt),) if act == "replace" else ()
-            append(log, archive=fresh, **segments.removal([segment]))
+            append(log, archive=fresh, removed=[segment])
             assert not Segments(log.state, log.storage).names_object(segment.name)
             del model.segments[segment.place]
             model.segments |= {new.place: new for new in fresh}
         elif act == "expire" and shown:
             segment = random.choice(shown)
             model.expired[segment.store] = max(segment.end, model.expired.get(segment.store, 0))
-            lines = [s.name for s in log.state.archive.values() if s.store == segment.store and s.end <= segment.end]
-            append(log, expired=Expired(segments={segment.store: segment.end}), remove=tuple(lines))
+            append(log, expired=Expired(segments={segment.store: segment.end}))
         elif act == "merge":
             merge_catalogs(log, least=random.choice([1, 5]))
         model.check(Segments(log.state, log.storage), random)
         assert LogState.decode(log.state.encode(), "checkpoint") == log.state
     merge_catalogs(log)
-    assert not log.state.archive and not log.state.hidden and plan_catalogs(log.state, log.storage) is None
+    assert not log.state.inline and not log.state.retired and not plan_catalogs(log.state, log.storage)
     again = StorageLog(log.storage, log.clock)
     assert again.open() == log.state
     assert checked(log.storage, deep=False, check_objects=lambda _: None).findings == []
@@ -182,7 +187,7 @@ def test_segments_that_overlap_are_refused_found_and_never_merged():
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothing(open_index, monkeypatch, nth, when):
     """Columnar segments are sent and named, again after each error; a catalog is in the way of neither."""
-    monkeypatch.setattr(uploads, "LINES_OF_RECORD", 2)
+    monkeypatch.setattr(uploads, "MOST_INLINE", 2)
     monkeypatch.setattr(uploads, "MOST_CATALOGS", 2)
     storage = FaultStorage(MemoryStorage())
     index = open_index(storage_backend=storage)
@@ -220,25 +225,47 @@ def test_what_changes_during_a_merge_is_as_the_log_says_after_it():
 
     def replace_both():
         for place in (("a", 100), ("b", 100)):
-            segments = Segments(other.state, storage)
-            append(other, archive=(a_segment(*place, attempt=9),), **segments.removal([segments.at(*place)]))
+            old = Segments(other.state, storage).at(*place)
+            append(other, archive=(a_segment(*place, attempt=9),), removed=[old])
 
     storage.meanwhile("put_if_absent", replace_both)
     assert merge_catalogs(log) == 1
     merged = Segments(log.refresh(), storage)
     attempts = [(segment.store, segment.start, segment.crc32) for segment in merged]
     assert attempts == [("a", 0, 1), ("a", 100, 9), ("b", 0, 1), ("b", 100, 9)]
-    assert len(log.state.catalogs) == 1
+    assert len(log.state.catalogs) - len(log.state.inline) == 1
     merge_catalogs(log)
-    assert list(Segments(log.state, storage)) == list(merged) and not log.state.hidden
+    assert list(Segments(log.state, storage)) == list(merged) and not log.state.retired
+
+
+def test_a_segment_that_is_replaced_during_a_merge_of_objects_stays_replaced():
+    storage = FaultStorage(MemoryStorage())
+    log, other = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
+    add_catalog(log, run_of("a", 0, 3))
+    append(log, removed=[a_segment("a", 0)])
+    other.open()
+    fresh = a_segment("a", 100, attempt=9)
+    storage.meanwhile("put_if_absent", lambda: append(other, archive=(fresh,), removed=[a_segment("a", 100)]))
+    assert merge_catalogs(log) == 1
+    assert list(Segments(log.refresh(), storage)) == [fresh, a_segment("a", 200)]
+    assert [*log.state.retired["a"]] == [100]
+
+
+def test_records_carry_few_catalogs_of_many_segments_and_no_upload():
+    log = a_log(MemoryStorage())
+    for number in range(40):
+        append(log, archive=run_of("a", number, number + 1))
+    assert list(Segments(log.state)) == run_of("a", 0, 40)
+    assert [stored.rows.count for stored in log.state.inline] == [16, 16, 8]
+    assert not list(log.storage.list("catalog/"))
 
 
 @pytest.mark.parametrize("least", [1, 3])
 def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, monkeypatch, least):
     """The writer makes catalogs; old segments are deleted only after the grace; a copy has them all."""
-    monkeypatch.setattr(uploads, "LINES_OF_RECORD", 1)
-    monkeypatch.setattr(uploads, "MOST_LINES", least)
-    monkeypatch.setattr(catalogs, "MOST_LINES", least)
+    monkeypatch.setattr(uploads, "MOST_INLINE", 1)
+    monkeypatch.setattr(uploads, "MOST_WAITING", least)
+    monkeypatch.setattr(catalogs, "MOST_WAITING", least)
     data = bytes(range(256)) * 40
 
     def archive(number):
@@ -247,7 +274,7 @@ def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, mon
     for number in range(5):
         archive(number)
     state = life.index.log_state
-    assert state.catalogs and len(state.archive) < least
+    assert state.catalogs and sum(stored.rows.count for stored in state.inline) < least
     assert [segment.start for segment in life.index.archived()] == [number * len(data) for number in range(5)]
     with life.reader() as reader:
         assert reader.archived() == life.index.archived()
@@ -269,7 +296,8 @@ def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, mon
     assert len(list(life.storage.list("segments/"))) == 7
     sweep(life.storage, life.log())
     assert [info.name for info in life.storage.list("segments/")] == [segment.name for segment in life.index.archived()]
-    assert {info.name for info in life.storage.list("catalog/")} == life.log().state.catalogs.keys()
+    listed = {name for name, stored in life.log().state.catalogs.items() if stored.data is None}
+    assert {info.name for info in life.storage.list("catalog/")} == listed
     assert checked(life.storage).findings == []
 
 
@@ -404,7 +432,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     lost = add_catalog(log, [a_segment("a", 0), a_segment("a", 100), a_segment("b", 0)])
     add_catalog(log, [a_segment("a", 200), a_segment("c", 0)])
     segments = Segments(log.state, life.storage)
-    append(log, archive=(a_segment("a", 100, 2),), **segments.removal([segments.at("a", 100)]))
+    append(log, archive=(a_segment("a", 100, 2),), removed=[segments.at("a", 100)])
     for segment in Segments(log.state, life.storage):
         life.storage.put(segment.name, b"bytes")
     life.clock.advance(2 * 86400)
@@ -421,7 +449,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     shown = [a_segment("a", 100, 2), a_segment("a", 200), a_segment("c", 0)]
     assert StorageLog(life.storage, life.clock).open() == log.state == LogState.decode(log.state.encode(), "checkpoint")
     segments = Segments(log.state, life.storage)
-    assert list(segments) == shown and not log.state.hidden
+    assert list(segments) == shown and not log.state.retired
     assert segments.given_up("a", 99).catalog == segments.given_up("b", 0).catalog == lost.name
     assert segments.given_up("a", 200) is segments.given_up("c", 0) is None
     # what only the lost catalog listed is deleted a day after it was given up
@@ -464,7 +492,7 @@ def test_records_that_lose_segments_of_catalogs_are_findings(kind, remaining, le
     log = a_log(MemoryStorage())
     old = add_catalog(log, run_of("a", 0, 4))
     if kind != "repair":
-        append(log, **Segments(log.state, log.storage).removal([a_segment("a", 300)]))
+        append(log, removed=[a_segment("a", 300)])
     added = (send_catalog(log, run_of("a", 0, remaining))[0],) if remaining else ()
     record = LogRecord(0, kind, 0, "", 0, remove=(old.name,), catalogs=added, left_out=left_out)
     log.append("test", None, lambda state: record)
@@ -495,11 +523,11 @@ def test_segments_that_do_not_add_up_are_not_published():
         publish_as(SegmentResult(0, {}, 0, ()))
     assert log.refresh().number == number
     fresh = publish_as()
-    assert [*log.state.archive] == [fresh.name]
+    assert [segment.name for segment in Segments(log.state)] == [fresh.name]
     # another one was first: its segment stays
     with pytest.raises(JobOvertaken):
         publish_as(attempt=3)
-    assert [*log.state.archive] == [fresh.name]
+    assert [segment.name for segment in Segments(log.state)] == [fresh.name]
 
 
 def test_a_record_that_gives_up_a_catalog_names_it():
@@ -560,7 +588,7 @@ def test_two_merges_at_once_leave_one_result(deletes):
         storage.meanwhile("*", merge_first, nth=nth)
         merge_catalogs(log)
         assert list(Segments(log.refresh(), storage)) == shown
-        assert len(log.state.catalogs) == 1 and not log.state.archive
+        assert len(log.state.catalogs) == 1 and not log.state.inline
         sweep(storage, log)
         assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
 
@@ -588,11 +616,11 @@ def test_a_sweep_keeps_objects_that_catalogs_no_longer_show_for_a_day(clock):
     add_catalog(log, [first, second, third])
     # since then, no record has removed their lines
     clock.advance(2 * 86400)
-    append(log, **Segments(log.state, storage).removal([second]))
-    assert log.state.hidden and second.name not in {info.name for info in find_orphans(storage, log).objects}
+    append(log, removed=[second])
+    assert log.state.retired and second.name not in {info.name for info in find_orphans(storage, log).objects}
     append(log, expired=Expired(segments={"broker": 100}))
     merge_catalogs(log)
-    assert not log.state.hidden
+    assert not log.state.retired
     for gone in (set(), {first.name, second.name}):
         delete_orphans(storage, find_orphans(storage, log))
         left = {info.name for info in storage.list("segments/")}

@@ -28,6 +28,7 @@ from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, TableShard
 from tiered_index.service.log.state import CHAINED, LogState
+from tiered_index.service.read.segments.segments import Segments, inline_catalog
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage
 
@@ -249,14 +250,15 @@ def logs(draw):
     for number in range(2, draw(st.integers(2, 14))):
         epoch += draw(st.integers(0, 1))
         fresh = {o.name: o for o in map(an_object, range(100 * number, 100 * number + draw(st.integers(0, 3))))}
-        archived = {s.name: s for s in (a_segment(number, store) for store in draw(st.sets(st.sampled_from("st"))))}
+        stores = draw(st.sets(st.sampled_from("st")))
+        archived = {c.name: c for c in (inline_catalog([a_segment(number, store)]) for store in stores)}
         gone = draw(st.sets(st.sampled_from([*objects, *segments]))) if objects or segments else set()
         again = {s.name: s for s in (segments[name] for name in sorted(gone & segments.keys())[:1])}
         at = draw(st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)))
         adds, removes = tuple(fresh.values()), tuple(sorted(gone))
-        segs = tuple((archived | again).values())  # a record may remove a segment and add it again
+        segs = tuple((archived | again).values())  # a record may remove a catalog and add it again
         kind = draw(st.sampled_from(["publish", "new"]))
-        records.append(LogRecord(number, kind, epoch, "x", 0, adds, removes, at, None, segs))
+        records.append(LogRecord(number, kind, epoch, "x", 0, adds, removes, at, catalogs=segs))
         objects = {name: o for name, o in objects.items() if name not in gone} | fresh
         segments = {name: s for name, s in segments.items() if name not in gone} | archived | again
         positions = positions | {name: max(value, positions.get(name, 0)) for name, value in at.items()}
@@ -281,7 +283,7 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(log, cut, da
     assert states[-1].replayed([]) is states[-1]
     # a replay does not change the state that it began with
     for number, (state, (objects, segments, positions, epoch)) in enumerate(zip(states[1:], expected, strict=True), 1):
-        assert (state.number, list(state.objects), list(state.archive)) == (number, objects, segments)
+        assert (state.number, list(state.objects), list(state.catalogs)) == (number, objects, segments)
         assert (state.positions, state.epoch, state.genesis) == (positions, epoch, GENESIS)
     storage = MemoryStorage()
     for record, name in pairs:
@@ -291,7 +293,6 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(log, cut, da
         opened_state, requests = opened(storage)
         assert opened_state == states[-1]
         assert list(opened_state.objects) == list(states[-1].objects)
-        assert list(opened_state.archive) == list(states[-1].archive)
         assert requests["get"] == 1 + len(records) - state.number
     for state in states[damaged + 1 :]:
         storage.put(checkpoint_name(state.number, state.digest), state.encode()[:-3])
@@ -355,8 +356,10 @@ def test_a_checkpoint_has_the_whole_state(steps):
         decoded = LogState.decode(state.encode(), "checkpoint")
         assert (decoded, decoded.digest, decoded.chain) == (state, state.digest, state.chain)
         assert list(decoded.objects) == list(state.objects) and decoded.encode() == state.encode()
-        make = LogRecord(0, "archive", EPOCH, "", 0, archive=(a_segment(number),))
-        state = log.append("segment", EPOCH, lambda _, make=make: make)
+        segment = a_segment(number)
+        state = log.append(
+            "segment", EPOCH, lambda s, of=segment: LogRecord(0, "archive", EPOCH, "", 0, **Segments(s).change([of]))
+        )
         assert LogState.decode(state.encode(), "checkpoint") == state
 
 

@@ -227,7 +227,7 @@ def test_segments_that_have_expired_are_not_archived_again(life, old, young, exp
     assert life.state.expired.segments == {"log": 3000 * (old[-1] + 1)}
     life.index._lifecycle.refresh()
     assert not archive(expired)
-    assert [segment.start for segment in life.state.archive.values()] == [3000 * number for number in young]
+    assert [segment.start for segment in life.index.archived()] == [3000 * number for number in young]
 
 
 def test_what_is_stated_outlives_checkpoints(merging):

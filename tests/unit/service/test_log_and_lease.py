@@ -29,12 +29,14 @@ from tiered_index.service.log.records import (
     ArchivedSegment,
     LogRecord,
     LostObject,
+    RetiredSegment,
     StreamBatch,
     TableShard,
     encode_document,
 )
 from tiered_index.service.log.session import Lease, LeaseWatch, writer_of
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments.segments import inline_catalog
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -52,7 +54,8 @@ def test_a_record_comes_back_as_it_was():
         remove=("\n",),
         positions={"тема": greatest, "": 0},
         genesis=replace(GENESIS, layout=Layout(ROCKETMQ, ROCKETMQ.schema, 1, 2)),
-        archive=(segment,),
+        catalogs=(inline_catalog([segment]),),
+        retire=(RetiredSegment(segment.name, *segment.place),),
         batches={"b": StreamBatch(greatest, greatest, 2**64 - 1)},
     )
     assert LogRecord.decode(record.encode(), "x") == record
@@ -167,6 +170,7 @@ def test_any_error_of_the_put_of_a_record_leaves_its_outcome_unknown(log, storag
 
 
 SEGMENT = ArchivedSegment("segments/s/0", "broker", 0, 10, 1, 1, 12, 0)
+CATALOG = inline_catalog([SEGMENT])
 SHARD = TableShard("t1", 0, 3600, SlotMap(GENESIS.layout.slots), 0, 3, "writer")
 TABLE = replace(an_object(1), shard=SHARD)
 LOST = LostObject("data/x/9.index", "x9", 0, 1, 1)
@@ -180,7 +184,7 @@ LOST = LostObject("data/x/9.index", "x9", 0, 1, 1)
         ({"add": (an_object(1),)}, {"add": (replace(an_object(1), count=0),)}, "count"),
         ({"add": (TABLE,)}, {"add": (replace(an_object(1), second_max=2**50),)}, "second_max"),
         ({"remove": (an_object(0).name,)}, {"remove": (None,)}, "remove"),
-        ({"archive": (SEGMENT,)}, {"archive": (replace(SEGMENT, name="../s"),)}, "name"),
+        ({"catalogs": (CATALOG,)}, {"catalogs": (replace(CATALOG, name="../s"),)}, "name"),
         ({"batches": {"b": StreamBatch(1, 2, 3)}}, {"batches": {"b": StreamBatch(-1, 2, 3)}}, "number"),
         ({"lost": (LOST,)}, {"lost": (replace(LOST, file_id=""),)}, "file_id"),
         ({"expired": Expired((), {"s": 5})}, {"expired": Expired((), {"s": -5})}, "expired"),

@@ -5,6 +5,7 @@ import pytest
 
 from tests.support.cases import each
 from tests.support.changes import replace
+from tests.support.log_records import state_with
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S
 from tiered_index import IndexConfig
 from tiered_index.base.retention import Horizon, Retention
@@ -134,7 +135,7 @@ def test_segments_expire_from_the_beginning_of_their_store():
         return ArchivedSegment(f"segments/{start}", "log", start, 100, 0, 0, 150, published_ms)
 
     segments = [segment(0, 5), segment(100, NOW_MS), segment(200, 5)]
-    state = LogState(archive={archived.name: archived for archived in segments})
+    state = state_with(segments)
     plan = plan_expiry(Retention(segments_age_s=DAY_S), state, NOW_MS)
     assert (plan.segments, plan.expired.segments) == ((segments[0],), {"log": 100})
 
@@ -144,13 +145,13 @@ def test_a_segment_uploaded_by_a_clock_that_was_behind_does_not_expire_before_it
     """One with messages of the future expires by its upload."""
     times = None if newest_ms is None else (5, newest_ms)
     segment = ArchivedSegment("segments/0", "log", 0, 100, 0, 0, 150, 5, rows=9, times=times)
-    plan = plan_expiry(Retention(segments_age_s=DAY_S), LogState(archive={segment.name: segment}), NOW_MS)
+    plan = plan_expiry(Retention(segments_age_s=DAY_S), state_with([segment]), NOW_MS)
     assert plan.expired.segments == ({"log": 100} if expires else {})
 
 
 def test_a_plan_lists_the_first_segments_and_counts_all():
     segments = [ArchivedSegment(f"segments/{n}", "log", 100 * n, 100, 0, 0, 150, 5) for n in range(1500)]
-    state = LogState(archive={segment.name: segment for segment in segments})
+    state = state_with(segments)
     plan = plan_expiry(Retention(segments_age_s=DAY_S), state, NOW_MS)
     assert plan.segments == tuple(segments[:1000])
     assert (plan.segments_expired, plan.size_bytes) == (SegmentTotals.of(segments), 1500 * 150)
@@ -161,13 +162,15 @@ def test_archived_segments_expire_by_the_age_of_their_topic():
 
     def archived(store, *ages_days):
         return [
-            ArchivedSegment(f"{store}-{n}", store, 10 * n, 99, 0, 0, 150, NOW_MS - days * DAY_MS, None, (10, 8))
+            ArchivedSegment(
+                f"segments/{store}/{n}/x", store, 10 * n, 99, 0, 0, 150, NOW_MS - days * DAY_MS, None, (10, 8)
+            )
             for n, days in enumerate(ages_days)
         ]
 
     audit, debug, other = (archived(f"kafka:cluster/{topic}/0", 40, 10) for topic in ("audit", "debug-x", "orders"))
-    mixed = [replace(segment, columns=None) for segment in archived("commitlog", 80, 40)]
-    state = LogState(archive={segment.name: segment for segment in (*audit, *debug, *other, *mixed)})
+    mixed = [replace(segment, columns=None, size_bytes=10) for segment in archived("commitlog", 80, 40)]
+    state = state_with([*audit, *debug, *other, *mixed])
     topics = {"debug-*": 7 * DAY_S, "audit": 60 * DAY_S}
     rule = Retention(age_s=5 * DAY_S, segments_age_s=30 * DAY_S, segments_topics=topics)
     plan = plan_expiry(rule, state, NOW_MS)

@@ -7,12 +7,13 @@ import pytest
 from msgspec import structs
 
 from tests.support.later import sweep
-from tests.support.log_records import GENESIS, open_log, publish
+from tests.support.log_records import GENESIS, open_log, segments_of
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.segments.archived import HEAD_BYTES
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments.segments import Segments, inline_catalog
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -34,7 +35,7 @@ def test_a_segment_is_uploaded_once(open_index, faulty):
     assert archive(index, data, start=500) is True
     (segment,) = index.archived()
     assert (segment.store, segment.start, segment.end, segment.crc32) == ("s", 500, 1500, zlib.crc32(data))
-    assert index.log_state.archive == {segment.name: segment}
+    assert segments_of(index.log_state) == [segment]
     assert index.segment_archive.table(segment).pieces.tolist() == [zlib.crc32(data)]
     puts, number = faulty.calls("put"), index.log_state.number
     assert archive(index, data, start=500) is False
@@ -206,8 +207,10 @@ def test_a_segment_that_a_job_replaced_meanwhile_stays_as_the_job_left_it(open_i
     erased = structs.replace(before, name=f"{before.name[:-5]}x.log", source=(before.crc32, before.head_crc32))
 
     def queues():
-        record = LogRecord(0, "erase", 0, "", 0, archive=(erased,), remove=(before.name,))
-        open_log(storage, clock).append("an erasure", None, lambda state: record)
+        log = open_log(storage, clock)
+        log.append(
+            "an erasure", None, lambda s: LogRecord(0, "erase", 0, "", 0, **Segments(s).change([erased], [before]))
+        )
         return b"offsets"
 
     assert index.archive("s", 0, 1000, lambda at, length: data[at : at + length], queues=queues) is False
@@ -247,7 +250,8 @@ def test_a_lost_or_damaged_segment_is_damage_and_a_removed_one_is_not_there(inde
     storage.delete_many([first.name])
     with pytest.raises(CorruptFile, match="storage does not"):
         index.segment_archive.read(first, 0, 5)
-    publish(index._session.log, index._session.epoch, remove=(first.name,))
+    log, epoch = index._session.log, index._session.epoch
+    log.append("given up", epoch, lambda s: LogRecord(0, "remove", epoch, "", 0, **Segments(s).change([], [first])))
     with pytest.raises(ObjectNotFound):
         index.segment_archive.read(first, 0, 5)
     assert index.archived() == (second,)
@@ -274,6 +278,9 @@ def test_a_segment_that_was_rewritten_before_its_record_is_sent_again(open_index
 @pytest.mark.parametrize("again", ["a", "b"])
 def test_a_place_is_archived_once(again):
     first, second = (ArchivedSegment(f"segments/s/0/{by}.log", "s", 0, 100, 1, 2, 152, 3) for by in ("a", again))
-    state = LogState(1, 1, GENESIS).apply(LogRecord(2, "archive", 1, "a", 5, archive=(first,)), "x")
+    added, again = (
+        LogRecord(n, "archive", 1, "a", 5, catalogs=(inline_catalog([s]),)) for n, s in ((2, first), (3, second))
+    )
+    state = LogState(1, 1, GENESIS).apply(added, "x")
     with pytest.raises(CorruptFile, match="archived already"):
-        state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(second,)), "x")
+        state.apply(again, "x")

@@ -8,7 +8,7 @@ import pytest
 from tests.storage.scripted_server import Answer, scripted_server
 from tests.support.filled import fill, holds, names_below, places
 from tests.support.later import Later
-from tests.support.log_records import open_log
+from tests.support.log_records import open_log, segments_of
 from tiered_index import IndexService
 from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
@@ -122,7 +122,10 @@ def test_an_object_that_waited_for_the_log_is_sent_again(index, faulty, storage,
     faulty.meanwhile("put_if_absent", lambda: swept.extend(sweep()), name_prefix="log/")
     act()
     assert swept == [old]
-    assert names_below(storage, what) == [*index.log_state.objects, *index.log_state.archive]
+    assert names_below(storage, what) == [
+        *index.log_state.objects,
+        *(segment.name for segment in segments_of(index.log_state)),
+    ]
     if is_file:
         assert places(index) == ["uploaded"]
         holds(storage, clock, 1, 2, 3)
@@ -151,7 +154,7 @@ def test_a_writer_that_sleeps_before_its_record_sends_again(index, faulty, stora
     number = index.log_state.number
     act()
     assert index.log_state.number > number
-    named = [*index.log_state.objects, *index.log_state.archive]
+    named = [*index.log_state.objects, *(segment.name for segment in segments_of(index.log_state))]
     assert len(named) == 1 and names_below(storage, what) == named
 
 

@@ -17,7 +17,7 @@ import logging
 import secrets
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -34,7 +34,7 @@ from tiered_index.service.jobs.orphans import Orphans, sweep
 from tiered_index.service.jobs.rewriting.whole import Named, defects_of, not_there, object_bytes
 from tiered_index.service.log.log import StorageLog, read_again
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, RetiredSegment, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments.segments import MissingCatalog, Segments, names_object
 from tiered_index.service.root.seen import Seen
@@ -52,9 +52,7 @@ COPY_OF = "copy:"
 # rounds of a copy in which objects of the source were merged or expired before they were copied
 _TRIES = 10
 # fields of a state that a copy's record does not take over unchanged
-_OWN = frozenset(
-    {"number", "epoch", "genesis", "roots", "digest"} | {"objects", "archive", "catalogs", "hidden", "range_objects"}
-)
+_OWN = frozenset({"number", "epoch", "genesis", "roots", "digest"} | {"objects", "catalogs", "range_objects"})
 
 # records of a copy that are looked at for the last removal, before their times are asked for
 _LOOKED_AT = 100
@@ -146,7 +144,7 @@ class Copier:
     def missing_bytes(self) -> int:
         """Return the bytes that the target lacks by the logs as read so far. No request."""
         state, copy_state = self.log.state, self.copied.state
-        named = sum(map(object_bytes, _beyond(state, copy_state).values()))
+        named = sum(map(object_bytes, _objects(_beyond(state, copy_state))))
         listed, known = (sum(catalog.object_bytes for catalog in s.catalogs.values()) for s in (state, copy_state))
         return named + max(listed - known, 0)
 
@@ -207,7 +205,8 @@ class Copier:
     def _removed(self, before: LogState, after: LogState) -> tuple[str, ...]:
         """Return the names that the target no longer has. A segment may have moved to a catalog."""
         segments = Segments(after, self.target)
-        return tuple([name for name in _beyond(before, after) if not segments.names_object(name)])
+        names = [named.name for named in _objects(_beyond(before, after))]
+        return tuple([name for name in names if not segments.names_object(name)])
 
     def _problems(self) -> tuple[str, ...]:
         try:
@@ -234,7 +233,7 @@ class Copier:
         with contextlib.suppress(ObjectNotFound):
             for number in self._newest(state.number, grace_s):
                 record = self.copied.record(number)
-                names = (*record.remove, *(hidden.name for hidden in record.hide))
+                names = (*record.remove, *(segment.name for segment in record.retire))
                 if removed := sorted(name for name in names if not is_named(state, name)):
                     # a sweep that was interrupted has deleted those at one end
                     if all(self._is_gone(name) for name in {removed[0], removed[-1]}):
@@ -264,7 +263,7 @@ class Copier:
 
     def _lacking(self, state: LogState, before: LogState) -> Iterator[Named]:
         """Yield the objects that `state` and its catalogs name, but `before`, a state of the target, does not."""
-        yield from _beyond(state, before).values()
+        yield from _objects(_beyond(state, before))
         if not state.catalogs.keys() <= before.catalogs.keys():
             yield from _listed_beyond(Segments(state, self.source), Segments(before, self.target))
 
@@ -385,7 +384,12 @@ def _key(state: LogState) -> str:
 
 
 def _parts(state: LogState) -> dict[str, Named]:
-    return {**state.objects, **state.archive, **state.catalogs, **state.range_objects}
+    return {**state.objects, **state.catalogs, **state.range_objects}
+
+
+def _objects(named: Mapping[str, Named]) -> list[Named]:
+    """Return those that are objects: a record may carry a catalog in itself."""
+    return [part for part in named.values() if not (isinstance(part, StoredCatalog) and part.data is not None)]
 
 
 def _listed_beyond(ours: Segments, theirs: Segments) -> Iterator[ArchivedSegment]:
@@ -399,7 +403,7 @@ def _listed_beyond(ours: Segments, theirs: Segments) -> Iterator[ArchivedSegment
         while other is not None and other.place < segment.place:
             other = next(others, None)
         is_there = other is not None and (other.place, other.name) == (segment.place, segment.name)
-        if not is_there and segment.name not in ours.state.archive:
+        if not is_there:
             yield segment
 
 
@@ -431,9 +435,8 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
         0,
         genesis=None if before.number else after.genesis,
         add=tuple(named for named in added if isinstance(named, StoredObject)),
-        archive=tuple(named for named in added if isinstance(named, ArchivedSegment)),
         catalogs=tuple(named for named in added if isinstance(named, StoredCatalog)),
-        hide=tuple(hidden for name, hidden in after.hidden.items() if before.hidden.get(name) != hidden),
+        retire=_retired(before, after),
         ranges=tuple(after.range_objects.values()),
         remove=tuple(_beyond(before, after)),
         previous=before.digest,
@@ -451,6 +454,14 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
     if reached != expected:
         raise CorruptFile("copy", f"no record leads from record {before.number} of the copy to the source's state")
     return record
+
+
+def _retired(before: LogState, after: LogState) -> tuple[RetiredSegment, ...]:
+    """Return the segments that a copy's catalogs in records showed, and that those after it do not list."""
+    segments, left = Segments(before), {row.name for stored in after.inline for row in Segments(after).rows(stored)}
+    gone = [stored for stored in before.inline if stored.name not in after.catalogs]
+    rows = (row for stored in gone for row in segments.rows(stored) if row.kind == "archived")
+    return tuple(RetiredSegment(row.name, *row.place) for row in rows if row.name not in left)
 
 
 def _check(storage: Storage, named: Named, seen: Callable[[int, bytes], None]) -> dict[int, int]:

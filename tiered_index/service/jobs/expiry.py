@@ -23,7 +23,7 @@ from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.jobs.merge_run import rewrite_objects
 from tiered_index.service.jobs.orphans import Orphans, sweep
-from tiered_index.service.jobs.segments.catalogs import MOST_LINES, merge_catalogs
+from tiered_index.service.jobs.segments.catalogs import MOST_WAITING, merge_catalogs
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
@@ -255,15 +255,13 @@ def record_expiry(
         plans.append(plan)
         if not (plan.objects or plan.segments or plan.expired != state.expired):
             return None
-        ends = plan.expired.segments
-        lines = [segment.name for segment in state.archive.values() if segment.end <= ends.get(segment.store, 0)]
-        names = (*(stored.name for stored in plan.objects), *lines)
+        names = tuple(stored.name for stored in plan.objects)
         return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired, expiry_ms=now_ms)
 
     state = log.append("the expired times", epoch, make)
     if state.catalogs:
         # without the segments that expired: from then on their objects may be deleted
-        merge_catalogs(log, epoch, least=MOST_LINES)
+        merge_catalogs(log, epoch, least=MOST_WAITING)
     return plans[-1]
 
 

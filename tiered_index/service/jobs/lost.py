@@ -68,10 +68,10 @@ def give_up(
         local = [lost for lost in unpublished.values() if lost.name not in state.lost]
         unlisted = [catalogs[name] for name in catalogs if name in state.catalogs]
         present = Segments(_without(state, unlisted), storage)
-        removed = present.removal(present.named(segment.name for segment in gone_segments))
+        removed = present.change([], present.named(segment.name for segment in gone_segments))
         if not (gone or local or unlisted or any(removed.values())):
             return None  # an earlier try or a merge has removed them
-        removed["remove"] += (*(stored.name for stored in gone), *(stored.name for stored in unlisted))
+        removed["remove"] = (*(stored.name for stored in gone), *(stored.name for stored in unlisted))
         lost = (*map(LostObject.of, gone), *local, *_ranges(state, unlisted))
         return LogRecord(0, "remove", 0, "", 0, lost=lost, **removed)
 
@@ -86,17 +86,14 @@ def give_up(
 
 def _ranges(state: LogState, catalogs: Iterable[StoredCatalog]) -> list[LostObject]:
     """Return the ranges that are lost with catalogs of a state."""
-    hidden, expired = state.hidden.values(), state.expired.segments
-    return list(itertools.chain(*(LostObject.of_catalog(stored, hidden, expired) for stored in catalogs)))
+    retired, expired = state.retired, state.expired.segments
+    return list(itertools.chain(*(LostObject.of_catalog(stored, retired, expired) for stored in catalogs)))
 
 
 def _without(state: LogState, catalogs: Sequence[StoredCatalog]) -> LogState:
-    """Return a state without catalogs, and without the segments that they hide."""
+    """Return a state without catalogs."""
     names = {stored.name for stored in catalogs}
-    listed = {name: stored for name, stored in state.catalogs.items() if name not in names}
-    return replace(
-        state, catalogs=listed, hidden={n: hidden for n, hidden in state.hidden.items() if hidden.catalog in listed}
-    )
+    return replace(state, catalogs={name: stored for name, stored in state.catalogs.items() if name not in names})
 
 
 def _names(stored: StoredObject | LostObject) -> tuple[str, ...]:

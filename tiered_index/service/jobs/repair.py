@@ -229,8 +229,8 @@ class Repairs:
         with _archived_is_noted(report, copy):
             if not is_bad(self.standby, stored):
                 rows = Segments(LogState(catalogs={stored.name: stored}), self.standby)
-                task = CatalogTask(0, self.log, None, rows.all)
-                yield copy, CatalogRewrite("repair", "a repair of a catalog", (stored,), (task,), LogState())
+                task, generation = CatalogTask(0, self.log, None, rows.all), stored.generation or 0
+                yield copy, CatalogRewrite("repair", "a repair of a catalog", (stored,), (task,), generation)
 
     def _of_segment(self, segment: ArchivedSegment, report: Report) -> Iterator[tuple[str, Rewrite]]:
         """As `_replacements`. It adds a note to the report if nothing shows what was erased from a copy."""

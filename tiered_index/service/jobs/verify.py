@@ -153,30 +153,38 @@ def _problem_of_catalogs(record: LogRecord, before: LogState) -> str | None:
     catalogs = [before.catalogs[name] for name in record.remove if name in before.catalogs]
     added, removed = (sum(stored.rows.count for stored in listed) for listed in (record.catalogs, catalogs))
     if record.kind == "catalogs":
-        removed += sum(name in before.archive for name in record.remove)
-        # segments of lines that were replaced or given up since the plan
-        removed += sum(hidden.name not in before.hidden for hidden in record.hide)
-        names = {stored.name for stored in catalogs}
-        most = sum(hidden.catalog in names for hidden in before.hidden.values())
+        most = sum(1 for stored in catalogs for _ in before.retired_in(stored))
         if removed != added + record.left_out:
             return f"it merges {removed:,} segments into {added:,}, and leaves out {record.left_out:,}"
         if record.left_out > most and not before.expired.segments:
-            return f"it leaves out {record.left_out:,} segments, but {most:,} were hidden and none had expired"
+            return f"it leaves out {record.left_out:,} segments, but {most:,} were retired and none had expired"
         return None
     if record.kind == "link":
         is_short = added < removed - record.left_out
         return (
             f"it replaces {removed:,} segments by {added:,}, and leaves out {record.left_out:,}" if is_short else None
         )
+    if lacking := _left_out(record, before):
+        return f"it removes {lacking} without a catalog that has it"
+    catalogs = [stored for stored in catalogs if stored.data is None]
     if record.kind == "repair" and catalogs:
         is_same = [stored.rows.logs for stored in catalogs] == [stored.rows.logs for stored in record.catalogs]
         return None if is_same else "it replaces a catalog by one with other segments"
     given_up = {lost.range.catalog for lost in record.lost if lost.range is not None}
-    hidden, expired = before.hidden.values(), before.expired.segments
+    retired, expired = before.retired, before.expired.segments
     for stored in catalogs:
-        if stored.name not in given_up and (record.kind != "remove" or LostObject.of_catalog(stored, hidden, expired)):
+        if stored.name not in given_up and (record.kind != "remove" or LostObject.of_catalog(stored, retired, expired)):
             return f"it removes {stored.name} without a catalog that has its segments"
     return None
+
+
+def _left_out(record: LogRecord, before: LogState) -> str | None:
+    """Return a segment that a record removes with a catalog that is no object, and neither adds nor retires."""
+    gone = replace(before, catalogs={name: before.catalogs[name] for name in record.remove if name in before.catalogs})
+    gone = replace(gone, catalogs={stored.name: stored for stored in gone.inline})
+    added = Segments(LogState(catalogs={stored.name: stored for stored in record.catalogs if stored.data is not None}))
+    known = {segment.name for segment in (*added.all(), *record.retire)}
+    return next((segment.name for segment in Segments(gone).all() if segment.name not in known), None)
 
 
 def _check_tables(state: LogState, report: Report) -> None:
@@ -280,7 +288,8 @@ def check_storage(
             report.unchecked.append((named.name, error))
 
     for catalog in state.catalogs.values():
-        check(catalog)
+        if catalog.data is None:
+            check(catalog)
     for table in state.range_objects.values():
         check(table)
     if check_objects is not None:
@@ -407,9 +416,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
             state = state.apply(record, info.name)
             records.check(record, before)
             if record.kind == "remove":
-                lost = [segment.place for segment in Segments(before, storage).named(record.remove)]
-                lost += [(hidden.store, hidden.start) for hidden in record.hide]
-                given_up |= dict.fromkeys(lost, record.number)
+                given_up |= dict.fromkeys([segment.place for segment in record.retire], record.number)
             report.count("log_records")
             for name in checkpoints.pop(state.number, ()):
                 _check_checkpoint(storage, name, state, report)

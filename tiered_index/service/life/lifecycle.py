@@ -333,7 +333,7 @@ class Lifecycle:
         context, session, rule = self._context, self._context.session, self._context.config.retention
         state = session.log.state
         # without anything that could expire, a clock that is wrong now would only hide later entries
-        is_new = not (state.objects or state.archive or state.catalogs or state.expiry_ms)
+        is_new = not (state.objects or state.catalogs or state.expiry_ms)
         if rule.any and not is_new and (now_s := context.clock.monotonic_s()) >= self._expire_s:
             now_ms = self._time.now_ms(state)
             # a new root reads the topics of all old objects, which takes longer than the lease lives if there are many

@@ -40,7 +40,7 @@ from tiered_index.service.jobs.rewriting.merge_plan import (
     MergeRewrite,
     plan_merge,
 )
-from tiered_index.service.jobs.segments.catalogs import MOST_LINES, merge_catalogs
+from tiered_index.service.jobs.segments.catalogs import MOST_WAITING, merge_catalogs
 from tiered_index.service.life.context import LifecycleContext
 
 MIN_AGE_S = 3600
@@ -168,7 +168,7 @@ class MergeWorker:
             try:
                 failures = [error for window_s in self.tiers for error in self._run_tier(window_s)]
                 try:
-                    merge_catalogs(session.log, session.epoch, least=MOST_LINES)
+                    merge_catalogs(session.log, session.epoch, least=MOST_WAITING)
                     self.errors.pop(_CATALOGS, None)
                 except CorruptFile as error:
                     self.errors[_CATALOGS] = without_frames(error)

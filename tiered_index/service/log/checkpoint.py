@@ -22,8 +22,8 @@ from tiered_index.service.log.records import (
 )
 from tiered_index.service.log.replaced import RangeColumns
 
-CHECKPOINT_VERSION = 10
-_STORED_OTHERWISE = ("tables", "hide", "ranges", "range_tables")
+CHECKPOINT_VERSION = 11
+_STORED_OTHERWISE = ("tables", "ranges", "range_tables")
 # most bytes of a state's document
 _MOST_BYTES = 1 << 31
 
@@ -66,26 +66,18 @@ def _fields(stored: _State, objects: list[StoredObject]) -> dict[str, Any]:
     if not stored.chain.endswith(stored.digest[:DIGEST_DIGITS]):
         raise ValueError("`chain` does not end with the digest of the last record")
     by_name = {stored_object.name: stored_object for stored_object in objects}
-    archive = {segment.name: segment for segment in stored.archive}
-    places = {segment.place for segment in archive.values()}
-    if (len(by_name), len(archive), len(places)) != (len(objects), len(stored.archive), len(stored.archive)):
-        raise ValueError("An object or segment occurs twice")
+    if len(by_name) != len(objects):
+        raise ValueError("An object occurs twice")
     for stored_object in objects:
         check_slots(stored_object, stored.genesis, "checkpoint")
     fields = {name: value for name, value in stored.members().items() if name not in _STORED_OTHERWISE}
     lost = {gone.name: gone for gone in stored.lost}
-    catalogs, hidden = (
-        {catalog.name: catalog for catalog in stored.catalogs},
-        {segment.name: segment for segment in stored.hide},
-    )
-    if (len(catalogs), len(hidden)) != (len(stored.catalogs), len(stored.hide)):
-        raise ValueError("A catalog or hidden segment occurs twice")
-    if any(segment.catalog not in catalogs for segment in hidden.values()):
-        raise ValueError("A hidden segment is of a catalog that is not there")
+    catalogs = {catalog.name: catalog for catalog in stored.catalogs}
+    if len(catalogs) != len(stored.catalogs):
+        raise ValueError("A catalog occurs twice")
     ranges = {table.name: table for table in stored.ranges}
     if len({table.store for table in stored.ranges}) != len(stored.ranges) or len(ranges) != len(stored.ranges):
         raise ValueError("A table of ranges occurs twice")
     if any(table.store not in fields["expired"].replaced.stores for table in stored.ranges):
         raise ValueError("A table of ranges is of a store that has none")
-    named = {"range_objects": ranges, "objects": by_name, "archive": archive, "lost": lost}
-    return {**fields, **named, "catalogs": catalogs, "hidden": hidden}
+    return {**fields, "range_objects": ranges, "objects": by_name, "lost": lost, "catalogs": catalogs}

@@ -170,7 +170,7 @@ class Publication:
             record = make(state)
             if record is None:
                 return None
-            adds = record.add or record.archive or record.catalogs or record.ranges
+            adds = record.add or record.catalogs or record.ranges
             if adds and self.is_overdue:
                 raise self._overdue(what)
             return record

@@ -1,7 +1,7 @@
 """Records of the storage's log. SPEC.md section 9. Pure.
 
-A record is one JSON document and a line ``#crc32 xxxxxxxx``. It adds objects and archived segments, removes others, and
-has the writer's epoch, the attempt's id and source positions. `state` has the result of all records.
+A record is one JSON document and a line ``#crc32 xxxxxxxx``. It adds objects and catalogs of segments, removes others,
+and has the writer's epoch, the attempt's id and source positions. `state` has the result of all records.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tiered_index.format.layout import MOST_ITEMS, Layout
 from tiered_index.format.metadata import MOST_ENTRIES, Positions
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, RANGES_PREFIX
 from tiered_index.format.schema import Schema
-from tiered_index.format.segments.catalog import CatalogDirectory
+from tiered_index.format.segments.catalog import CatalogDirectory, decode_end, decode_group
 from tiered_index.format.segments.ranges import MOST_RANGES, ranges_crc32
 from tiered_index.format.segments.segment import DATA_PART as DATA_PART
 from tiered_index.format.segments.segment import ArchivedSegment as ArchivedSegment
@@ -53,7 +53,7 @@ from tiered_index.service.log.replaced import Range, RangeTable
 from tiered_index.service.log.replaced import Replacement as Replacement
 from tiered_index.types import LostFile, inclusive
 
-LOG_VERSION = 9
+LOG_VERSION = 10
 _MARK = b"\n#crc32 "
 T = TypeVar("T")
 _PART = f"/{DATA_PART}"
@@ -164,25 +164,65 @@ class StoredObject(Stored, frozen=True):
         return min(self.count * schema.item.itemsize, self.trailer_position)
 
 
+RetiredPlaces = Mapping[str, Mapping[int, int]]
+"""By store, the start of each retired segment that a catalog still lists, with the generation of its retirement."""
 _Packed = Annotated[bytes, Meta(min_length=1, max_length=1 << 26)]
 
 
+MOST_INLINE = 16
+"""Most segments of a catalog that a record carries in itself."""
+
+
 class StoredCatalog(Stored, frozen=True, dict=True):
-    """A catalog of segments that the log names. `directory` is that at the end of the object, as it is there."""
+    """A catalog of segments that the log names.
+
+    `directory` is that at the end of the object, as it is there. A catalog of up to `MOST_INLINE` segments may be no
+    object: then the log has its bytes, in `data`. The segments of such a catalog may lie between those of others.
+
+    `generation` counts the records that retired segments: the catalog shows no segment of a place that was retired
+    later. None: after the record that adds the catalog.
+    """
 
     name: CatalogName
     size_bytes: Size
     published_ms: Milliseconds
-    directory: _Packed
+    directory: _Packed | None = None
+    data: _Packed | None = None
+    generation: Count | None = None
 
     def __post_init__(self) -> None:
+        if (self.directory is None) is (self.data is None):
+            raise ValueError("a catalog has either `directory` or `data`")
+        if self.data is not None and (self.size_bytes != len(self.data) or self.rows.count > MOST_INLINE):
+            raise ValueError(f"`data` has {len(self.data)} bytes and {self.rows.count} segments")
         if self.rows.groups[-1].position + self.rows.groups[-1].length > self.size_bytes:
             raise ValueError(f"`size_bytes` is {self.size_bytes}, too few for all its groups")
 
     @cached_property
     def rows(self) -> CatalogDirectory:
         """The directory: logs and groups."""
-        return CatalogDirectory.decode(self.directory, self.name)
+        if self.data is not None:
+            return decode_end(self.data, self.name)
+        return CatalogDirectory.decode(self.directory or b"", self.name)
+
+    @cached_property
+    def places(self) -> frozenset[tuple[str, int]]:
+        """Store and start of each segment of a catalog in a record."""
+        assert self.data is not None
+        logs, groups, places = self.rows.logs, self.rows.groups, set[tuple[str, int]]()
+        for group in groups:
+            rows = decode_group(self.data[group.position :][: group.length], group, logs, self.name)
+            places |= {(logs[number].store, start) for number, start in rows.places}
+        return frozenset(places)
+
+    def has(self, store: str, offset: int) -> bool:
+        """Return whether `offset` of a store is between the first and the last segment of the store."""
+        number = self.rows.numbers.get(store)
+        return number is not None and self.rows.logs[number].start <= offset < self.rows.logs[number].end
+
+    def is_before(self, generation: int) -> bool:
+        """Return whether segments that were retired in a generation are not shown."""
+        return (self.generation or 0) < generation
 
     @property
     def object_bytes(self) -> int:
@@ -191,17 +231,23 @@ class StoredCatalog(Stored, frozen=True, dict=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
-        return {**super().to_json(), "directory": b64encode(self.directory).decode()}
+        return {
+            name: b64encode(value).decode() if isinstance(value, bytes) else value
+            for name, value in super().to_json().items()
+        }
 
 
-class HiddenSegment(Stored, frozen=True):
-    """A segment that catalog `catalog` still lists, but that a record has replaced or given up."""
+class RetiredSegment(Stored, frozen=True):
+    """A segment that a record has replaced or given up. Catalogs of earlier generations still list it."""
 
     name: Text
-    catalog: CatalogName
     store: str
     start: Place
-    object_bytes: Size
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Store and start offset, which identify the segment."""
+        return self.store, self.start
 
 
 class StoredRanges(Stored, frozen=True):
@@ -330,22 +376,19 @@ class LostObject(Stored, frozen=True):
         return cls(**{name: getattr(stored, name) for name in cls.__struct_fields__ if name != "range"})
 
     @classmethod
-    def of_catalog(
-        cls, stored: StoredCatalog, hidden: Iterable[HiddenSegment], expired: Mapping[str, int]
-    ) -> list[LostObject]:
-        """Return the lost ranges of a catalog, one for each log. `count` has the number of segments.
+    def of_catalog(cls, stored: StoredCatalog, retired: RetiredPlaces, expired: Mapping[str, int]) -> list[LostObject]:
+        """Return the lost ranges of a catalog, one for each log. `count` is about the number of its segments.
 
-        Segments that are `hidden` are not lost with it, and no log that has expired (the offset of each store).
+        Segments that are `retired` are not lost with it, and no log that has expired (the offset of each store).
         """
-        shown = {log.store: log.count for log in stored.rows.logs if log.end > expired.get(log.store, 0)}
-        for segment in hidden:
-            if segment.catalog == stored.name and segment.store in shown:
-                shown[segment.store] -= 1
         lost = []
         for log in stored.rows.logs:
-            if shown.get(log.store, 0) > 0:
+            if log.end > expired.get(log.store, 0):
+                gone = [start for start, after in retired.get(log.store, {}).items() if stored.is_before(after)]
+                left = log.count - sum(log.start <= start < log.end for start in gone)
                 lacking = LostRange(log.store, "catalog", log.start, log.end, catalog=stored.name)
-                lost.append(replace(lacking.lost(log.first_ms, log.last_ms), count=shown[log.store]))
+                # a retired segment may have been in another catalog, between those of this one
+                lost.append(replace(lacking.lost(log.first_ms, log.last_ms), count=max(left, 1)))
         return lost
 
     @property
@@ -426,7 +469,6 @@ class LogRecord:
     remove: tuple[str, ...] = ()
     positions: dict[str, int] = field(default_factory=dict)
     genesis: IndexDescriptor | None = None
-    archive: tuple[ArchivedSegment, ...] = ()
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: tuple[LostObject, ...] = ()
     expired: Expired = NOTHING
@@ -441,8 +483,10 @@ class LogRecord:
     put_before_ms: int = 0
     """No entry that was put before this time, by the writer's or job's clock, waits for a later record; 0: not said."""
     catalogs: tuple[StoredCatalog, ...] = ()
-    hide: tuple[HiddenSegment, ...] = ()
+    retire: tuple[RetiredSegment, ...] = ()
     """Segments that catalogs list, and that are replaced or given up."""
+    retired: RetiredPlaces = field(default_factory=dict)
+    """Of a copy's record, the retired segments of all records so far."""
     replaced: tuple[Replacement, ...] = ()
     """The new readings of files that this record announces."""
     expiry_ms: int = 0
@@ -471,8 +515,10 @@ class LogRecord:
                 "remove": list(self.remove),
                 "positions": self.positions,
                 "genesis": self.genesis.to_json() if self.genesis else None,
-                **optional_members(self.archive, self.batches, self.lost, self.catalogs, self.hide, self.ranges),
+                **optional_members(self.batches, self.lost, self.catalogs, self.ranges),
+                **retired_member(self.retired),
                 **expired_member(self.expired, self.range_tables),
+                **({"retire": [segment.to_json() for segment in self.retire]} if self.retire else {}),
                 **({"replaced": [replaced.to_json() for replaced in self.replaced]} if self.replaced else {}),
                 **({"dropped": self.dropped} if self.dropped else {}),
                 **({"left_out": self.left_out} if self.left_out else {}),
@@ -491,21 +537,23 @@ class LogRecord:
 
 
 def optional_members(
-    archive: Iterable[ArchivedSegment],
     batches: dict[str, StreamBatch],
     lost: Iterable[LostObject],
     catalogs: Iterable[StoredCatalog],
-    hidden: Iterable[HiddenSegment],
     ranges: Iterable[StoredRanges],
 ) -> dict[str, Any]:
     """Return the fields that records and checkpoints have only if they are not empty."""
-    archived = [segment.to_json() for segment in archive]
     streams = {stream: batch.to_json() for stream, batch in batches.items()}
     losses = [lost_object.to_json() for lost_object in lost]
-    members: dict[str, Any] = {"archive": archived, "batches": streams, "lost": losses}
-    groups: dict[str, Iterable[Stored]] = {"catalogs": catalogs, "hide": hidden, "ranges": ranges}
+    members: dict[str, Any] = {"batches": streams, "lost": losses}
+    groups: dict[str, Iterable[Stored]] = {"catalogs": catalogs, "ranges": ranges}
     members |= {name: [part.to_json() for part in group] for name, group in groups.items()}
     return {name: member for name, member in members.items() if member}
+
+
+def retired_member(retired: RetiredPlaces) -> dict[str, Any]:
+    """Return the field `retired` unless it is empty: for each store the starts and their generations."""
+    return {"retired": {store: [list(of), list(of.values())] for store, of in retired.items()}} if retired else {}
 
 
 def expired_member(expired: Expired, tables: Mapping[str, RangeTable]) -> dict[str, Any]:
@@ -565,9 +613,8 @@ class Common(Struct, kw_only=True):
     """The stored fields that records and checkpoints have."""
 
     positions: Positions
-    archive: tuple[ArchivedSegment, ...] = ()
     catalogs: tuple[StoredCatalog, ...] = ()
-    hide: tuple[HiddenSegment, ...] = ()
+    retired: dict[str, tuple[tuple[Place, ...], tuple[Count, ...]]] = msgspec.field(default_factory=dict)
     batches: dict[str, _StoredBatch] = msgspec.field(default_factory=dict)
     lost: tuple[LostObject, ...] = ()
     expired: StoredExpired | UnsetType = UNSET
@@ -581,6 +628,7 @@ class Common(Struct, kw_only=True):
             name: StreamBatch(batch.number, batch.entries, int(batch.checksum, 16)) for name, batch in stored
         }
         members["expired"] = self.expired.read() if self.expired else NOTHING
+        members["retired"] = {store: dict(zip(*of, strict=True)) for store, of in self.retired.items()}
         return members
 
 
@@ -593,6 +641,7 @@ class _StoredRecord(Common, kw_only=True):
     add: tuple[StoredObject, ...]
     remove: tuple[str, ...]
     genesis: IndexDescriptor | None
+    retire: tuple[RetiredSegment, ...] = ()
     replaced: tuple[Replacement, ...] = ()
     dropped: dict[str, tuple[tuple[Place, Place], ...]] = msgspec.field(default_factory=dict)
     left_out: Count = 0

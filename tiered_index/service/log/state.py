@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -21,12 +19,11 @@ from tiered_index.service.log.identity import check_follows
 from tiered_index.service.log.reads import read_before_ms, reads_in
 from tiered_index.service.log.records import (
     QUARANTINE_S,
-    ArchivedSegment,
-    HiddenSegment,
     IndexDescriptor,
     LogRecord,
     LostObject,
     LostRange,
+    RetiredPlaces,
     StoredCatalog,
     StoredObject,
     StoredRanges,
@@ -35,6 +32,7 @@ from tiered_index.service.log.records import (
     expired_member,
     max_positions,
     optional_members,
+    retired_member,
 )
 from tiered_index.service.log.replaced import NO_RANGES, RangeTable
 from tiered_index.service.log.topic_keys import unread_in
@@ -44,7 +42,6 @@ from tiered_index.types import TopicBounds
 CHAINED = 320
 # most steps in a state, and most files and tables in all of them
 _STEPS, _MOST_CHANGED = 64, 10_000
-_START = attrgetter("start")
 
 
 def _newest(
@@ -82,8 +79,6 @@ class LogState:
     genesis: IndexDescriptor | None = None
     objects: dict[str, StoredObject] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
-    archive: dict[str, ArchivedSegment] = field(default_factory=dict)
-    """The segments that records name line by line. Others are in `catalogs`: ask `read/segments.py` for segments."""
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: dict[str, LostObject] = field(default_factory=dict)
     expired: Expired = NOTHING
@@ -94,8 +89,9 @@ class LogState:
     expiry_ms: int = 0
     """The latest present time of the expiries, epoch milliseconds; 0: there was none."""
     catalogs: dict[str, StoredCatalog] = field(default_factory=dict)
-    hidden: dict[str, HiddenSegment] = field(default_factory=dict)
-    """The segments in catalogs that are replaced or given up, by name."""
+    """The catalogs, by name, in the order of their records. Ask `read/segments.py` for segments."""
+    retired: RetiredPlaces = field(default_factory=dict)
+    """The segments in catalogs that are replaced or given up."""
     range_objects: dict[str, StoredRanges] = field(default_factory=dict)
     """The objects that have the retired ranges of a store, by name. They also are in `expired`."""
     range_tables: dict[str, RangeTable] = field(default_factory=dict, compare=False, repr=False)
@@ -141,27 +137,30 @@ class LogState:
 
         Catalogs name others: ask `read/segments.py`.
         """
-        named = self.objects, self.archive, self.catalogs, self.range_objects
+        named = self.objects, self.catalogs, self.range_objects
         return any(name in objects for objects in named)
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object of file `file_id`; None: there is none."""
         return self.files.get(file_id)
 
-    def segment_at(self, store: str, start: int) -> ArchivedSegment | None:
-        """Return the archived segment of `store` that begins at offset `start`; None: there is none."""
-        segment = self.segment_holding(store, start)
-        return segment if segment is not None and segment.start == start else None
+    @cached_property
+    def generation(self) -> int:
+        """The greatest generation of catalogs and retired segments."""
+        retired = [max(of.values(), default=0) for of in self.retired.values()]
+        return max(retired + [stored.generation or 0 for stored in self.catalogs.values()], default=0)
 
-    def segment_holding(self, store: str, offset: int) -> ArchivedSegment | None:
-        """Return the archived segment of `store` that has byte `offset` of its log; None: there is none."""
-        segments = self.segments_of(store)
-        at = bisect_right(segments, offset, key=_START) - 1
-        return segments[at] if at >= 0 and offset < segments[at].end else None
+    @property
+    def inline(self) -> list[StoredCatalog]:
+        """The catalogs that are no objects, in the order of their records."""
+        return [stored for stored in self.catalogs.values() if stored.data is not None]
 
-    def segments_of(self, store: str) -> list[ArchivedSegment]:
-        """Return the archived segments of `store`, by their start."""
-        return self._by_store.get(store, [])
+    def retired_in(self, stored: StoredCatalog) -> Iterator[tuple[str, int]]:
+        """Yield the places of retired segments that a catalog may list, and then does not show."""
+        for log in stored.rows.logs:
+            for start, generation in self.retired.get(log.store, {}).items():
+                if log.start <= start < log.end and stored.is_before(generation):
+                    yield log.store, start
 
     @property
     def newest_ms(self) -> int | None:
@@ -212,16 +211,6 @@ class LogState:
         """The last second of files and tables outside the quarantine, and in it; None: there are none."""
         return _newest((None, None), [*self.objects.values(), *self.lost.values()])
 
-    @property
-    def stores(self) -> tuple[str, ...]:
-        """The stores that have archived segments."""
-        return tuple(self._by_store)
-
-    @property
-    def byte_stores(self) -> tuple[str, ...]:
-        """Those of them whose segments are bytes of a log, not columnar."""
-        return tuple(store for store, segments in self._by_store.items() if segments[0].columns is None)
-
     @cached_property
     def files(self) -> dict[str, StoredObject]:
         """The objects that are files of their own, by file id."""
@@ -256,13 +245,6 @@ class LogState:
                 ranges.setdefault(lost.range.source, []).append(lost.range)
         return ranges
 
-    @cached_property
-    def _by_store(self) -> dict[str, list[ArchivedSegment]]:
-        stores: dict[str, list[ArchivedSegment]] = {}
-        for segment in sorted(self.archive.values(), key=lambda segment: (segment.store, segment.start)):
-            stores.setdefault(segment.store, []).append(segment)
-        return stores
-
     def encode(self, *, whole: bool = False) -> bytes:
         """Return the bytes of this state's checkpoint. `whole`: with the tables in `range_objects`, too."""
         tables = {store: table.to_json() for store, table in self.range_tables.items()} if whole else {}
@@ -274,13 +256,9 @@ class LogState:
                 **columns_of(self.objects.values()),
                 "positions": self.positions,
                 **optional_members(
-                    self.archive.values(),
-                    self.batches,
-                    self.lost.values(),
-                    self.catalogs.values(),
-                    self.hidden.values(),
-                    self.range_objects.values(),
+                    self.batches, self.lost.values(), self.catalogs.values(), self.range_objects.values()
                 ),
+                **retired_member(self.retired),
                 **expired_member(self.expired, self.range_tables),
                 **({"range_tables": tables} if tables else {}),
                 **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
@@ -307,15 +285,18 @@ class LogState:
         return replace(self, expired=structs.replace(self.expired, replaced=replaced))
 
 
-def _with_catalogs(
-    before: LogState, record: LogRecord, file: str
-) -> tuple[dict[str, StoredCatalog], dict[str, HiddenSegment]]:
-    """Return catalogs and hidden segments of a state after a record. Raises `CorruptFile`, also for an overlap."""
-    catalogs, hidden = before.catalogs, before.hidden
-    gone = {name for name in record.remove if name in catalogs}
-    if gone:
-        catalogs = {name: catalog for name, catalog in catalogs.items() if name not in gone}
-        hidden = {name: segment for name, segment in hidden.items() if segment.catalog not in gone}
+def _with_catalogs(before: LogState, record: LogRecord, file: str) -> tuple[dict[str, StoredCatalog], RetiredPlaces]:
+    """Return catalogs and retired segments of a state after a record. Raises `CorruptFile`, also for an overlap."""
+    if not (record.catalogs or record.retire or record.copied or before.catalogs.keys() & set(record.remove)):
+        return before.catalogs, before.retired
+    gone = before.catalogs.keys() & set(record.remove)
+    catalogs = {name: stored for name, stored in before.catalogs.items() if name not in gone}
+    generation = before.generation + bool(record.retire)
+    retired = {store: dict(of) for store, of in (record if record.copied else before).retired.items()}
+    for segment in () if record.copied else record.retire:
+        if not any(stored.has(*segment.place) for stored in before.catalogs.values()):
+            raise CorruptFile(file, f"retires {segment.name!r}, which no catalog lists")
+        retired.setdefault(segment.store, {})[segment.start] = generation
     for added in record.catalogs:
         if added.name in catalogs:
             raise CorruptFile(file, f"adds {added.name!r}, which exists already")
@@ -323,13 +304,21 @@ def _with_catalogs(
             raise CorruptFile(
                 file, f"adds {added.name!r}, whose segments of {store!r} overlap those of another catalog"
             )
-        catalogs = {**catalogs, added.name: added}
-    for segment in record.hide:
-        known = catalogs.get(segment.catalog)
-        if known is None or segment.store not in known.rows.numbers or segment.name in hidden:
-            raise CorruptFile(file, f"hides {segment.name!r}, which {segment.catalog!r} does not show")
-        hidden = {**hidden, segment.name: segment}
-    return catalogs, hidden
+        if added.data is not None:
+            shown = (stored.places - {*before.retired_in(stored)} for stored in catalogs.values() if stored.data)
+            if twice := added.places & set().union(*shown) - {segment.place for segment in record.retire}:
+                raise CorruptFile(file, f"archives {min(twice)}, which is archived already")
+        catalogs[added.name] = structs.replace(added, generation=generation) if added.generation is None else added
+    if not record.copied:
+        checked = [before.catalogs[name] for name in gone]
+        for store, start in [segment.place for segment in record.retire] + [
+            place for stored in checked for place in before.retired_in(stored)
+        ]:
+            after = retired.get(store, {}).get(start, 0)
+            if not any(stored.has(store, start) and stored.is_before(after) for stored in catalogs.values()):
+                retired.get(store, {}).pop(start, None)
+        retired = {store: of for store, of in retired.items() if of}
+    return catalogs, retired
 
 
 def _with_ranges(
@@ -366,8 +355,15 @@ def _with_ranges(
 
 
 def overlapped(catalogs: Iterable[StoredCatalog], added: StoredCatalog) -> str | None:
-    """Return a store of whose log `added` and one of `catalogs` have a common range; None: there is none."""
+    """Return a store of whose log `added` and one of `catalogs`, both objects, have a common range; None: none.
+
+    So a segment is found by at most one read. Catalogs that are no objects may lie between the segments of others.
+    """
+    if added.data is not None:
+        return None
     for catalog in catalogs:
+        if catalog.data is not None:
+            continue
         numbers = catalog.rows.numbers
         for log in added.rows.logs:
             if (number := numbers.get(log.store)) is not None:
@@ -378,14 +374,12 @@ def overlapped(catalogs: Iterable[StoredCatalog], added: StoredCatalog) -> str |
 
 
 class LogReplay:
-    """Adds records to a copy of a state, whose objects and segments change in place."""
+    """Adds records to a copy of a state, whose objects change in place."""
 
     def __init__(self, begun: LogState) -> None:
         self._begun = self._now = begun
         self._added: list[StoredObject] = []
         self._removed: list[StoredObject] = []
-        self._placed: dict[tuple[str, int], ArchivedSegment] = {}  # the last segment added at each place
-        self._thinned: set[str] = set()  # stores of removed segments
 
     @property
     def number(self) -> int:
@@ -404,13 +398,11 @@ class LogReplay:
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
         if now is self._begun:
-            now = replace(now, objects=dict(now.objects), archive=dict(now.archive))
-        objects, archive, genesis = now.objects, now.archive, now.genesis or record.genesis
+            now = replace(now, objects=dict(now.objects))
+        objects, genesis = now.objects, now.genesis or record.genesis
         for name in record.remove:
             if (gone := objects.pop(name, None)) is not None:
                 self._removed.append(gone)
-            elif (segment := archive.pop(name, None)) is not None:
-                self._thinned.add(segment.store)
             elif name not in now.catalogs and name not in now.range_objects:
                 raise CorruptFile(file, f"removes {name!r}, which does not exist")
         for added in record.add:
@@ -419,12 +411,7 @@ class LogReplay:
             check_slots(added, genesis, file)
             objects[added.name] = added
             self._added.append(added)
-        catalogs, hidden = _with_catalogs(now, record, file)
-        for segment in record.archive:
-            there = self._placed.get(segment.place) or self._begun.segment_at(*segment.place)
-            if segment.name in archive or (there is not None and archive.get(there.name) is there):
-                raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
-            archive[segment.name] = self._placed[segment.place] = segment
+        catalogs, retired = _with_catalogs(now, record, file)
         known, held = now.chain + record.digest[:DIGEST_DIGITS], now.batches
         later = {s: batch for s, batch in record.batches.items() if s not in held or batch.number > held[s].number}
         root = {record.root: (record.number, record.attempt)} if record.root else {}
@@ -437,7 +424,7 @@ class LogReplay:
             genesis=genesis,
             positions=positions,
             catalogs=catalogs,
-            hidden=hidden,
+            retired=retired,
             batches={**held, **later},
             lost=now.lost | {lost.name: lost for lost in record.lost},
             expired=expired,
@@ -465,8 +452,6 @@ class LogReplay:
         """Update cached properties of the state before, because computing them takes time for each object."""
         if (logs := known.get("listed_logs")) is not None and self._now.catalogs is self._begun.catalogs:
             into["listed_logs"] = logs
-        if (stores := known.get("_by_store")) is not None:
-            into["_by_store"] = self._stores(stores)
         added = [stored for stored in self._added if self._now.objects.get(stored.name) is stored]
         files, tables = known.get("files"), known.get("tables")
         if files is not None and tables is not None:
@@ -477,24 +462,6 @@ class LogReplay:
         newest_s = known.get("_newest_s")
         if newest_s is not None and not self._removed and self._now.lost == self._begun.lost:
             into["_newest_s"] = _newest(newest_s, added)
-
-    def _stores(self, known: dict[str, list[ArchivedSegment]]) -> dict[str, list[ArchivedSegment]]:
-        stores, archive, placed = dict(known), self._now.archive, self._placed
-        for store in self._thinned & stores.keys():
-            stores[store] = [
-                present
-                for present in stores[store]
-                if archive.get(present.name) is present and present.place not in placed
-            ]
-        for segment in placed.values():
-            if archive.get(segment.name) is segment:
-                store = segment.store
-                if stores.get(store) is known.get(store):
-                    stores[store] = [*known.get(store, ())]
-                insort(stores[store], segment, key=_START)
-        if stores.keys() == known.keys() and all(stores.values()):
-            return stores
-        return {store: stores[store] for store in sorted(stores) if stores[store]}
 
     def _files(self, known: dict[str, StoredObject], added: list[StoredObject]) -> dict[str, StoredObject]:
         files = dict(known)

@@ -49,7 +49,7 @@ def check_position_name(position: str) -> None:
 
 def names_of(state: LogState) -> set[str]:
     """Return the names in the state of a log that may say which queues sources own."""
-    return {*state.positions, *state.stores, *state.listed_logs, *state.given_up, *state.expired.segments}
+    return {*state.positions, *state.listed_logs, *state.given_up, *state.expired.segments}
 
 
 @dataclass(frozen=True, slots=True)

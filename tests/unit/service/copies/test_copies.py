@@ -6,12 +6,13 @@ Any host can bring a copy up to date, round by round. A round changes no other i
 from dataclasses import fields
 
 import pytest
+from msgspec import structs
 
 from tests.support.changes import replace
 from tests.support.copies import SEGMENT, archive, bytes_of, check_target, copier, fill, merge_first_day, same
 from tests.support.damage import checked, flip_object
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
-from tests.support.log_records import GENESIS
+from tests.support.log_records import GENESIS, segments_of
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S, small_shards
 from tests.support.storage_faults import FaultStorage, Watched
 from tiered_index.base.clock import ManualClock
@@ -33,7 +34,6 @@ from tiered_index.service.log.range_objects import whole_record
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, StoredRanges, StreamBatch
 from tiered_index.service.log.replaced import RangeTable, Replaced, ReplacedRanges
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments.segments import hidden_in
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -75,7 +75,7 @@ def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, reques
         again.open()
         again.run_once()
         assert same(check_target(life, back), life.state)
-        for name in (*life.state.objects, *life.state.archive):
+        for name in (*life.state.objects, *(segment.name for segment in segments_of(life.state))):
             assert back.get(name) == life.storage.get(name)
 
 
@@ -86,7 +86,7 @@ def test_every_member_of_the_state_is_copied():
     """This includes members that later versions add: the record must lead to exactly the same state."""
     table = LostObject("data/a/1.index", "a", 5, 6, 7)
     listed, _ = send_catalog(StorageLog(MemoryStorage(), ManualClock(5)), [SEGMENT_OF_LOG])
-    gone = hidden_in(listed, SEGMENT_OF_LOG)
+    listed = structs.replace(listed, generation=0)
     store, shelf = linked_store("t", 0), MemoryStorage()
     in_object, retired = RangeTable.of([(0, 4, 1, 5, 6)]), RangeTable.of([(0, 4, 1, 5, 6), (7, 9, 2, 5, 6)])
     shelf.put("ranges/a.ranges", data := encode_ranges(in_object.rows))
@@ -98,7 +98,7 @@ def test_every_member_of_the_state_is_copied():
         range_objects={ranges.name: ranges},
         range_tables={store: in_object},
         catalogs={listed.name: listed},
-        hidden={gone.name: gone},
+        retired={"b": {0: 1}},
         epoch=4,
         genesis=GENESIS,
         positions={"s": 5},
@@ -117,7 +117,7 @@ def test_every_member_of_the_state_is_copied():
     assert same(reached, full)
     assert reached.positions == {"s": 5, "copy:x": 9}
     filled = {f.name for f in fields(LogState) if getattr(full, f.name) != getattr(LogState(), f.name)}
-    left_out = {"objects", "archive", "roots", "digest", "chain", "steps"}
+    left_out = {"objects", "roots", "digest", "chain", "steps"}
     assert {f.name for f in fields(LogState)} - filled <= left_out, "give the new member a value in `full`"
     with pytest.raises(CorruptFile, match="no record leads"):
         difference(replace(reached, positions={"s": 6}), full, "copy:x")
@@ -146,9 +146,12 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, inner, sma
             assert not old_number
             state = LogState()
         looked.add(state.number)
-        assert {name: len(inner.get(name)) for name in (*state.objects, *state.archive)} == {
+        assert {
+            name: len(inner.get(name))
+            for name in (*state.objects, *(segment.name for segment in segments_of(state, inner)))
+        } == {
             **{name: stored.size_bytes for name, stored in state.objects.items()},
-            **{name: segment.object_bytes for name, segment in state.archive.items()},
+            **{segment.name: segment.object_bytes for segment in segments_of(state, inner)},
         }
 
     target.watch = look

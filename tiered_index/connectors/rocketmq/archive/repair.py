@@ -27,7 +27,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.keys.hashing import code_units, hash_batch
 from tiered_index.service.jobs.repair import Copy
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.tombstones import Tombstones
 from tiered_index.storage.base import Storage
 
@@ -80,9 +80,16 @@ class StoreSegments:
             if record.expired:
                 stones = stones.joined(record.expired.tombstones)
             # a repair stores the same bytes: tombstones since the last erasure do not apply to them
-            if record.kind != "repair" and any(archived.place == segment.place for archived in record.archive):
+            if record.kind != "repair" and _states(record, segment):
                 erased = stones
         return erased
+
+
+def _states(record: LogRecord, segment: ArchivedSegment) -> bool:
+    """Return whether a record replaces a segment, or is of a copy and brings it."""
+    listed = record.catalogs if record.copied else ()
+    replaced = any(gone.place == segment.place for gone in record.retire)
+    return replaced or any(stored.has(*segment.place) for stored in listed)
 
 
 def _read(file: Segment, position: int, length: int) -> bytes:

@@ -1,9 +1,9 @@
-"""Catalogs of segments: writes them, and merges small ones with the segments that records name line by line.
+"""Catalogs of segments: writes them, and merges small ones.
 
-A merge, a repair and a link of files are rewrites of catalogs (`job.py`): one record replaces catalogs and lines by new
-catalogs. Segments that expired or are hidden are left out; their objects are then orphans. Segments that are hidden
-during a rewrite stay hidden in the new catalog. A crash leaves an orphan. Memory: some groups of rows for each catalog.
-Threads: any.
+A merge, a repair and a link of files are rewrites of catalogs (`job.py`): one record replaces catalogs by new ones.
+Segments that expired or are retired are left out; their objects are then orphans. A new catalog has the generation of
+the plan, so segments that are retired during a rewrite stay so. A crash leaves an orphan. Memory: some groups of rows
+for each catalog. Threads: any.
 """
 
 from __future__ import annotations
@@ -22,25 +22,16 @@ from tiered_index.format.segments.segment import Segment
 from tiered_index.service.jobs.rewriting.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import Publication
-from tiered_index.service.log.records import (
-    ArchivedSegment,
-    HiddenSegment,
-    LogRecord,
-    LostRange,
-    Replacement,
-    StoredCatalog,
-)
+from tiered_index.service.log.records import LogRecord, LostRange, Replacement, RetiredSegment, StoredCatalog
 from tiered_index.service.log.state import LogState, overlapped
-from tiered_index.service.read.segments.segments import MissingCatalog, Segments, hidden_in
+from tiered_index.service.read.segments.segments import MissingCatalog, Segments
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.types import no_progress
 
-LINES_OF_RECORD = 16
-"""Most segments that a record names line by line: more are in a catalog."""
-MOST_LINES = 256
-"""Most segments in a state line by line, and most hidden ones, before the writer makes a catalog of them."""
+MOST_WAITING = 256
+"""Most segments of catalogs in records, and most retired ones, before the writer makes a catalog of them."""
 MOST_CATALOGS = 8
-"""Most catalogs in a state before small ones are merged, even without lines."""
+"""Most catalogs that are objects before small ones are merged."""
 # a catalog is merged with smaller ones that together have at least 1 / so many of its segments
 _RATIO = 2
 # of a catalog's end: enough for most directories
@@ -71,40 +62,43 @@ class CatalogTask:
 
 @dataclass(frozen=True, slots=True)
 class CatalogRewrite(Rewrite):
-    """Replaces catalogs, and segments of lines. `shown` is the state that has these inputs as the rows show them.
+    """Replaces catalogs. The new ones have the `generation` of the state that the rows are of.
 
     `added` are rows of the new catalogs that no input has, behind all others of their stores. The record announces the
     new readings `announced`.
     """
 
-    shown: LogState
+    generation: int
     added: Sequence[Segment] = ()
     announced: tuple[Replacement, ...] = ()
 
     def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
-        """Return the record. What was hidden, replaced or given up since the plan is hidden in the new catalogs.
+        """Return the record. It names the segments that only catalogs in records listed, and that are left out.
 
         Raises `JobOvertaken` if another record changed the catalogs, or as `check_behind`.
         """
         check_behind(segments.state, self.added)
-        now, names = segments.state, {named.name for named in self.inputs if isinstance(named, StoredCatalog)}
-        made = tuple(catalog for result in results for catalog, _ in result.catalogs)
+        now, names = segments.state, {named.name for named in self.inputs}
+        made = tuple(
+            structs.replace(catalog, generation=self.generation) for result in results for catalog, _ in result.catalogs
+        )
         others = [other for name, other in now.catalogs.items() if name not in names]
         overlap = any(overlapped(others, catalog) is not None for catalog in made)
         if overlap or not names <= now.catalogs.keys():
             raise JobOvertaken("another record changed the catalogs")
-        lines = [named for named in self.inputs if isinstance(named, ArchivedSegment)]
-        gone = [line for line in lines if line.name not in now.archive]
-        hide = [hidden_in(catalog, line) for line in gone for catalog in made if _lists(catalog, line)]
-        for hidden in now.hidden.values():
-            if hidden.catalog in names and hidden.name not in self.shown.hidden:
-                hide += [structs.replace(hidden, catalog=catalog.name) for catalog in made if _lists(catalog, hidden)]
-        before = sum(now.catalogs[name].rows.count for name in names) + len(lines)
-        # without a new catalog, the lines that went meanwhile are not left out by this record
-        left_out = before + len(self.added) - sum(catalog.rows.count for catalog in made) - (0 if made else len(gone))
-        remove = (*sorted(names), *sorted({line.name for line in lines} & now.archive.keys()))
-        record = LogRecord(0, self.kind, 0, "", 0, remove=remove, catalogs=made, hide=tuple(hide), left_out=left_out)
-        return replace(record, replaced=self.announced)
+        expired = now.expired.segments
+        # an orphan stays for a while after it: nothing else says later that it was there
+        retire = tuple(
+            RetiredSegment(row.name, *row.place)
+            for stored in now.inline
+            if stored.name in names
+            for row in segments.rows(stored)
+            if row.kind == "archived" and row.end <= expired.get(row.store, 0)
+        )
+        before = sum(now.catalogs[name].rows.count for name in names)
+        left_out = before + len(self.added) - sum(catalog.rows.count for catalog in made)
+        record = LogRecord(0, self.kind, 0, "", 0, remove=tuple(sorted(names)), catalogs=made, left_out=left_out)
+        return replace(record, retire=retire, replaced=self.announced)
 
 
 def check_behind(state: LogState, added: Sequence[Segment]) -> None:
@@ -115,62 +109,59 @@ def check_behind(state: LogState, added: Sequence[Segment]) -> None:
             raise JobOvertaken(f"another job has added files of the log {segment.store} meanwhile: try again")
 
 
-def _lists(catalog: StoredCatalog, place: ArchivedSegment | HiddenSegment) -> bool:
-    """Return whether a catalog that replaces the one with a segment has its offset."""
-    return any(log.store == place.store and log.start <= place.start < log.end for log in catalog.rows.logs)
+def waiting(state: LogState) -> int:
+    """Return the number of segments in catalogs of records, or of retired ones, whichever is greater."""
+    return max(sum(stored.rows.count for stored in state.inline), sum(map(len, state.retired.values())))
 
 
-def plan_catalogs(
-    state: LogState, storage: Storage, *, least: int = 1
-) -> tuple[list[StoredCatalog], list[ArchivedSegment]] | None:
-    """Return catalogs and lines to merge. None: fewer than `least` lines and hidden rows, and all merged.
+def plan_catalogs(state: LogState, storage: Storage, *, least: int = 1) -> list[StoredCatalog]:
+    """Return the catalogs to merge; none: fewer than `least` segments are `waiting`, and all others are merged.
 
-    A catalog is included if one of its segments expired or is hidden, or if it has segments between others that are
+    A catalog is included if one of its segments expired or is retired, or if it has segments between others that are
     merged. It is also included if smaller catalogs together have a good part of its segments. Raises the errors of
     `Segments`.
     """
-    by_count = sorted(state.catalogs.values(), key=lambda stored: stored.rows.count)
-    lines = frozenset(state.archive) if len(state.archive) >= least else frozenset[str]()
-    hiding = {hidden.catalog for hidden in state.hidden.values()} if len(state.hidden) >= least else set()
+    by_count = sorted(
+        (stored for stored in state.catalogs.values() if stored.data is None), key=lambda stored: stored.rows.count
+    )
     segments = Segments(state, storage)
-    due = {stored.name for stored in by_count if stored.name in hiding or segments.has_expired(stored)}
-    if due or lines:
-        names = _grown(state, lines, due, by_count)
+    due = {stored.name for stored in state.catalogs.values() if segments.has_expired(stored)}
+    if sum(stored.rows.count for stored in state.inline) >= least:
+        due |= {stored.name for stored in state.inline}
+    if sum(map(len, state.retired.values())) >= least:
+        due |= {stored.name for stored in state.catalogs.values() if any(state.retired_in(stored))}
+    if due:
+        names = _grown(state, due, by_count)
     else:
         smallest = enumerate(by_count if len(by_count) >= MOST_CATALOGS else ())
-        grown = (_grown(state, lines, {stored.name}, by_count[at + 1 :]) for at, stored in smallest)
+        grown = (_grown(state, {stored.name}, by_count[at + 1 :]) for at, stored in smallest)
         names = next((joined for joined in grown if len(joined) > 1), set())
-        if not names:
-            return None
-    listed = [stored for name, stored in state.catalogs.items() if name in names]
-    return listed, [segment for name, segment in state.archive.items() if name in lines]
+    return [stored for name, stored in state.catalogs.items() if name in names]
 
 
-def _grown(state: LogState, lines: frozenset[str], names: set[str], others: Sequence[StoredCatalog]) -> set[str]:
+def _grown(state: LogState, names: set[str], others: Sequence[StoredCatalog]) -> set[str]:
     """Return catalogs `names`, those between them, and those of `others` (the smallest first) that are small beside
     them.
     """
-    grown = _joined(state, lines, names)
-    total = len(lines) + sum(state.catalogs[name].rows.count for name in grown)
+    grown = _joined(state, names)
+    total = sum(state.catalogs[name].rows.count for name in grown)
     for stored in others:
         if stored.rows.count > _RATIO * total:
             break
         if stored.name not in grown:
-            more = _joined(state, lines, {*grown, stored.name})
+            more = _joined(state, {*grown, stored.name})
             count = sum(state.catalogs[name].rows.count for name in more - grown)
             if count <= _RATIO * total:
                 grown, total = more, total + count
     return grown
 
 
-def _joined(state: LogState, lines: frozenset[str], names: set[str]) -> set[str]:
-    """Return catalogs `names` with all that have segments between theirs, or between theirs and the lines.
+def _joined(state: LogState, names: set[str]) -> set[str]:
+    """Return catalogs `names` with all objects that have segments between theirs.
 
-    One catalog can't have the segments on both sides of another one's.
+    One object can't have the segments on both sides of another one's.
     """
     ranges: dict[str, tuple[int, int]] = {}
-    if lines:
-        ranges |= {store: (of[0].start, of[-1].end) for store in state.stores for of in [state.segments_of(store)]}
     joined, fresh = set[str](), set(names)
     while True:
         for name in fresh:
@@ -182,6 +173,7 @@ def _joined(state: LogState, lines: frozenset[str], names: set[str]) -> set[str]
             name
             for name, stored in state.catalogs.items()
             if name not in joined
+            and stored.data is None
             and any(
                 log.store in ranges and log.start < ranges[log.store][1] and ranges[log.store][0] < log.end
                 for log in stored.rows.logs
@@ -192,21 +184,19 @@ def _joined(state: LogState, lines: frozenset[str], names: set[str]) -> set[str]
 
 
 def merge_catalogs(log: StorageLog, epoch: int | None = None, *, least: int = 1) -> int:
-    """Merge catalogs and lines of segments that are due (see `plan_catalogs`). Return the number of records appended.
+    """Merge the catalogs that are due (see `plan_catalogs`). Return the number of records appended.
 
     `epoch` is the writer's; None: a job. Raises the errors of `StorageLog.append`, and of the storage.
     """
 
     def planned(state: LogState, lost: Container[str]) -> Iterator[CatalogRewrite]:
-        if (due := plan_catalogs(state, log.storage, least=least)) is not None:
-            listed, lines = due
-            part = part_of(state, listed, lines)
-            task = CatalogTask(0, log, epoch, Segments(part, log.storage).all)
-            yield CatalogRewrite("catalogs", "a merge of catalogs", (*listed, *lines), (task,), part)
+        if due := plan_catalogs(state, log.storage, least=least):
+            task = CatalogTask(0, log, epoch, Segments(part_of(state, due), log.storage).all)
+            yield CatalogRewrite("catalogs", "a merge of catalogs", tuple(due), (task,), state.generation)
 
     # mostly nothing is due in the known state: then there is no request
     with contextlib.suppress(MissingCatalog):
-        if plan_catalogs(log.state, log.storage, least=least) is None:
+        if not plan_catalogs(log.state, log.storage, least=least):
             return 0
     try:
         return len(Job(log, planned, in_turn(log), epoch).run())
@@ -215,14 +205,9 @@ def merge_catalogs(log: StorageLog, epoch: int | None = None, *, least: int = 1)
         return 0
 
 
-def part_of(state: LogState, listed: Iterable[StoredCatalog], lines: Iterable[ArchivedSegment] = ()) -> LogState:
-    """Return a state with only the segments of catalogs and of lines of `state`."""
-    return LogState(
-        archive={segment.name: segment for segment in lines},
-        catalogs={stored.name: stored for stored in listed},
-        hidden=state.hidden,
-        expired=state.expired,
-    )
+def part_of(state: LogState, listed: Iterable[StoredCatalog]) -> LogState:
+    """Return a state with only the segments of some catalogs of `state`."""
+    return LogState(catalogs={stored.name: stored for stored in listed}, retired=state.retired, expired=state.expired)
 
 
 def send_catalog(
@@ -245,16 +230,19 @@ def send_catalog(
 
 
 def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
-    """Return the names that a record removed or hid, with the segments that the merge of catalogs left out.
+    """Return the names that a record removed or retired, with the segments that the merge of catalogs left out.
 
-    The merged catalogs are read for that. If a sweep deleted one, its segments were left out long ago. The record of a
-    copy has the merges of its source. For a catalog that a record gave up, the objects in its ranges are listed.
+    The merged catalogs are read for that, and for a copy those with retired segments. If a sweep deleted one, its
+    segments were left out long ago. The record of a copy has the merges of its source. For a catalog that a record gave
+    up, the objects in its ranges are listed.
     """
-    names = [*record.remove, *(hidden.name for hidden in record.hide)]
+    names = [*record.remove, *(segment.name for segment in record.retire)]
     if ranges := [lost.range for lost in record.lost if lost.range is not None and lost.is_of_catalog]:
         segments = Segments(log.state, log.storage)
         names += [name for lost in ranges for name in _objects_in(log, lost) if not segments.names_object(name)]
-    if record.kind == "copy" or (record.kind in ("catalogs", "link") and record.left_out):
+    if record.copied:
+        names += [segment.name for segment in Segments(log.state, log.storage).retired()]
+    if record.copied or (record.kind in ("catalogs", "link") and record.left_out):
         segments = Segments(log.state, log.storage)
         for name in record.remove:
             if name.startswith(CATALOG_PREFIX):

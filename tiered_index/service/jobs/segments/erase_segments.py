@@ -28,7 +28,7 @@ from tiered_index.format.segments.queue_offsets import check_queues
 from tiered_index.format.segments.segment import Times
 from tiered_index.service.jobs.rewriting.job import Job, JobOvertaken, Rewrite, TaskResult, Workers
 from tiered_index.service.jobs.rewriting.whole import Named, defects_of
-from tiered_index.service.jobs.segments.catalogs import MOST_LINES, merge_catalogs
+from tiered_index.service.jobs.segments.catalogs import MOST_WAITING, merge_catalogs, waiting
 from tiered_index.service.jobs.segments.uploads import send_segment
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication
@@ -178,7 +178,7 @@ class SegmentRewrite(Rewrite):
         placed = {fresh: old for fresh, old in there.items() if old is not None and old.name in names}
         if not placed:
             raise JobOvertaken(f"{', '.join(sorted(names))}: replaced by another record")
-        return LogRecord(0, self.kind, 0, "", 0, archive=tuple(placed), **segments.removal(placed.values()))
+        return LogRecord(0, self.kind, 0, "", 0, **segments.change([*placed], placed.values()))
 
 
 def erase_messages(
@@ -194,13 +194,13 @@ def erase_messages(
 
     `workers` get `at_once` segments at a time. `progress`: see `Progress`. `keys`: whether the request has keys.
     """
-    tally, count, most_lines = _Tally(), 0, MOST_LINES
+    tally, count, most_waiting = _Tally(), 0, MOST_WAITING
 
     def planned(state: LogState, lost: Container[str]) -> Iterator[SegmentRewrite]:
         """Plan also the segments that came meanwhile, and those that another process has replaced."""
-        nonlocal count, most_lines
+        nonlocal count, most_waiting
         count = len(Segments(state, log.storage))
-        most_lines = max(MOST_LINES, count // _SHARE)
+        most_waiting = max(MOST_WAITING, count // _SHARE)
         tally.names_read.sort()
         segments = _unread(log, tally.names_read)
         while group := tuple(itertools.islice(segments, at_once)):
@@ -214,11 +214,11 @@ def erase_messages(
             assert isinstance(segment, ArchivedSegment) and isinstance(result, SegmentResult)
             tally.add(segment, result, now)
             progress("archived segments read", tally.objects_read, max(tally.objects_read, count))
-        if max(len(log.state.archive), len(log.state.hidden)) >= most_lines:
-            merge_catalogs(log, least=most_lines)
+        if waiting(log.state) >= most_waiting:
+            merge_catalogs(log, least=most_waiting)
     tally.names_read.sort()
     if tally.rewritten:
-        merge_catalogs(log, least=MOST_LINES)
+        merge_catalogs(log, least=MOST_WAITING)
     return tally.fields(Segments(log.state, log.storage), keys=keys)
 
 

@@ -59,7 +59,7 @@ def link(
         rows += [lambda: iter(added)] if added else []
         tasks = [CatalogTask(number, log, epoch, of_task) for number, of_task in enumerate(rows)]
         announced = _timed(state, log.storage, replaced)
-        yield CatalogRewrite("link", "linked files", tuple(listed), tasks, part_of(state, listed), added, announced)
+        yield CatalogRewrite("link", "linked files", tuple(listed), tasks, state.generation, added, announced)
 
     def announcing(state: LogState) -> LogRecord:
         return LogRecord(0, "link", epoch or 0, "", 0, replaced=_timed(state, log.storage, replaced))

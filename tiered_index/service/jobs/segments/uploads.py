@@ -33,17 +33,17 @@ from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_na
 from tiered_index.format.segments.archived import HEAD_BYTES, SegmentSums, segment_object_bytes
 from tiered_index.format.segments.segment import LinkedSegment, Times
 from tiered_index.service.jobs.segments.catalogs import (
-    LINES_OF_RECORD,
     MOST_CATALOGS,
-    MOST_LINES,
+    MOST_WAITING,
     merge_catalogs,
     send_catalog,
+    waiting,
 )
 from tiered_index.service.jobs.segments.linking import link
 from tiered_index.service.jobs.segments.ranges import store_ranges
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication, Unpublished
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, Replacement, StoredCatalog
+from tiered_index.service.log.records import MOST_INLINE, ArchivedSegment, LogRecord, Replacement, StoredCatalog
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState, overlapped
 from tiered_index.service.read.segments.archive import SegmentArchive
@@ -207,10 +207,11 @@ class SegmentUploads:
             yield
 
     def _merge_catalogs(self, state: LogState) -> None:
-        """Make a catalog of the segments that records name line by line, if there are many."""
-        if max(len(state.archive), len(state.hidden)) >= MOST_LINES or len(state.catalogs) >= MOST_CATALOGS:
+        """Make a catalog of those that records carry, if these have many segments, and merge small ones."""
+        objects = len(state.catalogs) - len(state.inline)
+        if waiting(state) >= MOST_WAITING or objects >= MOST_CATALOGS:
             try:
-                merge_catalogs(self.session.log, self.session.epoch, least=MOST_LINES)
+                merge_catalogs(self.session.log, self.session.epoch, least=MOST_WAITING)
             except (StorageBehind, RootBehind):
                 raise
             except CorruptFile as error:
@@ -296,7 +297,7 @@ class SegmentUploads:
 
         objects, listed = [publication.sent for _, publication in sent], due(log.refresh())
         catalog: StoredCatalog | None = None
-        if len(listed) > LINES_OF_RECORD:
+        if len(listed) > MOST_INLINE:
             catalog, of_catalog = send_catalog(log, listed, epoch)
             objects.append(of_catalog.sent)
         publication = Publication(log, objects, epoch, names_object(self.session.storage))
@@ -305,8 +306,8 @@ class SegmentUploads:
             archive = due(state)
             if catalog is not None and archive == listed and overlapped(state.catalogs.values(), catalog) is None:
                 return LogRecord(0, "archive", epoch, "", 0, catalogs=(catalog,))
-            gone = self._segments(state).removal(filter(None, at(state, archive)))
-            return LogRecord(0, "archive", epoch, "", 0, archive=archive, **gone) if archive else None
+            change = self._segments(state).change(archive, filter(None, at(state, archive)))
+            return LogRecord(0, "archive", epoch, "", 0, **change) if archive else None
 
         # an earlier record of unknown outcome may name an object whose place is empty
         state = publication.record(

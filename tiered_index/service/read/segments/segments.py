@@ -1,8 +1,9 @@
 """The segments of an index's logs: everything that asks where a log's messages are stored asks this.
 
-A log has the segments of one store, sorted by their first offset. They never overlap. Records name a few line by line;
-all others are in catalogs, whose directories are in the log's state. So a segment is found by at most one ranged read,
-and by none if its group is cached. Threads: any.
+A log has the segments of one store, sorted by their first offset. They never overlap. Catalogs list them, whose
+directories are in the log's state. At most one catalog that is an object has the range of an offset; the bytes of all
+others are in the state, too. So a segment is found by at most one ranged read, and by none if its group is cached.
+Threads: any.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 
 from tiered_index.base.threads import side_by_side
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.format.names import SEGMENTS_PREFIX, store_prefix, topic_of_store
-from tiered_index.format.segments.catalog import CatalogRows, Group, LogRows, decode_group
+from tiered_index.format.names import SEGMENTS_PREFIX, catalog_name, store_prefix, topic_of_store
+from tiered_index.format.segments.catalog import CatalogRows, CatalogWriter, Group, LogRows, decode_group
 from tiered_index.format.segments.segment import ArchivedSegment, LinkedSegment, Segment
-from tiered_index.service.log.records import HiddenSegment, LostRange, StoredCatalog
+from tiered_index.service.log.records import MOST_INLINE, LostRange, RetiredSegment, StoredCatalog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.caches.memory import ByteCache, GroupCache
 from tiered_index.storage.base import Storage
@@ -34,6 +35,10 @@ _AT_ONCE = 16
 
 def _place(segment: Segment) -> tuple[str, int]:
     return segment.place
+
+
+def _is_object(stored: StoredCatalog) -> bool:
+    return stored.data is None
 
 
 def _end_of(group: Group) -> int:
@@ -61,11 +66,8 @@ class Segments:
 
     def all(self) -> Iterator[Segment]:
         """Yield all segments, archived and linked ones, by store and first offset. Memory: a few groups of rows."""
-        lines = (segment for store in self.state.stores for segment in self.state.segments_of(store))
-        listed = [
-            self._shown(self._rows(catalog, 0, len(catalog.rows.groups))) for catalog in self.state.catalogs.values()
-        ]
-        return heapq.merge(lines, *listed, key=_place)
+        listed = [self._shown(catalog, self.rows(catalog)) for catalog in self.state.catalogs.values()]
+        return heapq.merge(*listed, key=_place)
 
     @property
     def have_links(self) -> bool:
@@ -78,49 +80,41 @@ class Segments:
             yield from (segment for segment in self.all() if isinstance(segment, LinkedSegment))
 
     def __len__(self) -> int:
-        """Return the number of archived segments. Those that expired count until a merge of catalogs."""
-        listed = sum(log.count - log.linked for _, log in self._logs())
-        return len(self.state.archive) + listed - len(self.state.hidden)
+        """Return the number of archived segments. Those that expired or are retired count until a merge of catalogs."""
+        return sum(log.count - log.linked for _, log in self._logs())
 
     @property
     def object_bytes(self) -> int:
-        """The bytes of all objects with segments. Those that expired count until a merge of catalogs."""
-        lines = sum(segment.object_bytes for segment in self.state.archive.values())
-        hidden = sum(hidden_segment.object_bytes for hidden_segment in self.state.hidden.values())
-        return lines + sum(log.object_bytes for _, log in self._logs()) - hidden
+        """The bytes of all objects with segments. Those that expired or are retired count until a merge of catalogs."""
+        return sum(log.object_bytes for _, log in self._logs())
 
     @cached_property
     def stores(self) -> tuple[str, ...]:
         """The stores that have segments, sorted."""
-        hiding = {hidden_segment.store for hidden_segment in self.state.hidden.values()}
-        listed = {
-            store
-            for store, parts in self.state.listed_logs.items()
-            if parts[-1][1].end > self._expired(store) and (store not in hiding or any(self.of_log(store)))
-        }
-        return tuple(sorted(listed.union(self.state.stores))) if listed else self.state.stores
+        retired = self.state.retired
+        return tuple(
+            sorted(
+                store
+                for store, parts in self.state.listed_logs.items()
+                if max(log.end for _, log in parts) > self._expired(store)
+                and (store not in retired or any(self.of_log(store)))
+            )
+        )
 
     @cached_property
     def byte_stores(self) -> tuple[str, ...]:
         """Those of `stores` whose segments are bytes of a log, not columnar or linked."""
-        lines, listed = set(self.state.byte_stores), self.state.listed_logs
-        return tuple(
-            store
-            for store in self.stores
-            if (not listed[store][0][1].is_columnar if store in listed else store in lines)
-        )
+        return tuple(store for store in self.stores if not self._parts(store)[0][1].is_columnar)
 
     @property
     def have_queues(self) -> bool:
         """Whether a segment was archived with queue offsets."""
-        lines = any(segment.queues_bytes for segment in self.state.archive.values())
-        return lines or any(log.queues for _, log in self._logs())
+        return any(log.queues for _, log in self._logs())
 
     @property
     def latest_ms(self) -> int:
         """The last time at which the archiving of a segment began, epoch ms; 0: there is none."""
-        lines = (segment.published_ms for segment in self.state.archive.values())
-        return max((*lines, *(log.last_ms for _, log in self._logs())), default=0)
+        return max((log.last_ms for _, log in self._logs()), default=0)
 
     @property
     def topics(self) -> frozenset[str]:
@@ -129,8 +123,6 @@ class Segments:
 
     def topic_of(self, store: str) -> str | None:
         """Return the topic of all messages of a store; None: it may have messages of many topics."""
-        if lines := self.state.segments_of(store):
-            return lines[0].topic
         parts = self._parts(store)
         return topic_of_store(store) if parts and parts[0][1].is_columnar else None
 
@@ -140,9 +132,8 @@ class Segments:
 
     def of_log(self, store: str, begin: int = 0) -> Iterator[Segment]:
         """Yield the segments of `store` that end behind offset `begin`, archived and linked, by their first offset."""
-        lines = (segment for segment in self.state.segments_of(store) if segment.end > begin)
         parts = [self._part(catalog, log, begin) for catalog, log in self._parts(store) if log.end > begin]
-        return heapq.merge(lines, *parts, key=_place) if parts else iter(list(lines))
+        return heapq.merge(*parts, key=_place)
 
     def first(self, store: str) -> ArchivedSegment | None:
         """Return the first archived segment of `store`; None: it has none."""
@@ -159,26 +150,19 @@ class Segments:
         return max(self._end(store), self.state.expired.replaced.end(store))
 
     def _end(self, store: str) -> int:
-        lines, parts = self.state.segments_of(store), self._parts(store)
-        end = max([log.end for _, log in parts], default=0)
-        line = lines[-1].end if lines else 0
-        if line >= end:
-            return line
-        if end <= self._expired(store) or (self._hides(store) and self.segment(store, end - 1) is None):
-            # the last row is hidden
+        end = max([log.end for _, log in self._parts(store)], default=0)
+        if end <= self._expired(store) or (store in self.state.retired and self.segment(store, end - 1) is None):
+            # the last row is retired
             return max((segment.end for segment in self.of_log(store)), default=0)
         return end
 
     def bytes_an_offset(self, store: str) -> float | None:
         """Return the mean bytes of an offset in the segments of `store`; None: it has none."""
-        lines = [(newest.size_bytes, newest.start, newest.end) for newest in self.state.segments_of(store)[-1:]]
-        listed = [(log.object_bytes, log.start, log.end) for _, log in self._parts(store)[-1:]]
-        return next((size / (end - start) for size, start, end in (*lines, *listed)), None)
+        return next((log.object_bytes / (log.end - log.start) for _, log in self._parts(store)[-1:]), None)
 
     def first_ms(self, store: str) -> int | None:
         """Return a time before which no archiving of a segment of `store` began, epoch ms; None: it has none."""
-        lines = [segment.published_ms for segment in self.state.segments_of(store)]
-        return min((*lines, *(log.first_ms for _, log in self._parts(store))), default=None)
+        return min((log.first_ms for _, log in self._parts(store)), default=None)
 
     def holding(self, store: str, offset: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that has `offset` of its log; None: there is none."""
@@ -190,8 +174,6 @@ class Segments:
 
         At most one ranged read.
         """
-        if (line := self.state.segment_holding(store, offset)) is not None:
-            return line
         return self._listed(store, offset, self._expired(store))
 
     def at(self, store: str, start: int) -> ArchivedSegment | None:
@@ -233,16 +215,31 @@ class Segments:
         is_kept = offset >= self._expired(store)
         return next((lost for lost in reversed(ranges) if is_kept and lost.begin <= offset < lost.end), None)
 
-    def removal(self, removed: Iterable[ArchivedSegment]) -> dict[str, Any]:
-        """Return the fields of a record that removes segments, which `at` has returned: `remove` and `hide`."""
-        names, hide = list[str](), list[HiddenSegment]()
-        for segment in removed:
-            if segment.name in self.state.archive:
-                names.append(segment.name)
-                continue
-            (catalog,) = [stored for stored, log in self._parts(segment.store) if log.start <= segment.start < log.end]
-            hide.append(hidden_in(catalog, segment))
-        return {"remove": tuple(names), "hide": tuple(hide)}
+    def retired(self) -> Iterator[Segment]:
+        """Yield the segments in catalogs that are retired: a read for each group with one."""
+        for stored in self.state.catalogs.values():
+            for store, start in self.state.retired_in(stored):
+                row = self._row_at(stored, store, start)
+                if row.start == start:
+                    yield row
+
+    def change(self, added: Sequence[ArchivedSegment], removed: Iterable[ArchivedSegment] = ()) -> dict[str, Any]:
+        """Return the fields of a record that adds segments and retires others, which `at` has returned.
+
+        The added ones are in catalogs in the record. One of these replaces the newest such catalog if there is room, so
+        that there are only few. No request for that.
+        """
+        retire = tuple(RetiredSegment(segment.name, *segment.place) for segment in removed)
+        if not added:
+            return {"retire": retire}
+        rows, gone, taken = list[Segment](added), {segment.place for segment in retire}, list[str]()
+        newest = next(reversed(self.state.inline), None)
+        if newest is not None and len(rows) + newest.rows.count <= MOST_INLINE:
+            rows += [row for row in self._unretired(newest, self.rows(newest)) if row.place not in gone]
+            taken.append(newest.name)
+        rows.sort(key=_place)
+        catalogs = [inline_catalog(rows[at : at + MOST_INLINE]) for at in range(0, len(rows), MOST_INLINE)]
+        return {"retire": retire, "catalogs": tuple(catalogs), "remove": tuple(taken)}
 
     def has_expired(self, catalog: StoredCatalog) -> bool:
         """Return whether a segment of a catalog has expired.
@@ -259,7 +256,7 @@ class Segments:
         wanted: dict[tuple[str, int], tuple[StoredCatalog, Group]] = {}
         for store, offset in places:
             for stored, log in self._parts(store):
-                if log.start <= offset < log.end and self.state.segment_holding(store, offset) is None:
+                if log.start <= offset < log.end and stored.data is None:
                     number = stored.rows.group_of(store, offset)
                     group = stored.rows.groups[number]
                     if self.cache.get(self._key(stored, group), counts_miss=False) is None:
@@ -279,33 +276,32 @@ class Segments:
     def _expired(self, store: str) -> int:
         return self.state.expired.segments.get(store, 0)
 
-    def _hides(self, store: str) -> bool:
-        return any(hidden_segment.store == store for hidden_segment in self.state.hidden.values())
-
     @cached_property
     def _prefixes(self) -> dict[str, str]:
         return {store_prefix(store): store for store in self.state.listed_logs}
 
     def _named(self, name: str) -> ArchivedSegment | None:
-        if (line := self.state.archive.get(name)) is not None:
-            return line
         parts = name.removeprefix(SEGMENTS_PREFIX).split("/")
         store = self._prefixes.get(f"{SEGMENTS_PREFIX}{parts[0]}/")
-        if store is None or len(parts) != 3 or not parts[1].isdecimal() or name in self.state.hidden:
+        if store is None or len(parts) != 3 or not parts[1].isdecimal():
             return None
         listed = self._listed(store, int(parts[1]), 0)
         return listed if isinstance(listed, ArchivedSegment) and listed.name == name else None
 
     def _listed(self, store: str, offset: int, expired: int) -> Segment | None:
-        for stored, log in self._parts(store):
-            if log.start <= offset < log.end:
-                row = self._row_at(stored, store, offset)
-                is_shown = offset < row.end > expired and row.name not in self.state.hidden
-                return row if is_shown else None
+        parts = [stored for stored, log in self._parts(store) if log.start <= offset < log.end]
+        # first those that need no read
+        for stored in sorted(parts, key=_is_object):
+            row = self._row_at(stored, store, offset)
+            if offset < row.end > expired and self._is_unretired(stored, row):
+                return row
         return None
 
     def _row_at(self, stored: StoredCatalog, store: str, offset: int) -> Segment:
-        """Return the last segment of `store` in a catalog that begins at `offset` or before: it must have one."""
+        """Return the last segment of `store` in a catalog that begins at `offset` or before.
+
+        Raises `CorruptFile` if there is none: the log of the directory begins with one.
+        """
         rows = self._group(stored, stored.rows.group_of(store, offset))
         at = rows.before(stored.rows.numbers[store], offset) - 1
         if at < 0 or rows.places[at][0] != stored.rows.numbers[store]:
@@ -317,19 +313,24 @@ class Segments:
         first, last = stored.rows.group_of(log.store, begin), stored.rows.group_of(log.store, log.end)
         number = stored.rows.numbers[log.store]
         for rows in self._groups(stored, first, last + 1):
-            yield from (segment for segment in self._shown(rows.of_log(number, begin)) if segment.end > begin)
+            shown = self._shown(stored, rows.of_log(number, begin))
+            yield from (segment for segment in shown if segment.end > begin)
 
-    def _shown(self, segments: Iterable[Segment]) -> Iterator[Segment]:
-        expired, hidden = self.state.expired.segments, self.state.hidden
-        return (
-            segment
-            for segment in segments
-            if segment.name not in hidden and segment.end > expired.get(segment.store, 0)
-        )
+    def _shown(self, stored: StoredCatalog, segments: Iterable[Segment]) -> Iterator[Segment]:
+        expired = self.state.expired.segments
+        unretired = self._unretired(stored, segments)
+        return (segment for segment in unretired if segment.end > expired.get(segment.store, 0))
 
-    def _rows(self, stored: StoredCatalog, first: int, end: int) -> Iterator[Segment]:
-        """Yield the segments in groups [`first`, `end`), also hidden ones."""
-        for rows in self._groups(stored, first, end):
+    def _unretired(self, stored: StoredCatalog, segments: Iterable[Segment]) -> Iterator[Segment]:
+        return (segment for segment in segments if self._is_unretired(stored, segment))
+
+    def _is_unretired(self, stored: StoredCatalog, segment: Segment) -> bool:
+        of_store = self.state.retired.get(segment.store)
+        return of_store is None or not stored.is_before(of_store.get(segment.start, 0))
+
+    def rows(self, stored: StoredCatalog) -> Iterator[Segment]:
+        """Yield all segments that a catalog lists, also retired and expired ones."""
+        for rows in self._groups(stored, 0, len(stored.rows.groups)):
             yield from rows.segments()
 
     def _groups(self, stored: StoredCatalog, first: int, end: int) -> Iterator[CatalogRows]:
@@ -361,6 +362,8 @@ class Segments:
         return rows
 
     def _data(self, stored: StoredCatalog, group: Group) -> bytes:
+        if stored.data is not None:
+            return stored.data[group.position : group.position + group.length]
         key = self._key(stored, group)
         if (data := self.cache.get(key)) is None:
             data = self._read(stored, group.position, group.length)
@@ -377,6 +380,8 @@ class Segments:
         return decode_group(data, group, stored.rows.logs, stored.name)
 
     def _read(self, stored: StoredCatalog, position: int, length: int) -> bytes:
+        if stored.data is not None:
+            return stored.data[position : position + length]
         assert self.storage is not None, "a state with catalogs needs its storage"
         try:
             data = self.storage.get_range(stored.name, position, length)
@@ -394,9 +399,15 @@ class MissingCatalog(CorruptFile):
     """A catalog is not in the storage. A merge may have removed it since the state was read."""
 
 
-def hidden_in(catalog: StoredCatalog, segment: ArchivedSegment) -> HiddenSegment:
-    """Return the element of a record that hides a segment of `catalog`."""
-    return HiddenSegment(segment.name, catalog.name, segment.store, segment.start, segment.object_bytes)
+def inline_catalog(segments: Sequence[Segment]) -> StoredCatalog:
+    """Return a catalog of 1 to `MOST_INLINE` sorted segments, which is no object."""
+    pieces: list[bytes] = []
+    writer = CatalogWriter(pieces.append)
+    for segment in segments:
+        writer.add(segment)
+    writer.finish()
+    data = b"".join(pieces)
+    return StoredCatalog(catalog_name(), len(data), max(s.published_ms for s in segments), data=data)
 
 
 def names_object(storage: Storage) -> Callable[[LogState, str], bool]:
