@@ -1,6 +1,7 @@
 """Catalogs of segments: the log's segments are the same wherever they are named, and nothing names a deleted one."""
 
 import json
+from collections import Counter
 from random import Random
 
 import pytest
@@ -25,7 +26,7 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.rewriting.job import JobOvertaken, publish
 from tiered_index.service.jobs.segments import catalogs, uploads
-from tiered_index.service.jobs.segments.catalogs import merge_catalogs, plan_catalogs, send_catalog
+from tiered_index.service.jobs.segments.catalogs import level_of, merge_catalogs, plan_catalogs, send_catalog
 from tiered_index.service.jobs.segments.erase_segments import (
     FoundMessages,
     SegmentResult,
@@ -155,10 +156,11 @@ def run_of(store, first, end, attempt=1):
 def test_merges_are_not_kept_from_others_and_not_repeated():
     log = a_log(MemoryStorage())
     add_catalog(log, run_of("a", 0, 2))
-    for number in range(catalogs.MOST_CATALOGS - 1):
+    for number in range(catalogs.FULL_LEVEL):
+        assert len(log.state.catalogs) == number + 1
         add_catalog(log, run_of("b", 10 * number, 10 * number + 10))
         merge_catalogs(log, least=5)
-    assert len(log.state.catalogs) == 2
+    assert [stored.rows.count for stored in log.state.catalogs.values()] == [2, 80]
     # a segment on both sides of what expired
     log = a_log(MemoryStorage())
     append(log, expired=Expired(segments={"a": 150}))
@@ -167,6 +169,24 @@ def test_merges_are_not_kept_from_others_and_not_repeated():
     append(log, expired=Expired(segments={"a": 250}))
     assert [merge_catalogs(log), merge_catalogs(log)] == [1, 0]
     assert list(Segments(log.state, log.storage)) == run_of("a", 2, 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_catalogs_are_few_and_each_segment_is_written_once_a_level(seed):
+    random, log, ends, written = Random(seed), a_log(MemoryStorage()), Counter(), Counter()
+    for _ in range(300):
+        store, count = random.choice("ab"), random.choice([1, 1, 2, 9])
+        fresh = run_of(store, ends[store], ends[store] + count)
+        add_catalog(log, fresh) if store == "a" else append(log, archive=fresh)
+        ends[store] += count
+        before = set(log.state.catalogs)
+        merge_catalogs(log, least=16)
+        for name in log.state.catalogs.keys() - before:
+            written.update(segment.place for segment in catalogs.read_catalog(log.storage, name))
+        levels = Counter(level_of(stored.rows.count) for stored in log.state.catalogs.values() if stored.data is None)
+        assert all(count < catalogs.FULL_LEVEL for count in levels.values())
+    assert list(Segments(log.state, log.storage)) == [*run_of("a", 0, ends["a"]), *run_of("b", 0, ends["b"])]
+    assert 1 < max(written.values()) <= level_of(ends.total()) + 1
 
 
 def test_segments_that_overlap_are_refused_found_and_never_merged():
@@ -188,7 +208,8 @@ def test_segments_that_overlap_are_refused_found_and_never_merged():
 def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothing(open_index, monkeypatch, nth, when):
     """Columnar segments are sent and named, again after each error; a catalog is in the way of neither."""
     monkeypatch.setattr(uploads, "MOST_INLINE", 2)
-    monkeypatch.setattr(uploads, "MOST_CATALOGS", 2)
+    monkeypatch.setattr(uploads, "FULL_LEVEL", 2)
+    monkeypatch.setattr(catalogs, "FULL_LEVEL", 2)
     storage = FaultStorage(MemoryStorage())
     index = open_index(storage_backend=storage)
     index.run_lifecycle()
@@ -577,7 +598,7 @@ def test_two_merges_at_once_leave_one_result(deletes):
         storage = FaultStorage(MemoryStorage())
         log, other = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
         merged = add_catalog(log, run_of("a", 0, 3))
-        append(log, archive=(*run_of("a", 3, 5), *run_of("b", 0, 2)))
+        append(log, archive=(*run_of("a", 3, 5), *run_of("b", 0, 2)), removed=run_of("a", 0, 1))
         other.open()
         shown = list(Segments(log.state, storage))
 
@@ -597,7 +618,7 @@ def test_a_segment_is_found_though_its_catalog_was_merged_and_deleted_since_the_
     storage = MemoryStorage()
     log, reading = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
     old = add_catalog(log, run_of("a", 0, 3))
-    append(log, archive=run_of("a", 3, 5))
+    append(log, removed=run_of("a", 0, 1))
     reading.open()
     archive = SegmentArchive(storage, lambda: reading.state, reading.refresh)
     assert merge_catalogs(log) == 1

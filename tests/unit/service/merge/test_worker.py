@@ -22,7 +22,7 @@ from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.format.slots import SlotMap
 from tiered_index.service import index as index_module
 from tiered_index.service.jobs.rewriting.rewrite import RewriteTask
-from tiered_index.service.jobs.segments.catalogs import MOST_CATALOGS
+from tiered_index.service.jobs.segments.catalogs import FULL_LEVEL
 from tiered_index.service.jobs.segments.linking import link
 from tiered_index.service.life.merge_worker import MergeWorker
 from tiered_index.service.log.records import LogRecord, TableShard
@@ -287,7 +287,7 @@ def test_an_unavailable_storage_ends_the_round_and_the_next_one_goes_on(life):
 @pytest.mark.parametrize("error", [StorageUnavailable, partial(CorruptFile, "a catalog")])
 def test_catalogs_that_can_not_be_merged_are_a_problem_until_they_are(life, error):
     store, session = linked_store("t", 0), life.index._session
-    for number in range(MOST_CATALOGS):
+    for number in range(FULL_LEVEL):
         uri, etag = f"file:///{number}.log", f"1-{number}-0-00000000"
         segment = LinkedSegment(uri, store, number * 10, 10, "ndjson", 10, etag, 5, 0)
         link(session.log, session.epoch, [segment], [])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,10 +31,8 @@ from tiered_index.types import no_progress
 
 MOST_WAITING = 256
 """Most segments of catalogs in records, and most retired ones, before the writer makes a catalog of them."""
-MOST_CATALOGS = 8
-"""Most catalogs that are objects before small ones are merged."""
-# a catalog is merged with smaller ones that together have at least 1 / so many of its segments
-_RATIO = 2
+FULL_LEVEL = 8
+"""So many catalogs of one level are merged into one of the next level, see `level_of`."""
 # of a catalog's end: enough for most directories
 _END_BYTES = 1 << 20
 
@@ -114,46 +113,45 @@ def waiting(state: LogState) -> int:
     return max(sum(stored.rows.count for stored in state.inline), sum(map(len, state.retired.values())))
 
 
-def plan_catalogs(state: LogState, storage: Storage, *, least: int = 1) -> list[StoredCatalog]:
-    """Return the catalogs to merge; none: fewer than `least` segments are `waiting`, and all others are merged.
+def level_of(count: int) -> int:
+    """Return the level of a catalog of `count` segments (1 or more): the logarithm to base `FULL_LEVEL`, cut."""
+    level = 0
+    while (count := count // FULL_LEVEL) > 0:
+        level += 1
+    return level
 
-    A catalog is included if one of its segments expired or is retired, or if it has segments between others that are
-    merged. It is also included if smaller catalogs together have a good part of its segments. Raises the errors of
-    `Segments`.
+
+def plan_catalogs(state: LogState, storage: Storage, *, least: int = 1) -> list[StoredCatalog]:
+    """Return the catalogs to merge; none: fewer than `least` segments are `waiting`, and no level is full.
+
+    A catalog is included if one of its segments expired or is retired, if it has segments between others that are
+    merged, or if its level is full. So there are O(log n) catalogs of n segments, and each segment is written O(log n)
+    times. Raises the errors of `Segments`.
     """
-    by_count = sorted(
-        (stored for stored in state.catalogs.values() if stored.data is None), key=lambda stored: stored.rows.count
-    )
     segments = Segments(state, storage)
     due = {stored.name for stored in state.catalogs.values() if segments.has_expired(stored)}
     if sum(stored.rows.count for stored in state.inline) >= least:
         due |= {stored.name for stored in state.inline}
     if sum(map(len, state.retired.values())) >= least:
         due |= {stored.name for stored in state.catalogs.values() if any(state.retired_in(stored))}
-    if due:
-        names = _grown(state, due, by_count)
-    else:
-        smallest = enumerate(by_count if len(by_count) >= MOST_CATALOGS else ())
-        grown = (_grown(state, {stored.name}, by_count[at + 1 :]) for at, stored in smallest)
-        names = next((joined for joined in grown if len(joined) > 1), set())
+    names = _with_full_levels(state, due)
     return [stored for name, stored in state.catalogs.items() if name in names]
 
 
-def _grown(state: LogState, names: set[str], others: Sequence[StoredCatalog]) -> set[str]:
-    """Return catalogs `names`, those between them, and those of `others` (the smallest first) that are small beside
-    them.
-    """
-    grown = _joined(state, names)
-    total = sum(state.catalogs[name].rows.count for name in grown)
-    for stored in others:
-        if stored.rows.count > _RATIO * total:
-            break
-        if stored.name not in grown:
-            more = _joined(state, {*grown, stored.name})
-            count = sum(state.catalogs[name].rows.count for name in more - grown)
-            if count <= _RATIO * total:
-                grown, total = more, total + count
-    return grown
+def _with_full_levels(state: LogState, due: set[str]) -> set[str]:
+    """Return catalogs `due`, those between them, and objects of full levels, in which the catalog to make counts."""
+    names = _joined(state, due)
+    while True:
+        of_level = defaultdict[int, set[str]](set)
+        for name, stored in state.catalogs.items():
+            if stored.data is None and name not in names:
+                of_level[level_of(stored.rows.count)].add(name)
+        made = level_of(sum(state.catalogs[name].rows.count for name in names)) if names else -1
+        counts = ((level, len(of) + (level == made)) for level, of in sorted(of_level.items()))
+        full = next((level for level, count in counts if count >= FULL_LEVEL), None)
+        if full is None:
+            return names
+        names = _joined(state, names | of_level[full])
 
 
 def _joined(state: LogState, names: set[str]) -> set[str]:

@@ -32,13 +32,7 @@ from tiered_index.errors import (
 from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_name
 from tiered_index.format.segments.archived import HEAD_BYTES, SegmentSums, segment_object_bytes
 from tiered_index.format.segments.segment import LinkedSegment, Times
-from tiered_index.service.jobs.segments.catalogs import (
-    MOST_CATALOGS,
-    MOST_WAITING,
-    merge_catalogs,
-    send_catalog,
-    waiting,
-)
+from tiered_index.service.jobs.segments.catalogs import FULL_LEVEL, MOST_WAITING, merge_catalogs, send_catalog, waiting
 from tiered_index.service.jobs.segments.linking import link
 from tiered_index.service.jobs.segments.ranges import store_ranges
 from tiered_index.service.log.log import StorageLog
@@ -209,7 +203,7 @@ class SegmentUploads:
     def _merge_catalogs(self, state: LogState) -> None:
         """Make a catalog of those that records carry, if these have many segments, and merge small ones."""
         objects = len(state.catalogs) - len(state.inline)
-        if waiting(state) >= MOST_WAITING or objects >= MOST_CATALOGS:
+        if waiting(state) >= MOST_WAITING or objects >= FULL_LEVEL:
             try:
                 merge_catalogs(self.session.log, self.session.epoch, least=MOST_WAITING)
             except (StorageBehind, RootBehind):
