@@ -1,7 +1,8 @@
-"""`make bench SUITE=scale`: the costs of an index of many objects, without their entries.
+"""`make bench SUITE=scale`: the costs of an index of many objects and archived segments, without their bytes.
 
-The log, the checkpoint, the catalog and the skip list are the real ones. Only the objects are synthetic: the log names
-them, and they are empty. Nothing here reads an entry. Each phase runs in a new process, so that its memory counts.
+The log, the checkpoint, the catalogs and the skip list are the real ones. The log names synthetic objects, which are
+empty, and segments, which are missing. Nothing here reads an entry. Each phase runs in a new process, so that its
+memory counts.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 
 from tests.benchmarks.memory import memory_bytes
 from tests.benchmarks.report import finish, note, numbers, options, scratch
@@ -20,7 +22,9 @@ from tiered_index import IndexReader
 from tiered_index.base.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.format.segments.segment import ArchivedSegment
 from tiered_index.format.slots import SlotMap
+from tiered_index.service.jobs.segments.catalogs import merge_catalogs, send_catalog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, TableShard
 from tiered_index.storage.local.storage import LocalStorage
@@ -37,7 +41,11 @@ _REPEATED = 5
 _MOST_INDEXES = 100
 
 
+# archived segments: as many as a gigabyte each make of a petabyte
+_STORES, _SEGMENT_BYTES, _ROUND, _LOOKUPS = ("broker-a", "broker-b", "broker-c"), 1 << 30, 4_095, 2_000
+
 Figures = dict[str, float]
+Phase = Callable[[str, int], Figures]
 
 
 def synthetic_objects(count: int, base: int) -> Iterator[StoredObject]:
@@ -182,13 +190,60 @@ def _several(folder: str, count: int) -> Figures:
         }
 
 
-_PHASES: tuple[Callable[[str, int], Figures], ...] = (_written, _opened, _refreshed, _several)
+def _archived(folder: str, count: int) -> Figures:
+    """Write the log of `count` archived segments of three stores. A round's segments are in a catalog of their own."""
+    log = StorageLog(LocalStorage(folder), SystemClock())
+    log.create(IndexDescriptor("0" * 32, IndexConfig.load(environment=False).geometry(), "segments"))
+    epoch, of_store, of_round = log.claim_epoch(), count // len(_STORES), _ROUND // len(_STORES)
+    for first in range(0, of_store, of_round):
+        numbers = range(first, min(first + of_round, of_store))
+        catalog, _ = send_catalog(log, (_segment(store, number) for store in _STORES for number in numbers), epoch)
+        record = LogRecord(0, "archive", epoch, "", 0, catalogs=(catalog,))
+        log.append("scale", epoch, lambda _, record=record: record)
+        merge_catalogs(log, epoch)
+    checkpoint = log.state.encode()
+    log.storage.put(checkpoint_name(log.state.number, log.state.digest), checkpoint)
+    return {
+        "segments": sum(stored.rows.count for stored in log.state.catalogs.values()),
+        "catalogs": len(log.state.catalogs),
+        "checkpoint, MB": len(checkpoint) / 1e6,
+    }
 
 
-def measured(folder: Path, count: int) -> Figures:
-    """Return the figures of an index of about `count` objects, each phase in a new process."""
+def _segment(store: str, number: int) -> ArchivedSegment:
+    start, drawn = number * _SEGMENT_BYTES, (number + 1) * 0x9E3779B97F4A7C15 % 2**64
+    name = f"segments/{store}/{start:020d}/{1:020d}-{drawn:016x}.log"
+    return ArchivedSegment(name, store, start, _SEGMENT_BYTES, drawn % 2**32, 2, _SEGMENT_BYTES + 52, 3)
+
+
+def _looked_up(folder: str, count: int) -> Figures:
+    """Open a reader, as a new process does, and find the segments of offsets of the whole log."""
+    before, chance, most = _mib("VmRSS"), Random(1), 0
+    with IndexReader.open(storage_backend=LocalStorage(folder), environment=False, refresh_interval_s=10**6) as reader:
+        opened, archive, begun = reader.storage.total.requests, reader.segment_archive, time.process_time()
+        for _ in range(_LOOKUPS):
+            reads, store = list[int](), chance.choice(_STORES)
+            offset = chance.randrange(count // len(_STORES) * _SEGMENT_BYTES)
+            (segment,) = archive.holding(offset, store, reads)
+            assert (segment.store, segment.start) == (store, offset - offset % _SEGMENT_BYTES)
+            most = max(most, len(reads))
+        return {
+            "open a reader, requests": opened,
+            "find a segment, CPU us": (time.process_time() - begun) / _LOOKUPS * 1e6,
+            "find a segment, ranged reads at most": most,
+            "reader after this, MiB": _mib("VmRSS"),
+            "reader after this, MiB more than before": _mib("VmRSS") - before,
+        }
+
+
+_PHASES: tuple[Phase, ...] = (_written, _opened, _refreshed, _several)
+_SEGMENT_PHASES: tuple[Phase, ...] = (_archived, _looked_up)
+
+
+def measured(folder: Path, count: int, phases: tuple[Phase, ...]) -> Figures:
+    """Return the figures of an index of about `count` objects or segments, each phase in a new process."""
     figures: Figures = {}
-    for phase in _PHASES:
+    for phase in phases:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             figures |= pool.apply(phase, (str(folder), count))
     return figures
@@ -198,12 +253,17 @@ def main(suite: str, arguments: list[str]) -> None:
     """Measure each size, and print the table."""
     parser = options(suite, __doc__)
     parser.add_argument("--objects", type=numbers, default=[1_000, 10_000, 100_000], help="sizes, by commas")
+    parser.add_argument("--segments", type=numbers, default=[10_000, 1_000_000], help="numbers of segments, by commas")
     flags = parser.parse_args(arguments)
-    columns = []
-    for size in flags.objects:
-        note(f"{size:,} objects")
-        with scratch(flags.root_dir) as folder:
-            columns.append(measured(folder / "index", size))
-    rows = [(name, *(figures[name] for figures in columns)) for name in columns[0]]
-    table = [("figure", *(f"{size:,}" for size in flags.objects)), *rows]
-    finish(flags, {"figures": columns, "tables": {"an index of so many objects": table}})
+    figures, tables = list[Figures](), dict[str, list[tuple[object, ...]]]()
+    for what, sizes, phases in (("objects", flags.objects, _PHASES), ("segments", flags.segments, _SEGMENT_PHASES)):
+        columns = list[Figures]()
+        for size in sizes:
+            note(f"{size:,} {what}")
+            with scratch(flags.root_dir) as folder:
+                columns.append(measured(folder / "index", size, phases))
+        if columns:
+            rows = [(name, *(of_size[name] for of_size in columns)) for name in columns[0]]
+            tables[f"an index of so many {what}"] = [("figure", *(f"{size:,}" for size in sizes)), *rows]
+        figures += columns
+    finish(flags, {"figures": figures, "tables": tables})
