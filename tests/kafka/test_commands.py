@@ -49,6 +49,17 @@ def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, produci
     assert re.search(f"source +{re.escape(place)}\n", again.out)
 
 
+def test_doctor_tells_whether_topics_can_be_read_and_how_long_they_are_kept(servers, producing, topic):
+    producing.send(topic, [{"key": "k", "value": "v"}])
+    done = run_here("doctor", "--source", f"kafka://{servers}/{topic}", "--json")
+    assert done.code == 0, done.err
+    results = {row["what"]: row["state"] for row in done.document["abilities"]}
+    # the mock cluster tells no settings of topics
+    assert results == {"topics": "ok", f"retention of {topic}": "worked round"}
+    typo = run_here("doctor", "--source", f"kafka://{servers}/{topic}-typo")
+    assert (typo.code, "there is no topic" in typo.err) == (2, True)
+
+
 def test_the_program_of_the_page_indexes_by_a_function_of_its_own(run, servers, producing, topic, tmp_path):
     producing.send(topic, [{"key": f"k{n}", "value": f"id={n}", "partition": 0} for n in range(3)])
     root, uri = tmp_path / "root", (tmp_path / "store").as_uri()

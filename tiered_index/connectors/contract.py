@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageSource
     from tiered_index.service.read.segments.archive import SegmentArchive
     from tiered_index.service.reader import IndexReader
+    from tiered_index.storage.probe import AbilityFinding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +176,13 @@ class SourceConnector(Connector, Protocol):
 
     def source(self, run: SourceRun, index: IndexService) -> OpenedSource:
         """Open the source, whose entries go into `index`. The caller closes it."""
+
+    def doctor(self, run: SourceRun, config: IndexConfig) -> list[AbilityFinding]:
+        """Return what a source has, and what it lacks, for `tiered-index doctor --source`. Changes nothing.
+
+        Raises the errors of a wrong address, and of a source that does not answer. If a connector lacks this method,
+        `check` decides.
+        """
 
     def watch(self, tell: Callable[[str], None]) -> AbstractContextManager[Callable[[], list[str]]]:
         """Return a context around all that reads sources; its value returns present problems of the process.

@@ -2,10 +2,12 @@
 
 import errno
 import fcntl
+import shutil
 
 import pytest
 
 from tests.integration.cli.command_lines import run_here
+from tests.support.store_writer import StoreWriter
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -49,3 +51,31 @@ def test_a_probe_that_breaks_off_leaves_no_folders(tmp_path, monkeypatch):
     done = run_here("doctor", tmp_path.as_uri(), "--json")
     assert done.code == 3 and "it went away" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_of_files_is_listed(tmp_path):
+    (tmp_path / "a.ndjson").write_bytes(b"{}\n")
+    done = run_here("doctor", "--source", tmp_path / "*.ndjson", "--json")
+    (row,) = done.document["abilities"]
+    assert (done.code, row["of"], row["result"]) == (0, "source", "yes: 1 file, 3 bytes")
+    done = run_here("doctor", "--source", tmp_path / "typo.ndjson")
+    assert (done.code, "typo.ndjson: No such file or directory" in done.err) == (2, True)
+
+
+def test_a_store_without_readable_queues_is_told_its_price(tmp_path):
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.put("orders", 0, b"body", keys="k", store_ms=1_762_000_000_000)
+        writer.flush()
+    done = run_here("doctor", "--source", tmp_path / "store", "--json")
+    assert (done.code, [row["state"] for row in done.document["abilities"]]) == (0, ["ok", "ok"])
+    shutil.rmtree(tmp_path / "store" / "consumequeue")
+    done = run_here("doctor", "--source", tmp_path / "store", "--json")
+    results = {row["what"]: (row["state"], row["result"]) for row in done.document["abilities"]}
+    problem = "it has no consumequeue/: queue offsets are read from the messages, once a segment"
+    assert (done.code, results["consume queues"]) == (0, ("worked round", problem))
+
+
+def test_options_of_kafka_need_its_topics(tmp_path):
+    done = run_here("doctor", "--source", tmp_path / "a", "--kafka", "security.protocol=SSL")
+    assert (done.code, f"--kafka is for Kafka, and {tmp_path / 'a'} is a file" in done.err) == (2, True)
+    assert "--source SOURCE, or several" in run_here("doctor").err

@@ -157,3 +157,12 @@ def test_a_connector_with_an_option_of_another_one_is_a_note_of_its_own(tmp_path
     code, _, told = command("ingest", "toy:3", *places, "--toy-loud")
     assert code == 0
     assert "connector wild (toy_connectors:CONNECTOR) can't be loaded: its options: the flag --key of key must" in told
+
+
+@pytest.mark.usefixtures("toy_package")
+def test_doctor_asks_the_check_of_a_connector_that_has_no_more(command: Command) -> None:
+    code, out, _ = command("doctor", "--source", "toy:3", "--toy-loud", "--json")
+    (row,) = json.loads(out)["abilities"]
+    assert (code, row["of"], row["state"]) == (0, "source", "ok")
+    code, _, told = command("doctor", "--source", "toy:x")
+    assert (code, "toy:x has no number" in told) == (2, True)

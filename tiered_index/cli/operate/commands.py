@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from tiered_index.cli.declaring import done_by, done_with_others
 from tiered_index.cli.options import LogAs, ServiceOptions, size
-from tiered_index.connectors.kafka.spec import KafkaOptions
+from tiered_index.connectors.kafka.spec import KafkaClientOptions, KafkaOptions
 from tiered_index.connectors.options import declare
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions
 from tiered_index.errors import InvalidArgument
@@ -24,8 +24,13 @@ _of_tools = partial(declare, readable=False, rich_help_panel="RocketMQ's tools")
 _of_bounds = partial(declare, rich_help_panel="Bounds")
 
 
-@done_by("tiered_index.cli.operate.doctor:doctor")
-def doctor(uri: str | None = Argument(None, metavar="[URI]", help="Storage to check. Default: --storage.")) -> None:
+@done_with_others("tiered_index.cli.operate.doctor:doctor")
+def doctor(
+    uri: str | None = Argument(None, metavar="[URI]", help="Storage to check. Default: --storage."),
+    source: str | None = Option(None, "--source", metavar="SOURCE", help="Source to check, as that of ingest."),
+    *,
+    kafka: KafkaClientOptions,
+) -> None:
     """Check that a storage and a disk have the abilities that the engine needs.
 
     [bold]Examples[/bold]
@@ -36,9 +41,12 @@ def doctor(uri: str | None = Argument(None, metavar="[URI]", help="Storage to ch
 
       tiered-index doctor file:///mnt/share/index --root /data/index
 
+      tiered-index doctor --source kafka://broker:9092/orders --kafka-config client.properties
+
     The command puts a few objects below probe/, reads, lists and deletes them. With --root it also checks
     the disk of that folder: it makes a file there, or in the next existing parent, and deletes it. It needs no index,
-    and changes none. The creation of an index makes the same checks, except that of multipart uploads.
+    and changes none. The creation of an index makes the same checks, except that of multipart uploads. With --source
+    it asks the source for what `ingest` reads: topics and their retention, a store, or files.
 
     The table has each ability, its use, and the result. A result other than yes is a lack. If the engine works round
     it, the result names the price, and the exit code is 0. Exit code 1: an ability is missing. Exit code 3: the

@@ -16,7 +16,7 @@ from tiered_index.connectors.kafka.erasure import RecordsToErase
 from tiered_index.connectors.kafka.keys import RecordKeys
 from tiered_index.connectors.kafka.messages import KafkaMessages, parse_place
 from tiered_index.connectors.kafka.names import keys_in
-from tiered_index.connectors.kafka.source import KafkaSource, check_cluster
+from tiered_index.connectors.kafka.source import KafkaSource, check_cluster, is_pattern
 from tiered_index.connectors.kafka.spec import KafkaClientOptions, KafkaOptions
 from tiered_index.connectors.options import pairs
 from tiered_index.errors import InvalidArgument
@@ -25,6 +25,7 @@ from tiered_index.service.jobs.erase import EraseRequest, MakeFind
 from tiered_index.service.read.answers.messages import Fetched
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.probe import AbilityFinding
 from tiered_index.types import IndexItem
 
 
@@ -90,6 +91,25 @@ class KafkaConnector:
         )
         every_s = EVERY_S if options.archive_every is None else options.archive_every
         return OpenedSource(source, KafkaArchiver(source, every_s=every_s) if options.archive else None, source.place)
+
+    def doctor(self, run: SourceRun, config: IndexConfig) -> list[AbilityFinding]:
+        """As `SourceConnector.doctor`: whether the cluster has the topics, and how long it keeps their records."""
+        address, settings = KafkaAddress.parse(run.address), client_settings(run.options or KafkaOptions())
+        check_cluster(address, settings)
+        findings = [AbilityFinding("topics", "reading records", "ok", "yes")]
+        settings |= {"bootstrap.servers": address.servers}
+        with contextlib.closing(KafkaBroker(settings)) as broker:
+            retentions = broker.retentions([topic for topic in address.topics if not is_pattern(topic)])
+        for topic, retention in sorted(retentions.items()):
+            of_topic = f"retention of {topic}", "archiving records before the broker deletes them"
+            if isinstance(retention, str):
+                unknown = f"not known, so records are archived every hour: {retention}"
+                findings.append(AbilityFinding(*of_topic, "worked round", unknown))
+            else:
+                age = "no limit of age" if retention.age_ms is None else f"{retention.age_ms / 3_600_000:,.1f} hours"
+                size = "" if retention.size_bytes is None else f", {retention.size_bytes:,} bytes a partition"
+                findings.append(AbilityFinding(*of_topic, "ok", age + size))
+        return findings
 
     @contextlib.contextmanager
     def watch(self, tell: Callable[[str], None]) -> Iterator[Callable[[], list[str]]]:

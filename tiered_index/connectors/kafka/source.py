@@ -128,7 +128,7 @@ def _check_topics(address: KafkaAddress, place: str, cluster: Any) -> None:
     known = [name for name, topic in cluster.topics.items() if topic.error is None]
     for topic in address.topics:
         error = cluster.topics[topic].error if topic in cluster.topics else None
-        if _is_pattern(topic) or topic in known or (error is not None and is_passing(error)):
+        if is_pattern(topic) or topic in known or (error is not None and is_passing(error)):
             continue
         refused = error_of(error, topic) if error is not None else None
         if isinstance(refused, StorageMisconfigured):
@@ -458,7 +458,7 @@ class KafkaSource:
 
     def _note_patterns(self, known: list[str]) -> None:
         for pattern in self.address.topics:
-            if _is_pattern(pattern) and not any(_fits(name, pattern) for name in known):
+            if is_pattern(pattern) and not any(_fits(name, pattern) for name in known):
                 later = "; a topic of later is taken up" if self.follow else ""
                 self.note(f"no topic matches the pattern {pattern!r}{later}{_hint_of_globs(pattern)}")
 
@@ -797,7 +797,7 @@ def _may_pass(error: TieredIndexError) -> bool:
     return not isinstance(error, CorruptFile) or isinstance(error, OffsetOutOfRange)
 
 
-def _is_pattern(topic: str) -> bool:
+def is_pattern(topic: str) -> bool:
     return any(mark in topic for mark in "*?[")
 
 
@@ -810,4 +810,4 @@ def _hint_of_globs(topic: str) -> str:
 
 def _fits(name: str, pattern: str) -> bool:
     """Return whether a topic matches `pattern`. Kafka's own topics match only their whole names."""
-    return name == pattern or (_is_pattern(pattern) and not name.startswith("__") and fnmatchcase(name, pattern))
+    return name == pattern or (is_pattern(pattern) and not name.startswith("__") and fnmatchcase(name, pattern))

@@ -18,10 +18,11 @@ from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.columns import Selection
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.connectors.rocketmq.log.layout import decode_offset_msg_id
-from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart
+from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart, unreadable_queues
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, folder_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest, MakeFind
+from tiered_index.storage.probe import AbilityFinding
 
 
 def _store_of(run: SourceRun, options: RocketmqOptions) -> StoreDirectory:
@@ -69,6 +70,20 @@ class RocketmqConnector:
                 queues=options.archiving.archive_queues,
             )
         return OpenedSource(source, archiver, store.source)
+
+    def doctor(self, run: SourceRun, config: IndexConfig) -> list[AbilityFinding]:
+        """As `SourceConnector.doctor`: the commit log, and the consume queues of the store."""
+        store = _store_of(run, run.options or RocketmqOptions())
+        segments = CommitLogReader(store.commitlog).segments()
+        count = f"yes: {len(segments):,} segments" if segments else "it has no segment yet"
+        findings = [AbilityFinding("commit log", "reading messages", "ok", count)]
+        of_queues = "consume queues", "queue offsets: browsing, and RocketMQ's tools"
+        if (problem := unreadable_queues(store.folder)) is None:
+            findings.append(AbilityFinding(*of_queues, "ok", "yes"))
+        else:
+            slower = f"{problem}: queue offsets are read from the messages, once a segment"
+            findings.append(AbilityFinding(*of_queues, "worked round", slower))
+        return findings
 
     def watch(self, tell: Callable[[str], None]) -> AbstractContextManager[Callable[[], list[str]]]:
         """Nothing can hang the process: a store is read as files."""
