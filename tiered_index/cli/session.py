@@ -60,7 +60,7 @@ P = ParamSpec("P")
 # Python's form of bytes of the command line that are not UTF-8
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # parameters that name files of the caller, whose names may have any bytes
-_LOCAL_FILES = frozenset({"sources", "file", "files", "keys", "out", "messages", "report"})
+_LOCAL_FILES = frozenset({"source", "sources", "file", "files", "keys", "out", "messages", "report"})
 
 LogFormat = Literal["text", "json"]
 

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from tiered_index.connectors.source import Archiver, Source
     from tiered_index.service.index import IndexService
     from tiered_index.service.jobs.erase import EraseRequest, MakeFind
+    from tiered_index.service.jobs.repair import SourceOfSegments
+    from tiered_index.service.log.log import StorageLog
     from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageSource
     from tiered_index.service.read.segments.archive import SegmentArchive
     from tiered_index.service.reader import IndexReader
+    from tiered_index.storage.base import Storage
     from tiered_index.storage.probe import AbilityFinding
 
 
@@ -165,8 +168,16 @@ class Connector(Protocol):
         """
 
 
+Repairing = Callable[["Storage", "StorageLog"], "SourceOfSegments"]
+"""Returns what restores the archived segments of a storage, by its log."""
+
+
 class SourceConnector(Connector, Protocol):
-    """A connector whose sources a `Follower` drives (`ConnectorSpec.follows`). Threads: any, each source one."""
+    """A connector whose sources a `Follower` drives (`ConnectorSpec.follows`). Threads: any, each source one.
+
+    If its archived segments are the bytes of its source, it has `repairs(run)`, which returns a `Repairing`. With a
+    run, its source restores segments; None: other copies do. Raises the errors of a wrong address.
+    """
 
     def check(self, run: SourceRun, config: IndexConfig) -> AbstractContextManager[Any] | None:
         """Raise the errors of a wrong address and of wrong options, before an index of these settings is made.

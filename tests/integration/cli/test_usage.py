@@ -88,6 +88,7 @@ LINES = [
     ("verify --storage {uri} --repair", ""),
     ("verify --storage {uri} --yes", ""),
     ("verify --storage {uri} --deep --source .", ""),
+    ("verify --storage {uri} --deep --repair --source kafka://h:1/t", "it is Kafka"),
     ("verify --storage {uri} --deep --repair x.index", ""),
     ("verify --storage {uri} --deep --repair --from s3://key:PASSWORD@bucket/index", "--from"),
     ("copy --from {uri} --to {uri}", "is the source itself"),

@@ -60,7 +60,7 @@ class RepairOptions:
 
     deep: bool = declare(False, "--deep", help="Read every byte of every object, and compare it with the local copy.")
     repair: bool = declare(False, "--repair", help="With --deep: print a repair for each damaged or missing object.")
-    source: Path | None = declare(
+    source: str | None = declare(
         metavar="STORE", help="With --repair: RocketMQ store to restore archived segments from."
     )
     store_name: str | None = declare(help="Name of that store in the index. Default: its path.")

@@ -18,8 +18,8 @@ from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.session import Session, StoredIndex, asked_service, open_stored_index
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.rocketmq.archive.repair import StoreSegments
-from tiered_index.connectors.rocketmq.log.store import StoreDirectory
+from tiered_index.connectors.contract import Repairing, SourceRun
+from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.service.jobs.copying import COPY_OF
@@ -28,7 +28,6 @@ from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Defect, Report
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.files.compacted import CompactedFile
-from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.probe import probe_put_if_absent
@@ -169,17 +168,30 @@ class Mending:
         options = self._options
         with contextlib.ExitStack() as stack:
             # opened before the check: a wrong place is reported at once
-            store = StoreDirectory.open(options.source, options.store_name) if options.source is not None else None
+            repairing = self._repairing()
             standby = options.standby
             copied = stack.enter_context(_opened_copy(self._config, standby)) if standby is not None else None
             local, is_readable = _check_all(self._session, self._config, self._report, deep=True)
             if is_readable:
-                self._repair(local, store, copied)
+                self._repair(local, repairing, copied)
         return self._write()
 
-    def _repair(
-        self, local: Mapping[str, CompactedFile], store: StoreDirectory | None, copied: StoredIndex | None
-    ) -> None:
+    def _repairing(self) -> Repairing:
+        """Return what restores archived segments. Raises `InvalidArgument` for a source that can't, or is wrong."""
+        name, run = OF_OTHERS, None
+        if (source := self._options.source) is not None:
+            spec = CONNECTORS.of_address(source)
+            # a path may be that of a store whose disk is not mounted
+            name = spec.name if spec.name != FILES else OF_OTHERS
+            note = self._session.out.note
+            run = SourceRun(addresses=(source,), name=self._options.store_name, note=note)
+        repairs = getattr(CONNECTORS.connector(name), "repairs", None)
+        if repairs is None:
+            raise InvalidArgument(f"--source {source} restores no segments: it is {CONNECTORS.spec(name).title}")
+        repairing: Repairing = repairs(run)
+        return repairing
+
+    def _repair(self, local: Mapping[str, CompactedFile], repairing: Repairing, copied: StoredIndex | None) -> None:
         config, report, yes = self._config, self._report, self._options.yes
         with (
             open_stored_index(config, checks=False) as index,
@@ -195,14 +207,9 @@ class Mending:
                 probe_put_if_absent(index.storage)
             root = Root(config.root, Disk()) if config.root is not None else None
             other = copied.storage if copied is not None else None
-            known = Segments(index.log.state, index.storage).byte_stores
-            if store is not None and known and store.name not in known:
-                report.note(
-                    f"--source {store.folder} restores nothing: the index has archived segments of "
-                    f"{', '.join(map(repr, known))}, not of {store.name!r}. Pass the name in the index with "
-                    "--store-name"
-                )
-            source = StoreSegments(index.storage, index.log, store)
+            source = repairing(index.storage, index.log)
+            if (problem := source.lacks()) is not None:
+                report.note(f"--source {problem}")
             repairs = Repairs(index.storage, index.log, root, local, other, progress.update, source)
             self._repairs = repairs.run(report, yes=yes)
 

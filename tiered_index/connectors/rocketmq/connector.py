@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
+from tiered_index.connectors.contract import MessagePlaces, OpenedSource, Repairing, SourceConnector, SourceRun
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.connectors.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.connectors.rocketmq.archive.repair import StoreSegments
 from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.columns import Selection
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
@@ -84,6 +85,11 @@ class RocketmqConnector:
             slower = f"{problem}: queue offsets are read from the messages, once a segment"
             findings.append(AbilityFinding(*of_queues, "worked round", slower))
         return findings
+
+    def repairs(self, run: SourceRun | None) -> Repairing:
+        """As `SourceConnector`: a store has the bytes of its archived segments."""
+        store = None if run is None else _store_of(run, run.options or RocketmqOptions())
+        return partial(StoreSegments, store=store)
 
     def watch(self, tell: Callable[[str], None]) -> AbstractContextManager[Callable[[], list[str]]]:
         """Nothing can hang the process: a store is read as files."""

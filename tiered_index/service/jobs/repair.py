@@ -145,6 +145,9 @@ class ReplaceTask:
 class SourceOfSegments(Protocol):
     """Where archived segments come from: it knows their bytes."""
 
+    def lacks(self) -> str | None:
+        """Return why it restores no segment of the index, for a user who has named it; None: it may."""
+
     def copies(self, segment: ArchivedSegment) -> Iterator[Copy]:
         """Yield the copies of a segment that the source itself has."""
 

@@ -29,6 +29,7 @@ from tiered_index.service.jobs.repair import Copy
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.tombstones import Tombstones
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.base import Storage
 
 Erased = Callable[[IndexBatch, MessageColumns], npt.NDArray[np.int64]]
@@ -45,6 +46,17 @@ class StoreSegments:
     storage: Storage
     log: StorageLog
     store: StoreDirectory | None = None
+
+    def lacks(self) -> str | None:
+        """Return why the store restores nothing; None: it may."""
+        stores = Segments(self.log.state, self.storage).byte_stores
+        if self.store is None or not stores or self.store.name in stores:
+            return None
+        names = ", ".join(map(repr, stores))
+        return (
+            f"{self.store.folder} restores nothing: the index has archived segments of {names}, not of "
+            f"{self.store.name!r}. Pass the name in the index with --store-name"
+        )
 
     def copies(self, segment: ArchivedSegment) -> Iterator[Copy]:
         """Yield the store's file of a segment, if there is one."""
