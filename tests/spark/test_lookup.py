@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.integration.cli.command_lines import run_here
 from tests.rocketmq.archived_store import index_log
 from tests.spark.commands import outcome_of
 from tests.spark.entries import BEGIN_MS, DAY_MS, TOPICS, messages, put_files, states, sweep
@@ -357,7 +358,7 @@ def test_messages_are_joined(spark, tmp_path):
         index.run_lifecycle()
         archiver = SegmentArchiver(index, "here", store / "commitlog")
         archiver.run_once()
-        archived = index.log_state.segments_of("here")[-1].end
+        archived = [*index.segment_archive.segments().of("here")][-1].end
     frame = spark.createDataFrame([("t", "k3"), ("t", "k4"), ("t", "none")], "topic string, key string")
     rows = look_up(spark, frame, storage=storage, messages=str(store), max_count=6).frame.collect()
     assert len(rows) == 13
@@ -373,5 +374,19 @@ def test_messages_are_joined(spark, tmp_path):
     for row in answered:
         assert row.message_state == ("archived" if row.offset < archived else "missing")
         assert row.message_body == (messages[row.offset].body() if row.offset < archived else None)
-    with pytest.raises(ConfigError, match="has no commitlog/"):
+    with pytest.raises(ConfigError, match="is not a RocketMQ store"):
         look_up(spark, frame, storage=storage, messages=str(tmp_path))
+    with pytest.raises(ConfigError, match="not 's3://bucket/file'"):
+        look_up(spark, frame, storage=storage, messages="s3://bucket/file")
+
+
+@pytest.mark.long
+def test_rows_of_files_are_joined(spark, tmp_path):
+    """Messages of any connector are: the index says which one put a topic."""
+    (tmp_path / "a.ndjson").write_text("".join(f'{{"k": "k{n}", "at": {BEGIN_MS + n * 1000}}}\n' for n in range(9)))
+    storage = f"file://{tmp_path}/storage"
+    of_rows = ("--topic", "t", "--key", "k", "--time", "at", "--root", tmp_path / "root", "--storage", storage)
+    assert run_here("ingest", tmp_path / "a.ndjson", *of_rows, "--wait").code == 0
+    frame = spark.createDataFrame([("t", "k3")], "topic string, key string")
+    (row,) = look_up(spark, frame, storage=storage, messages="archive").frame.collect()
+    assert (row.message_state, json.loads(row.message_body)["k"], row.message_tags) == ("local", "k3", None)

@@ -113,7 +113,7 @@ class LookupOptions:
     max_requests: int | None = declare(metavar="N", help="Limit of requests to the storage, of all tasks together.")
     max_bytes: int | None = declare(metavar="BYTES", help="Limit of bytes read, of all tasks together.")
     messages: str | None = declare(
-        metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
+        metavar="archive|SOURCE", help="Join the messages: `archive`, the folder of a RocketMQ store, or kafka://..."
     )
 
 

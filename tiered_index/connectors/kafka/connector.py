@@ -117,9 +117,9 @@ class KafkaConnector:
         with Watch(tell) as watch:
             yield watch.problems
 
-    def place(self, options: KafkaClientOptions, address: str | None = None) -> KafkaBroker | None:
+    def place(self, options: KafkaClientOptions | None, address: str | None = None) -> KafkaBroker | None:
         """Return the brokers of an address, or those of the setting ``bootstrap.servers``; None: there is neither."""
-        settings = client_settings(options)
+        settings = client_settings(options or KafkaClientOptions())
         if address is not None:
             settings |= {"bootstrap.servers": KafkaAddress.parse(address).servers}
         return KafkaBroker(settings) if "bootstrap.servers" in settings else None

@@ -97,7 +97,8 @@ def look_up(
     names unreadable files, with the reason.
 
     Rows without topic or key are an error, or with `skip_null` left out and counted. `messages` joins the messages,
-    from ``archive`` or the folder of a RocketMQ store. `max_requests` and `max_bytes` bound the cost of all tasks
+    from ``archive``, the folder of a RocketMQ store or ``kafka://...``; rows of files are read where they are.
+    `max_requests` and `max_bytes` bound the cost of all tasks
     together: each has an equal share, and has it again if Spark repeats it. `config` has the settings of the tasks'
     readers.
 
@@ -139,7 +140,7 @@ def look_up(
     skipped = counts.pop(SKIPPED, 0)
     frame = answered.where(F.col("status") != SKIPPED) if skip_null else answered
     if messages is not None:
-        frame = with_messages(frame, keys.column("topic"), keys.column("key"), messages, address, allow_partial)
+        frame = with_messages(frame, keys.column("topic"), keys.column("key"), messages, reader, allow_partial)
     usage = Counter(spent.value)
     return LookupResult(
         frame=frame,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tiered_index.base.clock import SystemClock
-from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.connectors.rocketmq.log.message import Message
-from tiered_index.errors import ConfigError, CorruptFile
-from tiered_index.service.log.log import StorageLog
-from tiered_index.service.read.answers.messages import Fetched
-from tiered_index.service.read.segments.archive import SegmentArchive
-from tiered_index.spark.addresses import StorageAddress
+from tiered_index.base.encoding import MAX_BODY_BYTES, json_text
+from tiered_index.config import IndexConfig
+from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.registry import CONNECTORS, FILES
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
+from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageSource
+from tiered_index.service.reader import IndexReader
 from tiered_index.spark.frames import gathered
 from tiered_index.spark.lookup.keys import LOOKUP
 from tiered_index.types import IndexItem
@@ -23,7 +23,7 @@ from tiered_index.types import IndexItem
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Value of `messages` for the archived segments in the index's storage.
+# Value of `messages` for what the index's storage and its files have.
 ARCHIVE = "archive"
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
 _TYPES = (pa.string(), pa.binary(), pa.string(), pa.map_(pa.string(), pa.string()), pa.string())
@@ -34,17 +34,40 @@ _ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 
 
 def check_place(messages: str, offset_space: str) -> None:
-    """Raise `ConfigError` if the index's offsets are not commit log offsets, or `messages` is not a store."""
-    if offset_space != "commitlog":
-        raise ConfigError(f"the index's offsets are in {offset_space!r}: messages are found by places in a commit log")
-    if messages != ARCHIVE and not (Path(messages) / "commitlog").is_dir():
+    """Raise `ConfigError` if messages can't be read at an address, or are not found by offsets of this kind."""
+    if messages == ARCHIVE:
+        return
+    spec = CONNECTORS.of_address(messages)
+    if spec.name == FILES:
+        raise ConfigError(f"messages is {ARCHIVE!r}, the folder of a RocketMQ store or kafka://..., not {messages!r}")
+    if spec.offset_space not in (None, offset_space):
         raise ConfigError(
-            f"messages is {ARCHIVE!r} or the folder of a RocketMQ store, and {messages} has no commitlog/"
+            f"the index's offsets are in {offset_space!r}: messages of {spec.title} are found by places in a commit log"
         )
+    try:
+        with _places(messages):
+            pass
+    except InvalidArgument as error:
+        raise ConfigError(f"messages: {error}") from error
+
+
+@contextlib.contextmanager
+def _places(messages: str) -> Iterator[dict[str, Any]]:
+    """Yield the place that an address names, by its connector, for `MessageSources`. Raises as `Connector.place`."""
+    if messages == ARCHIVE:
+        yield {}
+        return
+    name = CONNECTORS.of_address(messages).name
+    place = CONNECTORS.connector(name).place(None, messages)
+    try:
+        yield {name: place}
+    finally:
+        if (close := getattr(place, "close", None)) is not None:
+            close()
 
 
 def with_messages(
-    answers: DataFrame, topic: Column, key: Column, messages: str, address: StorageAddress, allow_partial: bool
+    answers: DataFrame, topic: Column, key: Column, messages: str, config: IndexConfig, allow_partial: bool
 ) -> DataFrame:
     """Return the rows of `answers` (one for each entry) with `MESSAGE_COLUMNS`, which are null without an entry.
 
@@ -56,27 +79,27 @@ def with_messages(
     from pyspark.sql.types import StructType
 
     def fetch(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with address.open() as storage:
-            log = StorageLog(storage, SystemClock())
-            log.open()
-            archive = SegmentArchive(storage, lambda: log.state, log.refresh)
-            source = RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
-            yield from message_batches(batches, source, allow_partial=allow_partial)
+        with IndexReader.open(config=config, environment=False) as reader, _places(messages) as places:
+            with closing(MessageSources(reader, config, places)) as sources:
+                yield from message_batches(batches, sources.of, allow_partial=allow_partial)
 
     keyed = answers.withColumn(LOOKUP, F.struct(topic.alias("topic"), key.alias("key")))
     return keyed.mapInArrow(fetch, StructType([*answers.schema.fields, *from_arrow_schema(_MESSAGE).fields]))
 
 
 def message_batches(
-    batches: Iterable[pa.RecordBatch], source: RocketmqMessages, *, allow_partial: bool
+    batches: Iterable[pa.RecordBatch], source_of: Callable[[str], MessageSource], *, allow_partial: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows with the messages of their entries, in order, in place of `LOOKUP`. Raises as `_row`."""
+    """Yield rows with the messages of their entries, in order, in place of `LOOKUP`. Raises as `_row`.
+
+    `source_of` returns the source of the messages of a topic.
+    """
     for batch in batches:
         without_lookup = batch.drop_columns([LOOKUP])
         sizes = [max(_LEAST_BYTES, size or 0) for size in batch.column("size").to_pylist()]
         start = 0
         for held in gathered(range(len(batch)), sizes.__getitem__, _MESSAGE_BYTES):
-            fetched = _fetched(source, batch.slice(held[0], len(held)))
+            fetched = _fetched(source_of, batch.slice(held[0], len(held)))
             rows = (_row(message, allow_partial=allow_partial) for message in fetched)
             for some in gathered(rows, lambda row: len(row.get("message_body") or b""), _MESSAGE_BYTES):
                 part = without_lookup.slice(start, len(some))
@@ -86,7 +109,7 @@ def message_batches(
                 start += len(some)
 
 
-def _fetched(source: RocketmqMessages, rows: pa.RecordBatch) -> list[Fetched | None]:
+def _fetched(source_of: Callable[[str], MessageSource], rows: pa.RecordBatch) -> list[Fetched | None]:
     """Return the fetched message of each row, None for a row without an entry; rows of one key are read together."""
     fetched: list[Fetched | None] = [None] * len(rows)
     places: dict[tuple[str, str], list[int]] = {}
@@ -96,7 +119,7 @@ def _fetched(source: RocketmqMessages, rows: pa.RecordBatch) -> list[Fetched | N
     entries = rows.select(_ENTRY)
     for (topic, key), at in places.items():
         items = [IndexItem(topic=topic, **entry) for entry in entries.take(at).to_pylist()]
-        for place, message in zip(at, source.fetch(items, topic, key), strict=True):
+        for place, message in zip(at, source_of(topic).fetch(items, topic, key), strict=True):
             fetched[place] = message
     return fetched
 
@@ -110,11 +133,21 @@ def _row(fetched: Fetched | None, *, allow_partial: bool) -> Mapping[str, Any]:
     message = fetched.message
     if not fetched.carries_key:
         row["message_state"] = "other_key"
-    elif isinstance(message, Message):
-        row |= {"message_tags": message.tags, "message_properties": list(message.properties.items())}
+    elif message is not None:
+        properties = getattr(message, "properties", None)
+        row["message_tags"] = getattr(message, "tags", None)
+        row["message_properties"] = None if properties is None else list(properties.items())
         try:
-            row["message_body"] = message.body()
+            row["message_body"] = _body(message)
         except CorruptFile as error:
             # its producer sent it so: no other place has a better one
             row["message_problem"] = str(error)
     return row
+
+
+def _body(message: FoundMessage) -> bytes:
+    """Return the body of a message; of one without a body its document, as JSON. Raises `CorruptFile`."""
+    if (body := getattr(message, "body", None)) is None:
+        return json_text(message.to_dict()).encode()
+    plain: bytes = body(MAX_BODY_BYTES)
+    return plain
