@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typer.models import OptionInfo
 from tiered_index.cli.loading import loaded
 from tiered_index.cli.options import flag_of
 from tiered_index.connectors.options import Declared, declare
+from tiered_index.connectors.registry import CONNECTORS
 
 T = TypeVar("T")
 _common = partial(declare, rich_help_panel="Common options")
@@ -74,14 +75,16 @@ def done_with_others(name: str) -> Callable[[Callable[..., None]], Callable[...,
         alone: Any = made_command(declared, parameters, load)
 
         def flags() -> set[str]:
-            return _each_flag([option for p in [*parameters, _COMMON] for option in _options_of(p)])
+            return _each_flag(alone.__signature__.parameters.values())
 
         def needs_others(words: Sequence[str]) -> bool:
-            names, known = {word.partition("=")[0] for word in words}, flags()
-            return "-h" in names or any(name.startswith("--") and name not in known for name in names)
+            names = {word.partition("=")[0] for word in words if word.startswith("-")}
+            return not names.isdisjoint(("-h", "--help")) or any(name.startswith("--") for name in names - flags())
 
         def with_others() -> Callable[..., None]:
-            # imported on use: reading entry points takes time
+            if not CONNECTORS.others():
+                return declared_alone
+            # imported on use: few have such connectors
             from tiered_index.cli.others import other_options
 
             if (group := other_options(flags())) is None:
@@ -163,7 +166,7 @@ def group_of(kind: Any, options: dict[str, Any]) -> Any:
     return kind(**values)
 
 
-def _each_flag(parameters: list[inspect.Parameter]) -> set[str]:
+def _each_flag(parameters: Iterable[inspect.Parameter]) -> set[str]:
     """Return all flags of options."""
     flags = set[str]()
     for p in parameters:
