@@ -1,4 +1,4 @@
-"""The types of the public API: entries, answers, and the declaration of further columns. Also parses times.
+"""The types of the public API: entries, answers, and the declaration of further columns.
 
 `IndexItem` is the class of entries. A subclass adds fixed-width columns with `column(...)`. The engine stores and
 returns them like its own columns, and writes their declaration into every file:
@@ -16,16 +16,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints, overload
 
 from typing_extensions import TypeVar
 
+from tiered_index.base.units import EPOCH as EPOCH
+from tiered_index.base.units import LIKELY_SECONDS as LIKELY_SECONDS
+from tiered_index.base.units import MAX_TIMESTAMP_MS as MAX_TIMESTAMP_MS
+from tiered_index.base.units import exact_time as exact_time
+from tiered_index.base.units import format_time as format_time
+from tiered_index.base.units import parse_time as parse_time
+from tiered_index.base.units import time_with_zone as time_with_zone
 from tiered_index.errors import ConfigError, TieredIndexError, install_hint
 
 if TYPE_CHECKING:
@@ -36,8 +41,6 @@ if TYPE_CHECKING:
 MAX_TOPIC_UNITS = 1_024
 # Longest key, in UTF-16 code units (all properties of a RocketMQ message have 32,767 bytes at most)
 MAX_KEY_UNITS = 32_767
-# Greatest timestamp: the last millisecond of the year 9999, UTC; the smallest is 0
-MAX_TIMESTAMP_MS = 253_402_300_799_999
 
 Status = Literal["complete", "truncated", "partial"]
 
@@ -810,80 +813,3 @@ def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table
         values = columns[f.name]
         table[f.name] = values if isinstance(values, pa.Array) else pa.array(values, kind)
     return pa.table(table)
-
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_DAY_MS = 86_400_000
-
-
-def format_time(time_ms: int | None) -> str:
-    """Return an ISO 8601 time in UTC, with milliseconds unless they are 0; an empty text for None."""
-    if time_ms is None:
-        return ""
-    moment = EPOCH + timedelta(milliseconds=time_ms)
-    return moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
-
-
-def parse_time(text: str, *, end: bool = False) -> int:
-    """Return the epoch milliseconds of a bound of a range, given as text that `exact_time` accepts.
-
-    A date alone is its midnight; as the inclusive `end` of a range it is the day's last millisecond. A time outside
-    1970 to 9999 becomes the nearest time within. Raises `ValueError` naming the text.
-    """
-    time_ms = exact_time(text) + (_DAY_MS - 1 if end and _is_date(text.strip()) else 0)
-    return min(max(time_ms, 0), MAX_TIMESTAMP_MS)
-
-
-LIKELY_SECONDS = 631_152_000, 4_102_444_800
-"""The seconds since 1970 of the years 1990 to 2100, from and before: numbers in them have one likely unit."""
-
-
-# The second of a time, if it is a leap second
-_LEAP_SECOND = re.compile(r"(?<=[0-9]{2}:[0-9]{2}:)60(?![0-9])")
-# A zone with 60 minutes or seconds or more, which Python reads as further hours or minutes
-_WRONG_ZONE = re.compile(r"[+-]\d\d:?(?:[6-9]\d|\d\d:?[6-9]\d)(?:[:.]\d+)?$", re.ASCII)
-# A blank before a zone: Python reads none after a fraction of a second
-_BLANK_BEFORE_ZONE = re.compile(r"(:\d\d|[.,]\d+) (?=(?:Z|[+-]\d[\d:.]*)$)", re.ASCII)
-
-
-def exact_time(text: str) -> int:
-    """Return the epoch milliseconds of a text: a number of epoch milliseconds, or an ISO 8601 time.
-
-    Examples: ``1700000000000``, ``2023-11-14T22:13:20.123456789Z``, ``2023-11-14 22:13:20+08:00``, ``2023-11-14``.
-    Without a zone the time is UTC. A blank may stand before the zone. Digits of a second after the third are cut. A
-    leap second (``23:59:60``) is the second after it. Raises `ValueError` naming the text.
-    """
-    return time_with_zone(text)[0]
-
-
-def time_with_zone(text: str) -> tuple[int, bool]:
-    """Return a time as `exact_time`, and whether it is one of UTC or of a zone in the text."""
-    text = text.strip()
-    if text.isascii() and text.removeprefix("-").isdigit():
-        return int(text), True
-    try:
-        if _WRONG_ZONE.search(text):
-            raise ValueError("a zone has at most 59 minutes")
-        text_in_capitals = text.removesuffix("z") + "Z" if text.endswith("z") else text
-        text_without_leap, leaps = _LEAP_SECOND.subn("59", _BLANK_BEFORE_ZONE.sub(r"\1", text_in_capitals))
-        moment = datetime.fromisoformat(text_without_leap)
-        has_zone = moment.tzinfo is not None
-        if not has_zone:
-            moment = moment.replace(tzinfo=UTC)
-        time_ms = (moment - EPOCH) // timedelta(milliseconds=1) + leaps * 1000
-        # only the last second of a month can be one
-        if leaps and (EPOCH + timedelta(seconds=time_ms // 1000)).strftime("%d%H%M%S") != "01000000":
-            raise ValueError("no leap second")
-    except (ValueError, OverflowError) as error:
-        raise ValueError(
-            f"{text!r} is neither epoch milliseconds nor an ISO 8601 time such as 2023-11-14T22:13:20Z"
-        ) from error
-    return time_ms, has_zone
-
-
-def _is_date(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True

@@ -14,6 +14,7 @@ from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, check, missing, rounds, scan
 from tests.support.disk_faults import FaultDisk
 from tiered_index.base.clock import ManualClock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.rocketmq.follow.fingerprints import Scrubber
 from tiered_index.connectors.rocketmq.log.columns import ALL_TOPICS, Selection
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
@@ -21,7 +22,6 @@ from tiered_index.connectors.rocketmq.log.segments import End
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 
 def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_path):

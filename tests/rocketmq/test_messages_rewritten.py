@@ -9,9 +9,9 @@ import pytest
 from tests.rocketmq.archived_store import lay, lay_archived, put, source_of
 from tests.rocketmq.messages import NOW_MS, message
 from tiered_index import Fetched, IndexService
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.log.message import Message
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 PAGES = [1, 2, 3, 5, 7, 64]
 KEY = "order-4711"

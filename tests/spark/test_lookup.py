@@ -20,6 +20,7 @@ from tests.spark.in_process import build_here
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
+from tiered_index.base.units import format_time, parse_time
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.format.layout import PRESETS
@@ -29,7 +30,6 @@ from tiered_index.spark import audit, build, look_up, merge
 from tiered_index.spark.lookup.answers import column_names
 from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.types import format_time, parse_time
 
 KEYS = "topic string, key string, begin_ms long, end_ms long, id int"
 DIGITS = f"0x{b'key-0'.hex()}"

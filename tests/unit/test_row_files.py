@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.memory import arrow_memory
+from tiered_index.base.units import exact_time
 from tiered_index.connectors.files.listing import local_file
 from tiered_index.connectors.files.rows import parquet
 from tiered_index.connectors.files.rows import table as rows_of_table
@@ -28,7 +29,6 @@ from tiered_index.connectors.files.rows.arrow import ArrowTable
 from tiered_index.connectors.files.rows.forms import is_growing_text, open_rows, rows_at
 from tiered_index.connectors.files.rows.mapping import Dialect, RowMapping
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
-from tiered_index.types import exact_time
 
 BEGIN_S = 1_700_000_000
 

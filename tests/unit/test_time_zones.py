@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.files.rows.mapping import RowMapping
 from tiered_index.connectors.files.rows.zone import TimeZone, UnclearTimes
 from tiered_index.connectors.systems import time_zone_of, time_zone_position
 from tiered_index.errors import InvalidArgument
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 EPOCH = datetime.datetime(1970, 1, 1)
 # with changes of an hour, of half an hour, of a day (a day that was left out), in Ramadan, and none

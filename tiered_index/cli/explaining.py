@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS, format_time
 from tiered_index.cli.output import Output, counted, human_bytes
-from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, LostFile, format_time
+from tiered_index.types import Explain, FileReport, LostFile
 
 _SKIPPED = "skipped_"
 _COLUMNS = ("file", "outcome", "place", "requests", "KiB", "USD/1M", "ms", "matched", "from", "to", "source")

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Option
 
-from tiered_index.base.units import parse_bytes, parse_duration
+from tiered_index.base.units import LIKELY_SECONDS, format_time, parse_bytes, parse_duration, parse_time
 from tiered_index.connectors.options import declare, pairs
 from tiered_index.errors import InvalidArgument
-from tiered_index.types import LIKELY_SECONDS, format_time, parse_time
 
 if TYPE_CHECKING:
     from tiered_index.service.read.answers.budget import LookupLimits

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tiered_index.base.encoding import json_text
 from tiered_index.base.tracing import request_id
+from tiered_index.base.units import LIKELY_SECONDS, MAX_TIMESTAMP_MS, format_time
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean, listed
-from tiered_index.types import LIKELY_SECONDS, MAX_TIMESTAMP_MS, format_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -11,8 +11,8 @@ import pytest
 from tests.integration.cli.command_lines import Outcome, run_here
 from tests.support.cold_index import ColdIndex, cold_index
 from tiered_index import IndexService
+from tiered_index.base.units import format_time
 from tiered_index.storage.opening import open_storage
-from tiered_index.types import format_time
 
 FILES = 6
 REQUESTS = 2 * FILES

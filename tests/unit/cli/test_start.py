@@ -18,11 +18,11 @@ from tiered_index.storage.disk import Disk
 # the modules of this package that every command line loads. --version and the list of commands load no more
 OF_EVERY_LINE = (
     *("base", "base.version", "cli", "cli.__main__", "cli.exit_codes", "cli.loading", "cli.main", "cli.output"),
-    *("base.encoding", "base.tracing", "errors", "types"),
+    *("base.encoding", "base.tracing", "base.units", "errors"),
 )
 # and those of the help of commands: how options are declared, and the specs of connectors
 HELP = (
-    *("base.units", "cli.declaring", "cli.write.options", "cli.options", "connectors", "connectors.options"),
+    *("cli.declaring", "cli.write.options", "cli.options", "connectors", "connectors.options"),
     *("connectors.registry", "connectors.kafka", "connectors.kafka.spec", "connectors.rocketmq"),
     *("connectors.rocketmq.spec", "connectors.files", "connectors.files.spec"),
 )

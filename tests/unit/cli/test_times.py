@@ -7,13 +7,13 @@ import pytest
 import typer
 from starlette.datastructures import QueryParams
 
+from tiered_index.base.units import format_time, parse_time
 from tiered_index.cli.options import end_option, time_option
 from tiered_index.connectors.files.rows.columns import times_ms
 from tiered_index.connectors.files.rows.lookups import read_lookups
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.http.parameters import BatchBody, QueryParameters, of_body, of_query
 from tiered_index.spark.lookup.answers import times_of
-from tiered_index.types import format_time, parse_time
 
 MOMENT_MS = 1_700_000_000_000
 

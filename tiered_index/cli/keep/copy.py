@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiered_index.base.clock import SystemClock
-from tiered_index.base.units import human_duration
+from tiered_index.base.units import format_time, human_duration
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.output import error_document
 from tiered_index.cli.session import Session, check_root_of, storage_uri
@@ -26,7 +26,6 @@ from tiered_index.service.jobs.orphans import Orphans
 from tiered_index.service.log.publication import JobOverdue
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.prices import rounded_usd
-from tiered_index.types import format_time
 
 _SWEEP_S = 3600.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS, format_time
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, unknown_topic
@@ -15,7 +16,6 @@ from tiered_index.service.jobs.erase import EraseRequest, Erasure
 from tiered_index.service.jobs.erase import erase as erase_index
 from tiered_index.service.read.caches.disk import CacheFolder, DiskCache
 from tiered_index.service.root import CACHE
-from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
 # fields of the certificate that people read as remarks
 _AS_REMARKS = ("unknown_topics", "in_force", "unmatched_keys", "to_do")

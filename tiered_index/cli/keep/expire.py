@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from tiered_index.base.units import format_time
 from tiered_index.cli.output import counted, describe_object, human_bytes, unknown_topic
 from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.errors import ConfigError, listed
 from tiered_index.service.jobs.expiry import ExpiryPlan, SegmentTotals
 from tiered_index.service.jobs.expiry import expire as expire_index
 from tiered_index.service.read.files.cold_path import ColdSettings
-from tiered_index.types import format_time
 
 
 def expire(session: Session, *, now: bool, yes: bool) -> int:

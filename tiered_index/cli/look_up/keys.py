@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tiered_index.base.units import format_time
 from tiered_index.cli.explaining import lost_text
 from tiered_index.cli.look_up.message import leave_messages_out
 from tiered_index.cli.look_up.paging import CommandBudget, Pages
@@ -31,7 +32,7 @@ from tiered_index.connectors.files.rows.lookups import FIELDS
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import Answer, FileReport, Lookup, format_time
+from tiered_index.types import Answer, FileReport, Lookup
 
 _FORMS: dict[str, Format] = {".parquet": "parquet", **dict.fromkeys((".ndjson", ".jsonl", ".json"), "ndjson")}
 # Lookups of a batch, which share their reads

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index.base.clock import SystemClock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.cli.output import counted
 from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.config import IndexConfig
@@ -33,7 +34,7 @@ from tiered_index.service.root import Root, RootLock
 from tiered_index.service.root.files import FileList
 from tiered_index.service.write.appenders import MAIN
 from tiered_index.storage.disk import Disk
-from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
+from tiered_index.types import inclusive
 
 
 def recover(session: Session, *, lost: list[str] | None, dry_run: bool, takes_over: bool) -> int:

@@ -6,13 +6,13 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from tiered_index.base.units import format_time
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.on_spark import run_job, spark_columns, spark_of
 from tiered_index.cli.operate.verify import write_findings
 from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, given_columns
 from tiered_index.cli.session import Session, storage_uri
 from tiered_index.errors import InvalidArgument
-from tiered_index.types import format_time
 
 _SHOWN = 20
 # fields that `write_findings` prints

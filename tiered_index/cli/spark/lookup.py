@@ -6,6 +6,7 @@ import contextlib
 import time
 from typing import Any
 
+from tiered_index.base.units import format_time
 from tiered_index.cli.exit_codes import PARTIAL
 from tiered_index.cli.on_spark import interrupts_first, spark_of
 from tiered_index.cli.options import RangeOptions, SparkOptions
@@ -15,7 +16,6 @@ from tiered_index.connectors.options import pairs
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import described
 from tiered_index.storage.opening import beside
-from tiered_index.types import format_time
 
 _FIGURES = (*("rows", "skipped_null", "objects", "tasks", "log_number"), *("requests", "bytes_read", "cost_usd"))
 

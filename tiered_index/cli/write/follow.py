@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from tiered_index.base.units import format_time
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.exit_codes import FINDING, INTERRUPTED
 from tiered_index.cli.options import IntakeOptions
@@ -23,7 +24,7 @@ from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.source import Source
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
-from tiered_index.types import format_time, inclusive
+from tiered_index.types import inclusive
 
 # seconds between checks of a source that names none
 _POLL_S = 0.2

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tiered_index.base.units import format_time
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import ProgressDisplay, counted, human_bytes, human_count, human_seconds
@@ -32,7 +33,6 @@ from tiered_index.connectors.registry import CONNECTORS, FILES
 from tiered_index.connectors.source import FIRST, Source
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names
-from tiered_index.types import format_time
 
 # rows that a dry run shows
 _SHOWN = 5

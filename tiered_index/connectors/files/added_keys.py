@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.files.copied_keys import CopiedRows, copied_rows
 from tiered_index.connectors.files.identity import KnownFile, has_rows
 from tiered_index.connectors.files.known_files import KnownFiles
@@ -46,7 +47,6 @@ from tiered_index.service.log.topic_keys import (
     rules_of,
     scope_of,
 )
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 # how often a file is opened that is moved meanwhile
 _LOOKS = 3

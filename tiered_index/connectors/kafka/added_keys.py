@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from tiered_index.base.clock import Clock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange
 from tiered_index.connectors.kafka.columns import FORMAT, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
@@ -33,7 +34,7 @@ from tiered_index.service.log.topic_keys import (
     rules_of,
     scope_of,
 )
-from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
+from tiered_index.types import inclusive
 
 # records that are read again at a time
 _AT_ONCE = 10_000

@@ -7,12 +7,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tiered_index.base.units import format_time
 from tiered_index.connectors.kafka.client.broker import LogRange, Place
 from tiered_index.connectors.kafka.names import Name
 from tiered_index.connectors.source import Batch, Loss, no_entries
 from tiered_index.errors import CorruptFile
 from tiered_index.service.index import IndexService
-from tiered_index.types import format_time, inclusive
+from tiered_index.types import inclusive
 
 _UNKNOWN = LogRange(0, 0, 0)
 # the times of so many batches are known apart

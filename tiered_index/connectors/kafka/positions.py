@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.archiver import archived_end
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange, Place
 from tiered_index.connectors.kafka.columns import topic_id_of_file
@@ -16,7 +17,7 @@ from tiered_index.connectors.kafka.partitions import OffsetOutOfRange, OldestTim
 from tiered_index.connectors.source import Loss, no_entries
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
 from tiered_index.service.index import IndexService
-from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
+from tiered_index.types import inclusive
 
 RestartAt = Literal["begin", "end"]
 # Most records that are compared at a time, and most entries of one key and second that are read for one

@@ -798,6 +798,7 @@ def _may_pass(error: TieredIndexError) -> bool:
 
 
 def is_pattern(topic: str) -> bool:
+    """Return whether a name of an address is a pattern of topics."""
     return any(mark in topic for mark in "*?[")
 
 

@@ -15,12 +15,13 @@ from starlette.datastructures import QueryParams
 
 from tiered_index.base.conversion import sentence_of
 from tiered_index.base.documents import decoder_of
+from tiered_index.base.units import parse_time
 from tiered_index.config import Wait
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.http.problems import Refused
 from tiered_index.service.read.answers.budget import LookupLimits
 from tiered_index.service.read.answers.lookup_columns import LookupColumns
-from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
+from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
 
 M = TypeVar("M", bound=Struct)
 

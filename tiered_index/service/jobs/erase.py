@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from tiered_index.base.clock import Clock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.keys.hashing import code_units, hash_batch
 from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, linked_store, topic_of_store
@@ -38,7 +39,7 @@ from tiered_index.service.read.answers.rows import check_integer, check_key, che
 from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.types import MAX_TIMESTAMP_MS, no_progress
+from tiered_index.types import no_progress
 
 GRACE_S = 3600.0
 """Default time to keep the bytes of removed objects, for running exports and jobs."""

@@ -9,12 +9,11 @@ the clocks agree, and a writer continues from that. One thread.
 from __future__ import annotations
 
 from tiered_index.base.clock import Clock, SteadyClock
-from tiered_index.base.units import human_duration
+from tiered_index.base.units import format_time, human_duration
 from tiered_index.errors import ConfigError, without_frames
 from tiered_index.service.jobs.expiry import agreed_now_ms
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
-from tiered_index.types import format_time
 
 # seconds after which a refused time is asked for again
 _AGAIN_S = 60.0

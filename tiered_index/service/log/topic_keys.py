@@ -24,9 +24,9 @@ from urllib.parse import quote, unquote
 
 from msgspec import structs
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.format.names import LINKED, topic_of_store
 from tiered_index.service.log.records import LostObject, LostRange, RangeKind
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 TOPIC_KEYS = "topic-key"
 """The beginning of the names of all these positions."""

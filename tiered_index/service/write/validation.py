@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.base.locks import call_lock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format.keys.hashing import (
     CodeUnits,
@@ -42,7 +43,7 @@ from tiered_index.format.keys.hashing import (
 )
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.answers.rows import check_integer, check_key, check_text, check_topic
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, IndexItem
+from tiered_index.types import MAX_KEY_UNITS, IndexItem
 
 
 class TopicTable:

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.files.rows.places import local_path
 from tiered_index.connectors.rocketmq.archive.archive import ArchivedLog
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
@@ -28,7 +29,6 @@ from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import DataSourceOptions, TaskPartition
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of, gathered
 from tiered_index.spark.writing.log_sources import Stretch, archived_stretches, check_gaps, local_stretches, opened
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 _OPTIONS = ("body", "skipCorrupt", "store")
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.base.units import parse_time
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.keys.arrow import array_of
@@ -29,7 +30,6 @@ from tiered_index.spark.frames import arrow_schema
 from tiered_index.spark.lookup.keys import LOOKUP
 from tiered_index.spark.lookup.messages import MESSAGE_COLUMNS
 from tiered_index.spark.workers import between_tasks
-from tiered_index.types import parse_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,13 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.files.rows.columns import is_text
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.rewriting.merge_plan import window_seconds
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.write.validation import milliseconds
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 
 @dataclass(frozen=True, slots=True)

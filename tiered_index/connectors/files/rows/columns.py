@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.base.units import time_with_zone
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.service.read.answers.rows import check_topic
 from tiered_index.service.write.validation import check_keys, check_number, message_row, milliseconds
-from tiered_index.types import time_with_zone
 
 # The fields of every message, in addition to its keys and an optional `topic_id`
 FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")

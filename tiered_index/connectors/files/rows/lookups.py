@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tiered_index.base.units import parse_time
 from tiered_index.connectors.files.rows.batch import RowFile
 from tiered_index.connectors.files.rows.columns import check_names
 from tiered_index.connectors.files.rows.fields import written_keys
@@ -22,7 +23,7 @@ from tiered_index.connectors.files.rows.text import CsvFile, TextFile
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.read.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.write.validation import milliseconds
-from tiered_index.types import Lookup, parse_time
+from tiered_index.types import Lookup
 
 FIELDS = ("topic", "key", "begin_ms", "end_ms")
 """The columns of a lookup."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.base.encoding import json_text
+from tiered_index.base.units import LIKELY_SECONDS, MAX_TIMESTAMP_MS, time_with_zone
 from tiered_index.connectors.files.rows.columns import is_text, plain_text, times_ms
 from tiered_index.connectors.files.rows.values import key_value
 from tiered_index.connectors.files.rows.zone import TimeZone, UnclearTimes
@@ -26,7 +27,7 @@ from tiered_index.format.keys.spelling import named_key, split_name
 from tiered_index.format.segments.segment import LinkedSegment, TimeRule
 from tiered_index.service.read.answers.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
-from tiered_index.types import LIKELY_SECONDS, MAX_KEY_UNITS, MAX_TIMESTAMP_MS, time_with_zone
+from tiered_index.types import MAX_KEY_UNITS
 
 Unit = Literal["s", "ms", "us", "ns"]
 _PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import InvalidArgument
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 _DAY_S = 86_400
 # the 400 years after which the calendar repeats itself, days of the week included, and times that Python may not have

@@ -18,12 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tiered_index.base.units import format_time
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.connectors.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.connectors.rocketmq.log.segments import list_segments, local_errors, pread
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory, list_queues
 from tiered_index.errors import CorruptFile, StorageError
-from tiered_index.types import format_time
 
 # A broker flushes every 500 ms, and everything every 10 s
 UNFLUSHED_BYTES, UNFLUSHED_MS = 64 << 20, 10_000

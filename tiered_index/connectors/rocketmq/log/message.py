@@ -17,10 +17,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tiered_index.base.encoding import EXCERPT_OF_BYTES, MAX_BODY_BYTES, BodyFormat, show_bytes
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.rocketmq.log import layout
 from tiered_index.connectors.rocketmq.log.layout import Host
 from tiered_index.errors import CorruptFile
-from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
+from tiered_index.types import MAX_TOPIC_UNITS
 
 # Type 0 is in messages of clients older than the compression types.
 _NAMES = {0: "zlib", layout.COMPRESSION_LZ4: "lz4", layout.COMPRESSION_ZSTD: "zstd", layout.COMPRESSION_ZLIB: "zlib"}

@@ -10,9 +10,10 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.read.answers.rows import check_range
-from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
+from tiered_index.types import Lookup
 
 # most answers of one lookup, so that one more does not overflow
 _MOST = 2**62

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 from tiered_index.base.call import check_deadline
 from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
@@ -30,7 +31,6 @@ from tiered_index.errors import (
 from tiered_index.service.read.answers.budget import LookupBudget, RequestStats, add_up
 from tiered_index.service.read.answers.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.types import (
-    MAX_TIMESTAMP_MS,
     Answer,
     Explain,
     FilePlace,

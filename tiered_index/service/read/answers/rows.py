@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled_views
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.schema import Column, Schema, text_of, texts
 from tiered_index.types import (
     MAX_KEY_UNITS,
-    MAX_TIMESTAMP_MS,
     MAX_TOPIC_UNITS,
     Explain,
     FilePlace,

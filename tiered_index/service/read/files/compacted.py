@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled_views, crc32
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import CorruptFile, SchemaMismatch, TieredIndexError
 from tiered_index.format.keys.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.keys.hashing import HASH_RULES, HashRule
@@ -32,7 +33,6 @@ from tiered_index.service.read.files.file_search import FileBytes, collected, se
 from tiered_index.service.read.files.snapshot import LocalHandle, unmap
 from tiered_index.service.root import disk_error
 from tiered_index.storage.disk import map_file
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 Array = npt.NDArray[Any]
 _VERIFY_RUNS = 256
