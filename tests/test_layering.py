@@ -21,7 +21,26 @@ LAZY = {
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
     ("spark/session.py", "tiered_index.spark.datasource.lookup_function"): "the same",
 }
+# Modules of connectors that others use without the registry. A spec has options and words, and may be used by all
+OUTSIDE = {
+    ("__init__.py", "files"): "FileRows is a public name",
+    ("cli/look_up", "files.rows"): "a file of lookups has rows of any form",
+    ("cli/look_up", "rocketmq.log"): "--tag, and the properties of a message that have lines of their own",
+    ("cli/operate/serving.py", "rocketmq.remoting"): "the listener of RocketMQ's tools",
+    ("cli/spark/build.py", "files"): "the options of a build of files, and what it tells of them",
+    ("cli/write/archived.py", "files"): "ingest archive: reads what each connector archives",
+    ("cli/write/archived.py", "kafka"): "the same",
+    ("cli/write/archived.py", "rocketmq"): "the same",
+    ("cli/write/exported.py", "files.rows"): "a file of an export has rows of any form",
+    ("cli/write/ingest.py", "files"): "a file of messages is put by the command itself, without positions of rows",
+    ("cli/write/linking.py", "files"): "shows the counts of a run of files",
+    ("server/entries.py", "files.rows"): "a request has rows of any form",
+    ("server/remoting.py", "rocketmq.remoting"): "RocketMQ's protocol, a listener of its own",
+    ("spark", "files"): "executors read rows of files, for builds and lookups",
+    ("spark", "rocketmq"): "executors read commit logs, for builds and the data source of messages",
+}
 INDENTED = re.compile(r"^[ \t]+(from|import) +(tiered_index|\.)", re.MULTILINE)
+OURS = {"files", "kafka", "rocketmq"}
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
 
 
@@ -105,6 +124,22 @@ def test_each_permitted_late_import_still_exists():
     for relative, name in LAZY:
         imported_names = {imported for _, imported in imports(ast.parse((PACKAGE / relative).read_text()))}
         assert name in imported_names, f"{relative} no longer imports {name}"
+
+
+def test_modules_outside_connectors_use_one_only_by_the_registry():
+    used = set()
+    for path in PACKAGE.rglob("*.py"):
+        relative = path.relative_to(PACKAGE).as_posix()
+        if relative.startswith("connectors/"):
+            continue
+        for _, name in imports(ast.parse(path.read_text(), str(path))):
+            connector, _, module = name.removeprefix("tiered_index.connectors.").partition(".")
+            if name.startswith("tiered_index.connectors.") and connector in OURS and module != "spec":
+                rules = [rule for rule in OUTSIDE if f"{connector}.{module}.".startswith(f"{rule[1]}.")]
+                allowed = [rule for rule in rules if f"{relative}/".startswith(f"{rule[0]}/")]
+                assert allowed, f"{relative} imports {name}: ask tiered_index.connectors.registry"
+                used |= {*allowed}
+    assert used == OUTSIDE.keys(), "each exception is still needed"
 
 
 def test_the_format_has_no_files_clocks_and_threads():
