@@ -1,6 +1,7 @@
 """Files against the contract of connectors, and what a source of files does beside it."""
 
 import contextlib
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tiered_index.connectors.files.rows import text as rows_of_text
 from tiered_index.connectors.files.source import FileSource
 from tiered_index.connectors.files.spec import FilesOptions, RowOptions
 from tiered_index.connectors.follow import Follower
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import DiskFull, StorageUnavailable
 from tiered_index.testing.connector_conformance import ConnectorConformance, TestedSource, WrittenMessage
 
 BEGIN_S = 1_700_000_000
@@ -131,6 +132,26 @@ def test_a_follower_that_is_stopped_ends_before_the_next_put_and_a_later_one_goe
     monkeypatch.undo()
     with followed(logs, index, []).in_background() as follower:
         until(lambda: all(len(index.query(topic, key)) == 1 for topic, key, _ in written))
+
+
+def test_a_look_that_a_full_disk_has_ended_is_repeated(
+    logs: Logs, index: IndexService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, link, calls = logs.write(20), index.link, itertools.count()
+
+    def full(*arguments: Any, **named: Any) -> Any:
+        # after rows were put, and before the record that finishes their segment
+        if next(calls) == 1:
+            raise DiskFull("the disk is full")
+        return link(*arguments, **named)
+
+    monkeypatch.setattr(index, "link", full)
+    with followed(logs, index, [], follow=False) as follower:
+        follower.run()
+    assert next(calls) > 2
+    assert all(len(index.query(topic, key)) == 1 for topic, key, _ in written)
+    with index.export() as export:
+        assert sum(len(batch) for batch in export) == len(written)
 
 
 def test_a_storage_that_is_away_is_trouble_until_it_is_back(

@@ -1,8 +1,12 @@
 """The registry of connectors: which one reads an address, and connectors of other packages."""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import Distribution
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +54,33 @@ def test_a_path_is_known_without_the_connectors_of_other_packages(tmp_path: Path
     assert "_others" not in vars(registry)
     registry.of_address("toy:1")
     assert "_others" in vars(registry)
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a zip file", "a finder"])
+def test_a_connector_is_found_wherever_its_package_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (packages := tmp_path / "packages").mkdir()
+    install_toys(packages)
+    with monkeypatch.context() as patched:
+        if kind == "a folder":
+            patched.syspath_prepend(packages)
+        elif kind == "a zip file":
+            patched.syspath_prepend(shutil.make_archive(str(tmp_path / "toys"), "zip", packages))
+        else:
+            # as an import system of its own has it
+            finder = SimpleNamespace(
+                find_spec=lambda *_: None,
+                find_distributions=lambda *_: [Distribution.at(packages / "toy_connectors-1.dist-info")],
+            )
+            patched.setattr(sys, "meta_path", [*sys.meta_path, finder])
+        names = {problem.split()[1] for problem in _problems_of(Registry())}
+    assert "broken" in names
+
+
+def _problems_of(registry: Registry) -> tuple[str, ...]:
+    registry.others()
+    return registry.problems
 
 
 @pytest.mark.usefixtures("toy_package")
