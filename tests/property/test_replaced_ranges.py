@@ -173,7 +173,7 @@ def shown_of(expired, store, offsets):
     items["queue_id"], items["offset"], items["topic_id"], items["key_hash"] = queue_id, offsets, 3, 7
     seconds = np.full(len(offsets), 100)
     is_shown = expired.keeps(items, seconds, {3: topic})
-    batch = LookupBatch([Lookup(topic, "k", max_count=10_000)]).without(expired)
+    batch = LookupBatch([Lookup(topic, "k", max_count=10_000)]).hiding(expired.hidden)
     matches = batch.select(items, np.zeros(len(items), np.int64), seconds, [(3, topic)], ROCKETMQ_SCHEMA)
     assert matches.rows["offset"].tolist() == items["offset"][is_shown].tolist()
     # the same offsets of another topic or queue are others

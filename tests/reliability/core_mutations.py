@@ -134,7 +134,7 @@ def _try_stored(random: Random, file: InMemory, schema: Any) -> bool:
     damaged = {number for numbers, _ in matches.damage for number in numbers.tolist()}
     expected = _many(lambda _: matches, batch, schema, file.trailer().metadata)()
     search = in_core(view, batch, batch.under("mask")[0].key_hash, stored=True)
-    owners, rows, left, _ = search.find(0, len(batch))
+    owners, rows, left, *_ = search.find(0, len(batch))
     # one slot is the whole file here, so nothing but pairs can be left
     away = damaged | set(np.frombuffer(left, np.int64)[1::2].tolist())
     answers = _many(

@@ -1,7 +1,6 @@
 """`GET /v1/browse`: a topic's messages around a moment, from a store or archived segments, for permitted tokens."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,10 +9,12 @@ from tests.rocketmq.test_archived_queues import archive, write_store
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexReader, erase
+from tiered_index.base.retention import Horizon
 from tiered_index.connectors.rocketmq.remoting.browsing import Browser
 from tiered_index.connectors.rocketmq.remoting.pulling import StoreQueues
 from tiered_index.server.http.served import Caps
 from tiered_index.server.http.tokens import add_token
+from tiered_index.service.log.expired import Expired
 
 T = 1_700_000_000_000
 COUNT = 60
@@ -210,6 +211,6 @@ def test_a_page_has_the_room_of_messages_that_are_gone(tmp_path):
         left -= size
         return left >= 0
 
-    expired = SimpleNamespace(begin_of=lambda _: messages[20].store_ms // 1000, erased_of=lambda _: None)
+    expired = Expired((Horizon(messages[20].store_ms // 1000 * 1000),))
     page = Browser(StoreQueues(tmp_path / "store", None), expired, claim).page("orders", None, None, "later:0=0", 10)
     assert len(page) == 3 and left < 0

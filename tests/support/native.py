@@ -19,6 +19,7 @@ _FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -O1 -g"
 _TESTS = (
     "tests/unit/test_kernels.py",
     "tests/property/test_view.py",
+    "tests/property/test_hidden.py",
     "tests/reliability/test_core_mutations.py",
     "tests/unit/format",
     "tests/golden/test_faults_of_rocketmq.py",

@@ -15,6 +15,18 @@ REVISION: int
 class RowForm:
     def __init__(self, extra: Int64, fingerprint_at: int) -> None: ...
 
+class HiddenOf:
+    def __init__(
+        self,
+        begin_s: int,
+        hashes: UInt32,
+        fingerprints: npt.NDArray[np.uint64],
+        key_begins: Int64,
+        queues: Int32,
+        queue_begins: Int64,
+        ranges: list[tuple[int, Int64, Int64, Int64, Int64]],
+    ) -> None: ...
+
 class LocalFile:
     def __init__(
         self, form: RowForm, data: Any, ids: dict[str, frozenset[int]] | None, rule: int, begin_s: int, slots: int
@@ -80,6 +92,10 @@ class ViewRows:
     @property
     def rows(self) -> bytearray: ...
     @property
+    def retired(self) -> bytes | bytearray: ...
+    @property
+    def hidden(self) -> HiddenOf | None: ...
+    @property
     def notes(self) -> list[int]: ...
     @property
     def steps(self) -> int: ...
@@ -104,6 +120,7 @@ class View:
         high: int,
         most: int,
         after: tuple[int, ...] | None = None,
+        hidden: HiddenOf | None = None,
     ) -> ViewRows | None: ...
 
 class ViewBatch:
@@ -120,14 +137,17 @@ class ViewBatch:
         most: Int64,
         stored: bool = False,
         after: Int64 | None = None,
+        hidden: list[HiddenOf | None] | None = None,
     ) -> None: ...
     @property
     def left(self) -> list[int]: ...
-    def find(self, start: int, stop: int) -> tuple[bytearray, bytearray, bytearray, bytearray]: ...
+    def find(
+        self, start: int, stop: int
+    ) -> tuple[bytearray, bytearray, bytearray, bytearray, bytearray, bytearray]: ...
     def chosen(self) -> bytearray: ...
     def picked(
         self, pieces: list[Any], counts: Int64, starts: Int64, lookups: Int64
-    ) -> tuple[bytearray, bytearray] | None: ...
+    ) -> tuple[bytearray, bytearray, bytearray, bytearray] | None: ...
 
 class Answers:
     def __init__(self, kind: type[Any], fields: Any, most_topic: int, most_key: int, last_millisecond: int) -> None: ...
@@ -146,4 +166,5 @@ class Answers:
         max_count: object,
         has_topics: bool = True,
         after: tuple[int, ...] | None = None,
+        hidden: dict[str, Any] | None = None,
     ) -> Any: ...

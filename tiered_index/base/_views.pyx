@@ -12,7 +12,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_READ
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport PyObject, PyObject_GetItem, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
@@ -55,6 +55,12 @@ cdef enum:
     # a storage, it is out of range or `BY_FILTER`
     NOT_ASKED = -6
     NOT_READ = -7
+    # in range, but all of its entries are hidden
+    HIDDEN_FILE = -8
+    # states of an entry by its queue and offset
+    SHOWN = 0
+    HIDDEN = 1
+    RETIRED = 2
     # numbers of a batch for each file: rows; of a file in a storage also reads, their bytes, lookups that are in range
     # and whose topic it has, and those of them that its filter did not exclude
     COUNTS = 5
@@ -90,6 +96,8 @@ cdef enum:
     FEW_WORDS = 4
     # most bytes of the slices of a view
     MOST_TOGETHER = 64 << 20
+    # retired rows that are held before those behind the page are dropped
+    HELD_RETIRED = 1 << 16
 
 
 cdef struct File:
@@ -153,7 +161,38 @@ cdef struct Place:
     bint asks_file
 
 
+# in place of the fingerprint of an erased key: any
+cdef uint64_t ANY_FINGERPRINT = <uint64_t>1 << 32
+
+
+cdef struct HiddenRanges:
+    # the hidden offsets of a queue, and those of them that are retired: sorted ranges [start, end) that do not touch
+    int32_t queue
+    int64_t count
+    const int64_t *starts
+    const int64_t *ends
+    int64_t retired_count
+    const int64_t *retired_starts
+    const int64_t *retired_ends
+
+
+cdef struct HiddenEntries:
+    # the hidden entries of a topic, as `service/log/hidden.py` has them
+    int64_t begin_s
+    int64_t key_count
+    const uint32_t *hashes
+    const uint64_t *fingerprints
+    const int64_t *key_begins
+    int64_t queue_count
+    const int32_t *queues
+    const int64_t *queue_begins
+    int64_t range_count
+    HiddenRanges *ranges
+
+
 cdef struct Asked:
+    # entries that are hidden by their queue or offset; NULL: none
+    const HiddenEntries *hidden
     uint32_t key_hash
     uint32_t shown_hash
     uint32_t fingerprint
@@ -179,6 +218,11 @@ cdef struct Found:
     uint8_t *rows
     int64_t count
     int64_t room
+    # rows that match, but are retired; the number of matching rows that are hidden
+    uint8_t *retired
+    int64_t retired_count
+    int64_t retired_room
+    int64_t hidden_count
     uint8_t *items
     int64_t items_room
     # a copy of a packed slot group that is not in a map; the requests to storages
@@ -202,11 +246,69 @@ cdef inline int32_t row_word(const uint8_t *row, int64_t place) noexcept nogil:
     return value
 
 
+cdef inline int64_t begin_of(const HiddenEntries *hidden, uint32_t key_hash, uint32_t fingerprint) noexcept nogil:
+    """Return the first second that counts of a key, by one hash."""
+    cdef int64_t low = 0, high = hidden.key_count, middle, begin = hidden.begin_s
+    while low < high:
+        middle = (low + high) >> 1
+        if hidden.hashes[middle] < key_hash:
+            low = middle + 1
+        else:
+            high = middle
+    while low < hidden.key_count and hidden.hashes[low] == key_hash:
+        if hidden.fingerprints[low] == fingerprint or hidden.fingerprints[low] == ANY_FINGERPRINT:
+            begin = max(begin, hidden.key_begins[low])
+        low += 1
+    return begin
+
+
+cdef inline bint are_in(
+    const int64_t *starts, const int64_t *ends, int64_t count, int64_t offset
+) noexcept nogil:
+    """Return whether one of sorted ranges has an offset."""
+    cdef int64_t at = 0, half
+    if count == 0 or offset < starts[0]:
+        return False
+    # `starts[at]` is at most `offset`; a sum in place of a branch, which nothing could foretell
+    while count > 1:
+        half = count >> 1
+        at += half * (starts[at + half] <= offset)
+        count -= half
+    return offset < ends[at]
+
+
+cdef inline int state_of(const HiddenEntries *hidden, int32_t queue, int64_t offset, int64_t second) noexcept nogil:
+    """Return whether an entry is `SHOWN`, or `HIDDEN` or `RETIRED` by its queue or offset."""
+    cdef int64_t low = 0, high = hidden.queue_count, middle
+    cdef const HiddenRanges *ranges
+    while low < high:
+        middle = (low + high) >> 1
+        if hidden.queues[middle] < queue:
+            low = middle + 1
+        else:
+            high = middle
+    if low < hidden.queue_count and hidden.queues[low] == queue and second < hidden.queue_begins[low]:
+        return HIDDEN
+    low, high = 0, hidden.range_count
+    while low < high:
+        middle = (low + high) >> 1
+        if hidden.ranges[middle].queue < queue:
+            low = middle + 1
+        else:
+            high = middle
+    if low == hidden.range_count or hidden.ranges[low].queue != queue:
+        return SHOWN
+    ranges = &hidden.ranges[low]
+    if not are_in(ranges.starts, ranges.ends, ranges.count, offset):
+        return SHOWN
+    return RETIRED if are_in(ranges.retired_starts, ranges.retired_ends, ranges.retired_count, offset) else HIDDEN
+
+
 cdef int take(const uint8_t *item, int64_t begin_s, const Asked *asked, Found *found) noexcept nogil:
     """Add the row of an item with the key's hash, if it is an answer to the lookup."""
-    cdef uint32_t topic = word_at(item + 4), word
-    cdef int64_t number, second, offset, room, size
-    cdef uint8_t *row
+    cdef uint32_t topic = word_at(item + 4)
+    cdef int64_t number, second, offset
+    cdef int state
     if found.fingerprint_at and word_at(item + found.fingerprint_at) != asked.fingerprint:
         return 0
     if asked.id_count >= 0:
@@ -224,13 +326,31 @@ cdef int take(const uint8_t *item, int64_t begin_s, const Asked *asked, Found *f
             return 0
         if second == asked.after[0] and offset == asked.after[1] and <int32_t>word_at(item + 8) <= asked.after[2]:
             return 0
-    if found.count == found.room:
-        room = 2 * found.room + 64
-        row = <uint8_t *>realloc(found.rows, room * found.stride)
+    if asked.hidden != NULL:
+        state = state_of(asked.hidden, <int32_t>word_at(item + 8), offset, second)
+        if state != SHOWN:
+            found.hidden_count += 1
+            if state == HIDDEN:
+                return 0
+            return add_row(item, second, asked, found, &found.retired, &found.retired_count, &found.retired_room)
+    return add_row(item, second, asked, found, &found.rows, &found.count, &found.room)
+
+
+cdef inline int add_row(
+    const uint8_t *item, int64_t second, const Asked *asked, const Found *found, uint8_t **rows, int64_t *count,
+    int64_t *most
+) noexcept nogil:
+    """Add an item to `rows`, which have room for `most`."""
+    cdef uint32_t topic = word_at(item + 4), word
+    cdef int64_t offset = long_at(item + OFFSET), room, size, number
+    cdef uint8_t *row
+    if count[0] == most[0]:
+        room = 2 * most[0] + 64
+        row = <uint8_t *>realloc(rows[0], room * found.stride)
         if row == NULL:
             return NO_MEMORY
-        found.rows, found.room = row, room
-    row = found.rows + found.count * found.stride
+        rows[0], most[0] = row, room
+    row = rows[0] + count[0] * found.stride
     memcpy(row, &second, 8)
     memcpy(row + 8, &asked.shown_hash, 4)
     memcpy(row + 12, &topic, 4)
@@ -252,8 +372,21 @@ cdef int take(const uint8_t *item, int64_t begin_s, const Asked *asked, Found *f
             for room in range(size):
                 row[room] = item[size - 1 - room]
         item, row = item + size, row + size
-    found.count += 1
+    count[0] += 1
     return 0
+
+
+cdef inline void drop_retired(Found *found, int64_t start, int64_t second) noexcept nogil:
+    """Drop the retired rows from `start` on that are older than `second`."""
+    cdef int64_t at = start, number
+    cdef uint8_t *row
+    for number in range(start, found.retired_count):
+        row = found.retired + number * found.stride
+        if row_long(row, 0) >= second:
+            if at != number:
+                memcpy(found.retired + at * found.stride, row, found.stride)
+            at += 1
+    found.retired_count = at
 
 
 cdef int search_chain(const File *file, const Asked *asked, Found *found) noexcept nogil:
@@ -614,10 +747,10 @@ cdef void check_filter(File *file) noexcept nogil:
 
 cdef inline int search_items_of(File *file, Asked *asked, Found *found) except -9 nogil:
     """Add the rows of a file by one hash of the key, without a filter."""
-    cdef int64_t before = found.count
+    cdef int64_t before = found.count, retired = found.retired_count
     cdef int done = search_chain(file, asked, found) if file.kind == CHAINS else search_group(file, asked, found)
     if done < 0:
-        found.count = before
+        found.count, found.retired_count = before, retired
     return done
 
 
@@ -840,6 +973,7 @@ cdef class RowForm:
         found.item_size, found.stride = self.item_size, self.item_size + 4
         found.fingerprint_at = self.fingerprint_at
         found.rows, found.count, found.room, found.items, found.items_room = NULL, 0, 0, NULL, 0
+        found.retired, found.retired_count, found.retired_room, found.hidden_count = NULL, 0, 0, 0
         found.group, found.group_room, found.requests, found.request_bytes, found.steps = NULL, 0, 0, 0, 0
         return found
 
@@ -851,6 +985,85 @@ cdef class RowForm:
             if self.extra[number] != other.extra[number]:
                 return False
         return True
+
+
+@cython.final
+cdef class HiddenOf:
+    """The hidden entries of one topic: a first second, erased keys and queues, and hidden offsets. It never changes.
+
+    `hashes`, `fingerprints` (1 << 32: any) and `key_begins` have a row for each erased key, sorted by hash. `queues`
+    and `queue_begins` have each erased queue, sorted. `ranges` has a tuple for each queue with hidden offsets, sorted:
+    queue, starts and ends of all, starts and ends of the retired ones. All arrays are contiguous.
+    """
+    cdef HiddenEntries entries
+    # whether an entry may be hidden by its queue or offset
+    cdef bint by_row
+    # what the pointers point into
+    cdef list kept
+
+    def __init__(
+        self, int64_t begin_s, const uint32_t[::1] hashes, const uint64_t[::1] fingerprints,
+        const int64_t[::1] key_begins, const int32_t[::1] queues, const int64_t[::1] queue_begins, list ranges not None
+    ):
+        cdef Py_ssize_t number, count = hashes.shape[0]
+        cdef HiddenRanges *of_queue
+        if self.kept is not None:
+            fail("it never changes")
+        self.kept = [hashes, fingerprints, key_begins, queues, queue_begins]
+        if fingerprints.shape[0] != count or key_begins.shape[0] != count:
+            fail("each erased key has a hash, a fingerprint and a second")
+        if queue_begins.shape[0] != queues.shape[0]:
+            fail("each erased queue has a second")
+        for number in range(1, count):
+            if hashes[number] < hashes[number - 1]:
+                fail("erased keys are sorted")
+        for number in range(1, queues.shape[0]):
+            if queues[number] <= queues[number - 1]:
+                fail("erased queues are sorted")
+        self.entries.begin_s, self.entries.key_count, self.entries.queue_count = begin_s, count, queues.shape[0]
+        if count:
+            self.entries.hashes, self.entries.fingerprints = &hashes[0], &fingerprints[0]
+            self.entries.key_begins = &key_begins[0]
+        if queues.shape[0]:
+            self.entries.queues, self.entries.queue_begins = &queues[0], &queue_begins[0]
+        self.entries.ranges = <HiddenRanges *>calloc(len(ranges) + 1, sizeof(HiddenRanges))
+        if self.entries.ranges == NULL:
+            raise MemoryError
+        for number in range(len(ranges)):
+            queue, starts, ends, retired_starts, retired_ends = ranges[number]
+            of_queue = &self.entries.ranges[number]
+            of_queue.queue = queue
+            if number and of_queue.queue <= self.entries.ranges[number - 1].queue:
+                fail("queues with hidden offsets are sorted")
+            of_queue.count = self.keep(starts, ends, &of_queue.starts, &of_queue.ends)
+            of_queue.retired_count = self.keep(
+                retired_starts, retired_ends, &of_queue.retired_starts, &of_queue.retired_ends
+            )
+            self.entries.range_count = number + 1
+        self.by_row = self.entries.queue_count > 0 or self.entries.range_count > 0
+
+    def __dealloc__(self):
+        free(self.entries.ranges)
+
+    cdef int64_t keep(
+        self, const int64_t[::1] starts, const int64_t[::1] ends, const int64_t **first, const int64_t **last
+    ) except -1:
+        """Keep sorted ranges, and return their number."""
+        cdef Py_ssize_t number, count = starts.shape[0]
+        if ends.shape[0] != count:
+            fail("each range has a start and an end")
+        for number in range(count):
+            if starts[number] >= ends[number] or (number and starts[number] <= ends[number - 1]):
+                fail("ranges are sorted, and neither empty nor joined")
+        self.kept += [starts, ends]
+        if count:
+            first[0], last[0] = &starts[0], &ends[0]
+        return count
+
+
+cdef inline const HiddenEntries *entries_of(HiddenOf hidden) noexcept:
+    """Return what is hidden; NULL: nothing."""
+    return NULL if hidden is None else &hidden.entries
 
 
 @cython.final
@@ -1121,6 +1334,8 @@ cdef class ViewRows:
     cdef object fields
     cdef ItemForm plain_items
     cdef readonly object topic, key, about
+    # the hidden entries of the topic; None: there are none
+    cdef readonly HiddenOf hidden
     cdef readonly uint32_t key_hash, masked_hash
     cdef readonly int64_t second_min, second_max, max_count
     cdef readonly bint skipped, knows_topic, has_left
@@ -1136,6 +1351,7 @@ cdef class ViewRows:
 
     def __dealloc__(self):
         free(self.found.rows)
+        free(self.found.retired)
         free(self.noted)
 
     def field(self, str name not None):
@@ -1168,6 +1384,12 @@ cdef class ViewRows:
         return PyByteArray_FromStringAndSize(<char *>self.found.rows, self.found.count * self.found.stride)
 
     @property
+    def retired(self):
+        """The bytes of the rows that match, but are retired: those up to the end of the page, and some others."""
+        cdef Py_ssize_t size = self.found.retired_count * self.found.stride
+        return PyByteArray_FromStringAndSize(<char *>self.found.retired, size) if size else b""
+
+    @property
     def spent_by(self):
         """(requests, bytes) by the number of a file, for files with requests."""
         return self.spent or {}
@@ -1181,6 +1403,7 @@ cdef class ViewRows:
         - `LEFT` (-3): the caller has to search it.
         - `BY_FILTER` (-4): its filter excludes the key; only for files in a storage.
         - `BY_TOPIC` (-5): it does not have the topic; only for files in a storage.
+        - `HIDDEN_FILE` (-8): all of its entries are hidden, by their times.
         """
         return [self.note_of(number) for number in range(len(self.handles))]
 
@@ -1348,25 +1571,26 @@ cdef class View:
 
     def find(
         self, topic, uint32_t key_hash, uint32_t masked_hash, uint32_t fingerprint, int64_t low,
-        int64_t high, int64_t most, tuple after=None,
+        int64_t high, int64_t most, tuple after=None, HiddenOf hidden=None,
     ):
         """Return the newest rows of a lookup. `low` and `high` are inclusive seconds.
 
-        `after` is the end of the page before: second, offset and queue. Return None if two rows may be one answer: the
-        caller then has to search all files. Raises `MemoryError`.
+        `after` is the end of the page before: second, offset and queue. `hidden` entries of the topic are left out.
+        Return None if two rows may be one answer: the caller then has to search all files. Raises `MemoryError`.
         """
         cdef ViewRows rows
         if most < 1 or most >= <int64_t>1 << 60:
             fail("a lookup asks for one row at least")
-        rows = self.begun(topic, key_hash, masked_hash, low, high, most)
+        rows = self.begun(topic, key_hash, masked_hash, low, high, most, hidden)
         # nobody needs it for a later page
         rows.knows_topic = after is not None
         return rows if self.seek(rows, fingerprint, after) else None
 
     cdef ViewRows begun(
-        self, topic, uint32_t key_hash, uint32_t masked_hash, int64_t low, int64_t high, int64_t most
+        self, topic, uint32_t key_hash, uint32_t masked_hash, int64_t low, int64_t high, int64_t most, HiddenOf hidden
     ):
         cdef ViewRows rows = ViewRows.__new__(ViewRows)
+        rows.hidden = hidden
         rows.topic, rows.key_hash, rows.masked_hash, rows.handles = topic, key_hash, masked_hash, self.handles
         rows.second_min, rows.second_max, rows.max_count = low, high, most
         rows.found, rows.started = self.form.found(), seconds_now()
@@ -1458,6 +1682,10 @@ cdef class View:
         cdef Py_ssize_t number = -1, ahead = 0
         cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot
         cdef int64_t most = rows.max_count, low = rows.second_min, high = rows.second_max
+        # the first second that counts, by each hash; before `shown` none does
+        cdef int64_t[2] lows
+        cdef int64_t shown = low, retired, left_out
+        cdef const HiddenEntries *hidden = entries_of(rows.hidden)
         cdef bint has_cutoff = False, opened
         cdef int done = 0, rule
         cdef uint32_t key_hash = rows.key_hash, masked_hash = rows.masked_hash
@@ -1480,6 +1708,13 @@ cdef class View:
         together = self.together
         asked.most = most
         asked.shown_hash, asked.fingerprint, asked.low, asked.high = key_hash, fingerprint, low, high
+        asked.hidden, lows[0], lows[1] = NULL, low, low
+        if hidden != NULL:
+            lows[0] = max(low, begin_of(hidden, key_hash, fingerprint))
+            lows[1] = lows[0] if key_hash == masked_hash else max(low, begin_of(hidden, masked_hash, fingerprint))
+            shown = min(lows[0], lows[1])
+            if rows.hidden.by_row:
+                asked.hidden = hidden
         asked.has_after = after is not None
         if after is not None:
             asked.after[0], asked.after[1], asked.after[2] = after
@@ -1507,13 +1742,16 @@ cdef class View:
                     break
                 if number >= ahead:
                     asked.key_hash = key_hash
-                    ahead = self.load(number, may, &asked, &bits, cutoff if has_cutoff else low)
+                    ahead = self.load(number, may, &asked, &bits, cutoff if has_cutoff else shown)
                 place = &self.places[number]
                 file, first, last = place.file, place.second_min, place.second_max
                 if place.grows:
                     first, last = file.second_min, file.second_max
                 if first > high or last < low:
                     rows.noted[number] = AWAY
+                    continue
+                if last < shown and file != NULL:
+                    rows.noted[number] = HIDDEN_FILE
                     continue
                 if has_cutoff and last < cutoff:
                     rows.noted[number], rows.skipped = SKIPPED, True
@@ -1578,13 +1816,14 @@ cdef class View:
                             many[before], before = each, before + 1
                         asked.ids = many
                 before, requests, request_bytes = found.count, found.requests, found.request_bytes
+                retired, left_out = found.retired_count, found.hidden_count
                 for rule in range(2):
                     # by rule abs, then by rule mask; only once if both hashes are equal
                     if rule == 0 and file.rule == 1 and masked_hash != key_hash:
                         continue
                     if rule == 1 and (file.rule == 0 or masked_hash == key_hash):
                         continue
-                    asked.key_hash = masked_hash if rule else key_hash
+                    asked.key_hash, asked.low = masked_hash if rule else key_hash, lows[rule]
                     done = search_in(file, &asked, found, True)
                     if done < 0:
                         break
@@ -1592,14 +1831,15 @@ cdef class View:
                     raise MemoryError
                 if done == DECLINED:
                     found.count, rows.noted[number], rows.has_left, done = before, LEFT, True, 0
+                    found.retired_count = retired
                     continue
                 if found.requests > requests:
                     if rows.spent is None:
                         rows.spent = {}
                     rows.spent[number] = found.requests - requests, found.request_bytes - request_bytes
                 rows.noted[number] = <int32_t>min(found.count - before, 0x7FFFFFFF)
-                if file.stored and found.count == before and after is None and low <= file.second_min:
-                    if high >= file.second_max:
+                if file.stored and found.count == before and found.hidden_count == left_out and after is None:
+                    if lows[file.rule == 1] <= file.second_min and high >= file.second_max:
                         block = <uint64_t>(masked_hash if file.rule == 1 else key_hash) << 32
                         block = filter_mix(block | (fingerprint if found.fingerprint_at else 0))
                         local.source.miss(block)
@@ -1610,6 +1850,8 @@ cdef class View:
                     if done < 0:
                         raise MemoryError
                     has_cutoff, cutoff = True, row_long(found.rows + (most - 1) * found.stride, 0)
+                if has_cutoff and found.retired_count - retired > 0 and found.retired_count > HELD_RETIRED:
+                    drop_retired(found, 0, cutoff)
             if not has_cutoff and found.count > 1:
                 done = order_rows(found, most + 1)
                 if done == DECLINED:
@@ -1643,6 +1885,10 @@ cdef struct Part:
     int64_t left_room
     # of each file, see `COUNTS`
     int64_t *counts
+    # the lookup of each retired row
+    int64_t *retired_owners
+    int64_t retired_room
+    int64_t retired_done
 
 
 cdef int by_first(const void *a, const void *b) noexcept nogil:
@@ -1669,8 +1915,13 @@ cdef class ViewBatch:
     `after` (i64, n x 3) has the end of the page before: second, offset and queue. The greatest second (or None in place
     of all) stands for a lookup that begins at its newest row.
     With `stored` it also searches files in a storage that is a local folder.
+    `hidden` has a `HiddenOf`, or None, for each topic; an empty list, or None: nothing is hidden.
     """
     cdef View view
+    # of each topic; NULL: none. `lows`: the first second that counts of each lookup, by the rules abs and mask
+    cdef list hidden
+    cdef const HiddenEntries **hidden_of
+    cdef int64_t *lows
     # the files in a storage to search, and their numbers; ~ number of a closed shard: lookups of its slots are left
     cdef File **stored
     cdef Py_ssize_t stored_count
@@ -1698,7 +1949,7 @@ cdef class ViewBatch:
 
     def __init__(
         self, View view not None, list topics not None, topic_index, key_hash, masked_hash, fingerprint, low, high,
-        most, bint stored=False, after=None,
+        most, bint stored=False, after=None, list hidden=None,
     ):
         cdef Py_ssize_t number, count, topic_count = len(topics)
         cdef Place *place
@@ -1720,6 +1971,9 @@ cdef class ViewBatch:
                 fail("a lookup has no normal hash, or asks for less than no rows")
             if self.topic_index[number] < 0 or self.topic_index[number] >= topic_count:
                 fail("a lookup has no topic")
+        if hidden:
+            # a copy, because searches use it without the interpreter's lock
+            self.hide(hidden[:], topic_count, count)
         for number in range(self.count):
             place = &view.places[number]
             if place.file == NULL or place.stored:
@@ -1741,6 +1995,33 @@ cdef class ViewBatch:
         memcpy(self.places, view.places, sizeof(Place) * self.count)
         self.left = []
         self.name_topics(topics, stored and count > 0)
+
+    cdef int hide(self, list hidden, Py_ssize_t topic_count, Py_ssize_t count) except -1:
+        """Set what is hidden of each topic, and the first second that counts of each lookup."""
+        cdef Py_ssize_t number
+        cdef const HiddenEntries *of
+        cdef HiddenOf known
+        if len(hidden) != topic_count:
+            fail("each topic has hidden entries, or none")
+        self.hidden = hidden
+        self.hidden_of = <const HiddenEntries **>calloc(topic_count + 1, sizeof(HiddenEntries *))
+        self.lows = <int64_t *>malloc(16 * count + 16)
+        if self.hidden_of == NULL or self.lows == NULL:
+            raise MemoryError
+        for number in range(topic_count):
+            known = hidden[number]
+            self.hidden_of[number] = entries_of(known)
+        for number in range(count):
+            self.lows[2 * number] = self.lows[2 * number + 1] = self.low[number]
+            of = self.hidden_of[self.topic_index[number]]
+            if of != NULL:
+                self.lows[2 * number] = max(
+                    self.low[number], begin_of(of, <uint32_t>self.key_hash[number], self.fingerprint[number])
+                )
+                self.lows[2 * number + 1] = max(
+                    self.low[number], begin_of(of, <uint32_t>self.masked_hash[number], self.fingerprint[number])
+                )
+        return 0
 
     cdef int name_topics(self, list topics, bint stored) except -1:
         """Set `ranges`, `topics` and `ids`: the ids of each topic in each file. Choose the files to search."""
@@ -1822,17 +2103,21 @@ cdef class ViewBatch:
         free(self.ids)
         free(self.stored)
         free(self.stored_numbers)
+        free(self.hidden_of)
+        free(self.lows)
 
     def find(self, Py_ssize_t start, Py_ssize_t stop):
         """Search the files for the lookups from `start` up to `stop`. Raises `MemoryError`.
 
-        Returns four byte arrays:
+        Returns six byte arrays:
 
         - the lookup (i64) of each row
         - the rows, at most `most` + 1 per file and lookup
         - pairs (file, lookup), both i64, that the caller has to search
         - five numbers (i64) of each file: rows, and the next ones only of a file in a storage: reads, their bytes,
           lookups that are in range and whose topic it has, and those of them that its filter did not exclude
+        - the lookup (i64) of each retired row that matches
+        - these rows: those up to the end of the page, and some others
         """
         cdef Part part
         cdef int done
@@ -1840,6 +2125,7 @@ cdef class ViewBatch:
         cdef Py_ssize_t position
         part.found, part.owners, part.owners_room = self.view.form.found(), NULL, 0
         part.left, part.left_count, part.left_room = NULL, 0, 0
+        part.retired_owners, part.retired_room, part.retired_done = NULL, 0, 0
         if start < 0 or stop > self.topic_index.shape[0]:
             fail("there are fewer lookups")
         part.counts = <int64_t *>calloc(self.count + 1, 8 * COUNTS)
@@ -1861,13 +2147,19 @@ cdef class ViewBatch:
                 PyByteArray_FromStringAndSize(<char *>part.found.rows, part.found.count * part.found.stride),
                 PyByteArray_FromStringAndSize(<char *>part.left, 16 * part.left_count),
                 PyByteArray_FromStringAndSize(<char *>part.counts, 8 * COUNTS * self.count),
+                PyByteArray_FromStringAndSize(<char *>part.retired_owners, 8 * part.found.retired_count),
+                PyByteArray_FromStringAndSize(
+                    <char *>part.found.retired, part.found.retired_count * part.found.stride
+                ),
             )
         finally:
             free(part.owners)
             free(part.left)
             free(part.counts)
             free(pairs)
+            free(part.retired_owners)
             free(part.found.rows)
+            free(part.found.retired)
             free(part.found.items)
             free(part.found.group)
 
@@ -1905,7 +2197,8 @@ cdef class ViewBatch:
             free(part.counts)
 
     def picked(self, list pieces not None, const int64_t[::1] counts, const int64_t[::1] starts, lookups):
-        """Return the lookup (i64) of each row, and the rows, of runs of the only file, in a storage.
+        """Return the lookup (i64) of each row, and the rows, of runs of the only file, in a storage; then these two of
+        the retired rows that match.
 
         `pieces` are the runs' verified bytes, `counts` their numbers of items. Run m is searched for `lookups` (i64)
         from `starts[m]` up to `starts[m + 1]`, at most `most` + 1 rows for each. None: a run is not sound. Raises
@@ -1932,6 +2225,7 @@ cdef class ViewBatch:
         file = self.stored[0]
         part.found, part.owners, part.owners_room = self.view.form.found(), NULL, 0
         part.left, part.left_count, part.left_room = NULL, 0, 0
+        part.retired_owners, part.retired_room, part.retired_done = NULL, 0, 0
         part.counts = <int64_t *>calloc(1, 8 * COUNTS)
         try:
             if part.counts == NULL:
@@ -1956,12 +2250,18 @@ cdef class ViewBatch:
             return (
                 PyByteArray_FromStringAndSize(<char *>part.owners, 8 * part.found.count),
                 PyByteArray_FromStringAndSize(<char *>part.found.rows, part.found.count * part.found.stride),
+                PyByteArray_FromStringAndSize(<char *>part.retired_owners, 8 * part.found.retired_count),
+                PyByteArray_FromStringAndSize(
+                    <char *>part.found.retired, part.found.retired_count * part.found.stride
+                ),
             )
         finally:
             free(part.owners)
             free(part.left)
             free(part.counts)
+            free(part.retired_owners)
             free(part.found.rows)
+            free(part.found.retired)
             free(part.found.items)
             free(part.found.group)
 
@@ -1978,7 +2278,7 @@ cdef class ViewBatch:
             lookup, before = lookups[place], part.found.count
             if not self.ask(0, lookup, &asked):
                 continue
-            asked.key_hash = <uint32_t>self.key_hash[lookup]
+            self.by_rule(lookup, 0, &asked)
             done = search_items(file, data, room, 0, size, count, &asked, &part.found)
             if done == NO_MEMORY or self.end(0, lookup, asked.most, before, done, part) < 0:
                 return NO_MEMORY
@@ -2115,10 +2415,25 @@ cdef class ViewBatch:
                 files[live], indexes[live] = file, indexes[pair]
                 live += 1
 
+    cdef inline int64_t low_of(self, Py_ssize_t lookup, int rule) noexcept nogil:
+        """Return the first second that counts of a lookup by a hash rule."""
+        return self.low[lookup] if self.lows == NULL else self.lows[2 * lookup + rule]
+
+    cdef inline void by_rule(self, Py_ssize_t lookup, int rule, Asked *asked) noexcept nogil:
+        """Set the hash of a lookup by a rule (0 for abs, 1 for mask), and what is hidden of it, after `ask`."""
+        cdef const HiddenEntries *of
+        asked.key_hash = <uint32_t>(self.masked_hash[lookup] if rule else self.key_hash[lookup])
+        if self.lows != NULL:
+            asked.low = self.lows[2 * lookup + rule]
+            of = self.hidden_of[self.topic_index[lookup]]
+            if of != NULL and (of.queue_count or of.range_count):
+                asked.hidden = of
+
     cdef bint ask(self, Py_ssize_t number, Py_ssize_t lookup, Asked *asked) noexcept nogil:
         """Set what a lookup asks of a file. Return false if the file lacks the topic."""
         cdef int64_t at = self.ranges[2 * number], end = self.ranges[2 * number + 1], middle
         asked.low, asked.high = self.low[lookup], self.high[lookup]
+        asked.hidden = NULL
         asked.most = min(self.most[lookup], <int64_t>1 << 60)
         asked.shown_hash, asked.fingerprint = <uint32_t>self.key_hash[lookup], self.fingerprint[lookup]
         # a lookup that continues no page has a second that no entry has
@@ -2158,7 +2473,7 @@ cdef class ViewBatch:
                 rule == 1 and (kind == 0 or masked_hash == key_hash)
             ):
                 continue
-            asked.key_hash = masked_hash if rule else key_hash
+            self.by_rule(lookup, rule, &asked)
             if place.asks_file:
                 done = search_in(place.file, &asked, found, False)
             else:
@@ -2178,14 +2493,22 @@ cdef class ViewBatch:
             ordered.rows, ordered.count = found.rows + before * found.stride, found.count - before
             done = order_rows(&ordered, min(most, ordered.count) + 1)
             found.count = before + ordered.count
+            if done == 0 and found.retired_count > part.retired_done:
+                # those behind the page, which further files only shorten
+                drop_retired(found, part.retired_done, row_long(found.rows + (found.count - 1) * found.stride, 0))
         if done == DECLINED:
-            found.count, done = before, 0
+            found.count, found.retired_count, done = before, part.retired_done, 0
             if make_room(&part.left, &part.left_room, 2 * part.left_count + 2) < 0:
                 return NO_MEMORY
             part.left[2 * part.left_count], part.left[2 * part.left_count + 1] = number, lookup
             part.left_count += 1
         if done < 0 or make_room(&part.owners, &part.owners_room, found.count) < 0:
             return NO_MEMORY
+        if make_room(&part.retired_owners, &part.retired_room, found.retired_count) < 0:
+            return NO_MEMORY
+        while part.retired_done < found.retired_count:
+            part.retired_owners[part.retired_done] = lookup
+            part.retired_done += 1
         part.counts[COUNTS * number] += found.count - before
         while before < found.count:
             part.owners[before] = lookup
@@ -2239,7 +2562,7 @@ cdef class ViewBatch:
         cdef Asked asked
         cdef Bits bits
         for lookup in range(start, stop):
-            if self.low[lookup] > file.second_max or self.high[lookup] < file.second_min:
+            if self.low_of(lookup, file.rule == 1) > file.second_max or self.high[lookup] < file.second_min:
                 continue
             slot = slot_of(file, <uint32_t>(self.masked_hash[lookup] if file.rule == 1 else self.key_hash[lookup]))
             if slot < file.slot_low or slot >= file.slot_high or not self.ask(number, lookup, &asked):
@@ -2282,18 +2605,18 @@ cdef class ViewBatch:
         """As `read_groups`. Unless it `waits`, put the pairs first that need a wait, and return their number."""
         cdef Found *found = &part.found
         cdef Py_ssize_t pair, lookup, waiting = 0
-        cdef int64_t held = -1, missing = -1, damaged = -1, at, begin, size, before, got
+        cdef int64_t held = -1, missing = -1, damaged = -1, at, begin, size, before, got, left_out
         cdef const uint8_t *group
         cdef Asked asked
         cdef int done
         for pair in range(count):
-            lookup, before = pairs[2 * pair + 1], found.count
+            lookup, before, left_out = pairs[2 * pair + 1], found.count, found.hidden_count
             if descriptor < 0:
                 if self.end(number, lookup, 0, before, DECLINED, part) < 0:
                     return NO_MEMORY
                 continue
             self.ask(number, lookup, &asked)
-            asked.key_hash = <uint32_t>(self.masked_hash[lookup] if file.rule == 1 else self.key_hash[lookup])
+            self.by_rule(lookup, file.rule == 1, &asked)
             at, done = group_of(file, pairs[2 * pair]), 0
             group = file.groups + GROUP * at
             if at >= 0 and word_at(group + 4):
@@ -2330,7 +2653,7 @@ cdef class ViewBatch:
                     )
             if done == NO_MEMORY:
                 return NO_MEMORY
-            if done == 0 and found.count == before and not asked.has_after:
+            if done == 0 and found.count == before and found.hidden_count == left_out and not asked.has_after:
                 if asked.low <= file.second_min and asked.high >= file.second_max:
                     missed[0] = lookup
             if self.end(number, lookup, asked.most, before, done, part) < 0:
@@ -2358,13 +2681,14 @@ cdef class Answers:
         self.kind, self.most_topic, self.most_key, self.last_millisecond = kind, most_topic, most_key, last_millisecond
 
     def find(
-        self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True, tuple after=None
+        self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True,
+        tuple after=None, hidden=None,
     ):
         """Return the answer to a lookup, or its `ViewRows` if the caller has to search some files.
 
         None: the caller has to check the arguments, or to search all files. `after` is the end of the page before:
         second, offset and queue. Without `has_topics` the result is also None if the view has neither rows nor the
-        topic.
+        topic. `hidden[topic].core` is the `HiddenOf` of a topic, or None.
         """
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked, key_hash
@@ -2388,7 +2712,8 @@ cdef class Answers:
             # memory answers while the rows are made
             view.together.load(filter_mix(<uint64_t>key_hash << 32 | (mixed32(second) if view.form.fingerprint_at else 0)))
         rows = view.begun(
-            topic, key_hash, masked, low, high if after is None else min(high, <int64_t>after[0]), most
+            topic, key_hash, masked, low, high if after is None else min(high, <int64_t>after[0]), most,
+            None if hidden is None else PyObject_GetItem(hidden, topic).core,
         )
         # nobody needs it for a later page
         rows.knows_topic = after is not None

@@ -625,7 +625,7 @@ class IndexService(Lookups[ItemT]):
         - The list of files has changed since the last `query`.
         - The index has more than 500 files.
         - A stored file may have entries, and no cache has its part.
-        - Entries have expired or were erased, or the storage's log can't be read.
+        - The storage's log can't be read.
         - `query` would raise an error.
         - The compiled core is missing, or spans are recorded.
 
@@ -972,10 +972,9 @@ class IndexService(Lookups[ItemT]):
         if known is None or known[0] is not positions or known[1] is not fenced:
             state = snapshot.state
             lacking = state.lacking_with(self._reads[0])
-            about = self._freshness(state), [(None, lost_object) for lost_object in lacking.values()]
-            snapshot.whole = known = positions, fenced, None if session.expired_by(state) else about
-        about = known[2]
-        return None if about is None else (view, about, is_alone)
+            logs = Logs.of([(None, lacking, session.expired_by(state))])
+            snapshot.whole = known = positions, fenced, (self._freshness(state), logs), logs.hidden
+        return view, known[2], is_alone, known[3]
 
     def _viewed(
         self, chunks: Sequence[Chunk], snapshot: Snapshot, beside: list[Handle], second_min: int, second_max: int

@@ -4,44 +4,44 @@ from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""
 erase-the-neighbour-queue: a merge leaves out all queues of a topic although only one was erased
-  in Tombstones.hides
-  - hidden |= mine & (items["queue_id"] == queue_id) & (seconds < begin)
-  + hidden |= mine & (seconds < begin)
+  in HiddenOf.states
+  - states[(queues == queue_id) & (seconds < begin)] = HIDDEN
+  + states[seconds < begin] = HIDDEN
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
 erase-the-neighbour-key: a merge leaves out keys with another fingerprint
-  in Tombstones._hide_keys
-  - is_hidden &= items["fingerprint"][likely] == stone.fingerprint
-  + is_hidden &= True
+  in HiddenOf.begins_of
+  - alike = of_any if fingerprints is None else of_any | (self.fingerprints[places] == fingerprints[met])
+  + alike = of_any | True
   tests/unit/service/test_erase.py::test_a_key_of_an_equal_hash_goes_too_without_fingerprints
 erase-the-neighbour-topic: a merge leaves out entries of other topics from before that time
-  in Tombstones.hides
-  - mine = ids == topic_id
-  + mine = ids >= 0
+  in Expired.keeps
+  - is_shown = seconds >= np.array([of_topic.begin_s for of_topic in of_topics])[index]
+  + is_shown = seconds >= max(of_topic.begin_s for of_topic in of_topics)
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-topic]
 erased-shown-by-window-tables: a lookup shows erased entries of a window table
   in LookupScan.look
-  - self.unexpired.get(handle.hash) or
-  + type(handle).__name__ != "WindowTable" and self.unexpired.get(handle.hash) or
+  - under_rule = of_rule.hiding(self.hidden, self.replaced)
+  + under_rule = of_rule if type(handle).__name__ == "WindowTable" else of_rule.hiding(self.hidden, self.replaced)
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-of-a-queue: a lookup shows entries of an erased queue
-  in LookupBatch.select
-  - | (seconds >= begin)
-  + | (seconds >= 0)
+  in LookupBatch._leave_hidden
+  - keep[mine] = states == SHOWN
+  + keep[mine] = states != RETIRED
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
 erased-shown-behind-a-cursor: a further page shows entries of an erased queue
-  in LookupBatch.select
-  - in self.queues.items():
-  + in () if self.after else self.queues.items():
+  in LookupBatch._leave_hidden
+  - for number, of_topic in enumerate(self.hidden):
+  + for number, of_topic in enumerate(() if self.after else self.hidden):
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
 erased-shown-by-lookups: a lookup shows erased entries whose bytes are still there
   in QueryEngine._search
-  - scan.unexpired = run.files.logs.unexpired(scan.batch, scan.replaced)
-  + scan.unexpired = {}
+  - scan.hidden = run.files.logs.hidden
+  + scan.hidden = None
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-by-exports: merges and exports keep erased entries
   in Expired.keeps
-  - is_shown &= ~self.erased.hides(items, seconds, topics)
-  + pass
+  - if self.hidden is None or not len(seconds):
+  + if len(seconds) >= 0:
   tests/unit/service/test_erase.py::test_an_export_and_the_topics_leave_it_out
 erase-deletes-before-the-record: objects are deleted while the log still names them
   in _record.make
@@ -126,8 +126,8 @@ expiry-goes-back: a longer rule shows expired entries again
   tests/unit/service/test_retention.py::test_what_has_expired_stays_so_whatever_a_later_rule_says
 expiry-lost-in-checkpoints: a reader that opens by a checkpoint shows expired entries
   in service/log/state.py:_with_ranges
-  - if record.expired:
-  + if not record.expired:
+  - if record.expired != NOTHING:
+  + if record.expired == NOTHING:
   +     expired = NOTHING
   + else:
   tests/unit/service/test_expiry.py::test_what_is_stated_outlives_checkpoints

@@ -10,6 +10,7 @@ from tiered_index.base.retention import Retention
 from tiered_index.errors import ConfigError
 from tiered_index.format.names import data_name
 from tiered_index.service.jobs.expiry import expire
+from tiered_index.service.log.expired import NOTHING
 from tiered_index.storage.memory import MemoryStorage
 
 RULE = Retention(age_s=30 * DAY_S)
@@ -155,7 +156,7 @@ def test_a_command_refuses_clocks_that_differ(world):
     life.clocks["storage"].ahead_s = 61
     with pytest.raises(ConfigError, match="clocks differ"):
         expire(life.storage, life.log(), RULE, life.true, yes=True)
-    assert not life.state.expired
+    assert life.state.expired == NOTHING
     life.clocks["storage"].ahead_s = 60
     expire(life.storage, life.log(), RULE, life.true, yes=True)
     assert life.state.expired.before_ms("t")

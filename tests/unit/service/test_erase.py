@@ -25,7 +25,7 @@ from tiered_index.service.jobs import erase_find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
 from tiered_index.service.jobs.rewriting.job import publish
-from tiered_index.service.log.expired import Expired
+from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState
@@ -232,7 +232,7 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(t
                 log.open()
                 erase(storage, log, request, life.clock, yes=True, now=True, grace_s=0, threads=1)
             struck = storage.calls() >= nth
-            if life.state.expired:
+            if life.state.expired != NOTHING:
                 life.model.erase("orders", life.state.expired.tombstones[0].before_ms, key="k")
             life.check()
             life.index._lifecycle.refresh()
@@ -306,7 +306,7 @@ def test_a_refused_erasure_leaves_the_index_as_it_was(stored, fields):
     arguments = {"topic": "orders", "yes": True, "now": True, "clock": stored.clock}
     with pytest.raises(InvalidArgument):
         erase_index(stored.storage.uri, **arguments | fields)
-    assert not stored.state.expired
+    assert stored.state.expired == NOTHING
     stored.check()
 
 

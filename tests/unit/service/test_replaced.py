@@ -121,7 +121,7 @@ def linked_and_published(index):
 
 def test_the_record_that_publishes_the_new_rows_retires_the_old_ones(index, tmp_path):
     linked_and_published(index)
-    assert not index.expired
+    assert index.expired.hidden is None
     assert everyone(index, tmp_path) == (ALL, ALL, ALL)
     # the reading begins: its rows are hidden as they come
     index.link([segment(20, 20, is_open=True)], gone=[(STORE, 0)], replaced=[Replacement(STORE, 0, ROWS, 20, 40)])
@@ -184,9 +184,9 @@ def test_a_merge_drops_the_entries_and_then_the_ranges(index, tmp_path):
     index.link([segment(20, 20, is_open=True)], gone=[(STORE, 0)], replaced=[Replacement(STORE, 0, ROWS, 20, 40)])
     put_rows(index, NEW, position=40)
     publish(index)
-    assert everyone(index, tmp_path) == (NEW,) * 3 and index.log_state.expired
+    assert everyone(index, tmp_path) == (NEW,) * 3 and index.log_state.expired.hidden is not None
     assert merged(index, tmp_path).expired == ROWS
-    assert not index.log_state.expired
+    assert index.log_state.expired.hidden is None
     assert everyone(index, tmp_path) == (NEW,) * 3
     assert replaced_of(index, tmp_path) == 0
     # the counter goes on, so that objects of before are not taken for later ones
@@ -222,7 +222,7 @@ def test_a_reader_that_looked_at_a_root_before_local_copies_went_shows_no_droppe
             if is_earlier:
                 read_again()
             merged(index, tmp_path)
-            assert not index.log_state.expired
+            assert index.log_state.expired.hidden is None
         return seen
 
     with IndexReader.open(f"file://{tmp_path}/objects", root=tmp_path / "root") as beside:
@@ -246,23 +246,23 @@ def test_ranges_stay_while_a_file_may_have_their_entries(index, tmp_path):
     job.publish(early, results, log)
     index._lifecycle.refresh()
     index.run_lifecycle()
-    assert everyone(index, tmp_path) == ([],) * 3 and index.log_state.expired
+    assert everyone(index, tmp_path) == ([],) * 3 and index.log_state.expired.hidden is not None
     # another file of this time, which a rewrite has not read
     put_rows(index, [30], position=31)
     assert rewritten(index, tmp_path) == ROWS
-    assert everyone(index, tmp_path) == ([30], [30], []) and index.log_state.expired
+    assert everyone(index, tmp_path) == ([30], [30], []) and index.log_state.expired.hidden is not None
     publish(index)
     rewritten(index, tmp_path)
-    assert everyone(index, tmp_path) == ([30],) * 3 and not index.log_state.expired
+    assert everyone(index, tmp_path) == ([30],) * 3 and index.log_state.expired.hidden is None
     # neither are those dropped before which the position is not
     index.link([segment(50, 20, times=whole)])
     index.link(gone=[(STORE, 50)], replaced=[Replacement(STORE, 50, 60, 70, 70)])
     rewritten(index, tmp_path)
-    assert index.log_state.expired
+    assert index.log_state.expired.hidden is not None
     put_rows(index, [80], position=81)
     publish(index)
     rewritten(index, tmp_path)
-    assert everyone(index, tmp_path) == ([30, 80],) * 3 and not index.log_state.expired
+    assert everyone(index, tmp_path) == ([30, 80],) * 3 and index.log_state.expired.hidden is None
 
 
 def rewritten(index, tmp_path):
@@ -290,7 +290,7 @@ def test_a_restored_root_does_not_bring_dropped_rows_back(tmp_path):
         put_rows(index, [*range(60, 70)], position=70)
         publish(index)
         merged(index, tmp_path)
-        assert not index.log_state.expired
+        assert index.log_state.expired.hidden is None
         shown = everyone(index, tmp_path)
     shutil.rmtree(root)
     shutil.copytree(tmp_path / "earlier", root)
@@ -345,9 +345,9 @@ def test_several_indexes_count_their_replaced_rows_together(tmp_path):
 def test_an_index_of_files_without_replacements_has_no_hidden_entries(index):
     """So that its lookups stay in the compiled core."""
     linked_and_published(index)
-    assert not index.log_state.expired
+    assert index.log_state.expired.hidden is None
     index.link(replaced=[Replacement(STORE, 3, 5, 20, 20)])
-    assert index.log_state.expired
+    assert index.log_state.expired.hidden is not None
 
 
 def test_a_merge_leaves_out_retired_entries_and_keeps_those_of_an_unpublished_reading(index, tmp_path):
@@ -474,7 +474,7 @@ def test_a_copy_has_the_tables_and_follows_their_changes(many, tmp_path):
         many.link(replaced=[Replacement(STORE, at, at + 1, 60_000, 60_000) for at in range(30_000, 40_000, 2)])
         many._session.log.append_positions(many._session.epoch, {STORE: 99_999})
         many.run_lifecycle()
-        assert not many.log_state.expired
+        assert many.log_state.expired.hidden is None
         copy_index(source, target)
         after = opened_state(copied)
         assert (after.expired, after.range_objects) == (many.log_state.expired, {})

@@ -1,6 +1,7 @@
 """A reader looks up in stored files. The core's answers and costs equal those of the search file by file."""
 
 import contextlib
+import dataclasses
 import errno
 import os
 import random
@@ -15,6 +16,8 @@ from tests.support.cases import each
 from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
+from tiered_index.service.log.expired import Expired
+from tiered_index.service.log.tombstones import Tombstone
 from tiered_index.service.read.files.file_view import StoredSource
 
 T_MS = 1_700_000_000_000
@@ -285,6 +288,27 @@ def test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them(
 
     monkeypatch.setattr(index._engine, "prepare", prepare_late)
     assert [item.offset for item in index.query("a", "key")] == [3, 2, 1, 0]
+
+
+def test_entries_that_a_record_hides_after_the_search_of_a_view_are_not_in_the_answer(open_index, storage, monkeypatch):
+    index = open_index(local_keep_s=0)
+    put_and_upload(index, 0)
+    put_and_upload(index, 1)
+    with IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=1e9) as reader:
+        # the core then has the rows of one file, and leaves the other one
+        for _ in range(2):
+            assert [item.offset for item in reader.query("a", "key", end_ms=T_MS)] == [0]
+        catalog, prepare = reader._views[0].catalog, reader._engine.prepare
+        state = catalog.snapshot.state
+        expired = Expired(tombstones=(Tombstone.of("a", T_MS + HOUR_MS, key="key"),))
+
+        def prepare_late(*arguments):
+            # after the core's search, before the lookup takes its snapshot
+            catalog.show(dataclasses.replace(state, expired=expired), catalog.snapshot.as_of_s)
+            return prepare(*arguments)
+
+        monkeypatch.setattr(reader._engine, "prepare", prepare_late)
+        assert [item.offset for item in reader.query("a", "key")] == []
 
 
 def test_files_that_come_after_the_search_of_a_view_are_in_the_answer(open_index, storage, clock, monkeypatch):

@@ -63,6 +63,7 @@ from tiered_index.format.shard import entry_checksum
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
 from tiered_index.service.log.expired import Expired
+from tiered_index.service.log.hidden import HIDES_NOTHING
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, RangeKind
 from tiered_index.service.read.export import entries_checksum
 from tiered_index.service.reader import IndexReader
@@ -97,7 +98,8 @@ class ArchivedMessages:
 
     def __post_init__(self) -> None:
         # archived segments may still have erased messages
-        self.hidden = structs.replace(self.old.log_state.expired, segments={})
+        self.hidden = self.old.log_state.expired
+        self.erased = Expired(tombstones=self.hidden.tombstones)
 
     @property
     def size_bytes(self) -> int:
@@ -174,15 +176,15 @@ class ArchivedMessages:
 
     def erased_of(self, whole: RecordFile) -> pa.Array:
         """Return which records of a file were erased: by their topic, their partition, or one of their keys."""
-        name, stones = Name.parse(whole.segment.store), self.hidden.tombstones
+        name, erased = Name.parse(whole.segment.store), self.erased
         assert name is not None, "a file of records"
-        of_topic = self.hidden.erased_of(name.topic)
-        if of_topic is None:
+        of_topic = erased.hidden_of(name.topic)
+        if of_topic is HIDES_NOTHING:
             return pa.array(np.zeros(len(whole.records), np.bool_))
-        is_shown = _is_shown(whole.entries, Expired(tombstones=stones), self.old.genesis)
+        is_shown = _is_shown(whole.entries, erased, self.old.genesis)
         offsets = whole.entries["offset"].to_numpy()[~is_shown]
         # also records without a key
-        before_s = max(of_topic.begin, of_topic.queues.get(name.partition, of_topic.begin))
+        before_s = of_topic.begin_of_queue(name.partition)
         times_ms = whole.records["timestamp"].cast(pa.int64()).fill_null(whole.segment.published_ms).to_numpy()
         return pa.array(np.isin(whole.records["offset"].to_numpy(), offsets) | (times_ms // 1000 < before_s))
 
@@ -472,7 +474,7 @@ def _check_empty(index: IndexService, own: set[str]) -> None:
 
 def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
     """Return the rows that are neither expired nor erased."""
-    return columns.filter(pa.array(_is_shown(columns, hidden, like))) if hidden else columns
+    return columns if hidden.hidden is None else columns.filter(pa.array(_is_shown(columns, hidden, like)))
 
 
 def _is_shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> npt.NDArray[np.bool_]:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.keys.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.log.tombstones import Tombstones
+from tiered_index.service.log.tombstones import Tombstone, Tombstones
 from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.files.compacted import StorageBytes
 from tiered_index.service.read.files.file_search import scan_runs
@@ -91,16 +93,17 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
         trailer = source.trailer_of(schema)
         names = dict(trailer.metadata.topics)
         known = trailer.metadata.topic_names
-        tombstones = Tombstones(tuple([stone for stone in mine if stone.topic in known]))
+        tombstones = tuple([stone for stone in mine if stone.topic in known])
+        hashes, expired = _hashes(tombstones), Expired(tombstones=tombstones)
         hidden = looked_at = read_bytes = 0
         keys: set[tuple[int, int | None]] = set()
         places: set[tuple[int, int]] = set()
         begin_s = trailer.metadata.begin_ms // 1000
-        for window, items in scan_runs(source, _runs(trailer, tombstones), _WINDOW_BYTES):
+        for window, items in scan_runs(source, _runs(trailer, tombstones, hashes), _WINDOW_BYTES):
             seconds = items["time_diff_s"].astype(np.int64) + begin_s
-            gone = items[tombstones.hides(items, seconds, names)]
+            gone = items[~expired.keeps(items, seconds, names)]
             hidden += len(gone)
-            if len(tombstones.hashes):
+            if len(hashes):
                 prints = gone["fingerprint"].tolist() if schema.keyed else itertools.repeat(None)
                 keys.update(zip(normal_hashes(gone["key_hash"]).tolist(), prints, strict=False))
                 places.update(zip(gone["queue_id"].tolist(), gone["offset"].tolist(), strict=True))
@@ -113,11 +116,16 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
     )
 
 
-def _runs(trailer: Trailer, stones: Tombstones) -> Iterator[Run]:
+def _hashes(stones: Iterable[Tombstone]) -> npt.NDArray[np.int32]:
+    """Return the hashes (i32, n) of all erased keys, in order."""
+    return np.unique(np.array([key_hash for stone in stones for key_hash in stone.hashes], np.int32))
+
+
+def _runs(trailer: Trailer, stones: Sequence[Tombstone], hashes: npt.NDArray[np.int32]) -> Iterator[Run]:
     """Yield the runs that may have hidden entries."""
     if any(not stone.hashes for stone in stones):
         yield from trailer.directory.all_runs()
-    elif len(stones.hashes):
+    elif len(hashes):
         low, high = trailer.metadata.slot_range
-        slots = np.unique(trailer.metadata.slot_map.slots_of(stones.hashes))
+        slots = np.unique(trailer.metadata.slot_map.slots_of(hashes))
         yield from trailer.directory.runs_of(slots[(slots >= low) & (slots < high)], *_ALL_TIME)

@@ -144,7 +144,7 @@ class _RecordCheck:
             if lost != gained + record.left_out:
                 left_out = f" and leave out {record.left_out:,} expired ones" if record.left_out else ""
                 add("merge", f"its sources had {lost:,} entries, but the tables that it adds have {gained:,}{left_out}")
-            if record.left_out and not before.expired:
+            if record.left_out and before.expired.hidden is None:
                 add("merge", f"it leaves out {record.left_out:,} entries, but nothing had expired by then")
 
 

@@ -1,11 +1,12 @@
 """The hidden entries that the log of an index states: expired, erased and replaced ones (`Expired`). Pure.
 
-As soon as a horizon is in the log, all readers leave out the same entries.
+As soon as a horizon is in the log, all readers leave out the same entries. Lookups, exports and rewrites search them in
+a table by topic (`hidden`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -17,8 +18,9 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from tiered_index.base.documents import Milliseconds, Place
 from tiered_index.base.retention import Horizon
+from tiered_index.service.log.hidden import ALWAYS, HIDES_NOTHING, ErasedKey, HiddenOf, HiddenRanges, HiddenTable
 from tiered_index.service.log.replaced import NOT_REPLACED, RangeTable, Replaced, StoredReplaced
-from tiered_index.service.log.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
+from tiered_index.service.log.tombstones import Tombstone, Tombstones
 
 
 class Expired(Struct, frozen=True, dict=True):
@@ -36,9 +38,13 @@ class Expired(Struct, frozen=True, dict=True):
     replaced: Replaced = NOT_REPLACED
 
     @cached_property
-    def erased(self) -> Tombstones:
-        """The tombstones, prepared for queries."""
-        return Tombstones(self.tombstones)
+    def hidden(self) -> HiddenTable | None:
+        """The hidden entries by topic; None: no entry is hidden. Expired segments hide none."""
+        return HiddenTable(self._hidden_of) if self.latest_ms or self.tombstones or self.replaced else None
+
+    def hidden_of(self, topic: str) -> HiddenOf:
+        """Return the hidden entries of a topic."""
+        return HIDES_NOTHING if self.hidden is None else self.hidden[topic]
 
     @property
     def for_good(self) -> Expired:
@@ -46,10 +52,6 @@ class Expired(Struct, frozen=True, dict=True):
         return (
             self if self.replaced.for_good is self.replaced else structs.replace(self, replaced=self.replaced.for_good)
         )
-
-    def erased_of(self, topic: str) -> TopicTombstones | None:
-        """Return the tombstones of a topic; None: it has none."""
-        return self.erased.topics.get(topic) if self.tombstones else None
 
     def before_ms(self, topic: str) -> int:
         """Return the time before which a topic's entries have expired; 0: none has."""
@@ -60,11 +62,6 @@ class Expired(Struct, frozen=True, dict=True):
         patterns = sorted({pattern for horizon in self.horizons for pattern, _ in horizon.topics})
         others = max([horizon.before_ms for horizon in self.horizons], default=0)
         return {**{pattern: self.before_ms(pattern) for pattern in patterns}, None: others}
-
-    def begin_of(self, topic: str) -> int:
-        """Return the epoch second before which all entries of a topic have expired or were erased."""
-        erased = self.erased_of(topic)
-        return max(_begin_s(self.before_ms(topic)), ALWAYS if erased is None else erased.begin)
 
     @property
     def of_all_ms(self) -> int:
@@ -91,23 +88,54 @@ class Expired(Struct, frozen=True, dict=True):
         `items` are stored items or their columns by name, `seconds` (n) their epoch seconds, `topics` the name of each
         topic id.
         """
-        is_shown = self._unexpired(seconds, items["topic_id"], topics)
-        if self.tombstones and len(seconds):
-            is_shown &= ~self.erased.hides(items, seconds, topics)
-        if self.replaced and len(seconds):
-            is_shown &= ~self.replaced.hides(items, topics)
+        is_shown = np.ones(len(seconds), np.bool_)
+        if self.hidden is None or not len(seconds):
+            return is_shown
+        ids = items["topic_id"]
+        names, index = (ids[:1], None) if ids.min() == ids.max() else np.unique(ids, return_inverse=True)
+        of_topics = self.hidden.of([topics.get(topic_id, "") for topic_id in names.tolist()])
+        if index is None:
+            return is_shown if of_topics[0] is HIDES_NOTHING else ~of_topics[0].hides(items, seconds)
+        is_shown = seconds >= np.array([of_topic.begin_s for of_topic in of_topics])[index]
+        some = [number for number, of_topic in enumerate(of_topics) if len(of_topic.hashes) or of_topic.by_row]
+        # one sort, and not a pass over all entries for each topic: there may be tens of thousands
+        order = np.argsort(index, kind="stable") if some else index
+        ends = np.cumsum(np.bincount(index))
+        for number in some:
+            mine = order[ends[number - 1] if number else 0 : ends[number]]
+            of_mine = {name: items[name][mine] for name in _names(items)}
+            is_shown[mine] &= ~of_topics[number].hides(of_mine, seconds[mine])
         return is_shown
 
-    def _unexpired(
-        self, seconds: npt.NDArray[Any], topic_ids: npt.NDArray[Any], topics: Mapping[int, str]
-    ) -> npt.NDArray[np.bool_]:
-        if not self.latest_ms or not len(seconds) or int(seconds.min()) * 1000 >= self.latest_ms:
-            return np.ones(len(seconds), np.bool_)
-        # not a pass over all entries for each topic: there may be tens of thousands
-        is_one = topic_ids.min() == topic_ids.max()
-        ids, index = (topic_ids[:1], 0) if is_one else np.unique(topic_ids, return_inverse=True)
-        horizons = [self.before_ms(topics.get(topic_id, "")) for topic_id in ids.tolist()]
-        return np.asarray(seconds >= np.array(list(map(_begin_s, horizons)))[index])
+    def _hidden_of(self, topic: str) -> HiddenOf:
+        begin_s, keys, queues = _begin_s(self.before_ms(topic)), list[ErasedKey](), dict[int, int]()
+        for stone in self._stones.get(topic, ()):
+            second = stone.before_ms // 1000
+            keys += [ErasedKey(key_hash, stone.fingerprint, second) for key_hash in stone.hashes]
+            if stone.queue_id is not None:
+                queues[stone.queue_id] = max(second, queues.get(stone.queue_id, ALWAYS))
+            elif not stone.hashes:
+                begin_s = max(begin_s, second)
+        ranges = [HiddenRanges(queue_id, *tables) for queue_id, tables in self.replaced.of_topic(topic).items()]
+        if keys or queues or ranges:
+            return HiddenOf(begin_s, keys, queues, ranges)
+        # most of many topics have the same horizon
+        if (known := self._horizons.get(begin_s)) is None:
+            known = self._horizons[begin_s] = HiddenOf(begin_s)
+        return known
+
+    @cached_property
+    def _stones(self) -> Mapping[str, list[Tombstone]]:
+        """The tombstones of each topic."""
+        topics: dict[str, list[Tombstone]] = {}
+        for stone in self.tombstones:
+            topics.setdefault(stone.topic, []).append(stone)
+        return topics
+
+    @cached_property
+    def _horizons(self) -> dict[int, HiddenOf]:
+        """What topics hide of which all entries before a second have expired, by the second."""
+        return {ALWAYS: HIDES_NOTHING}
 
     def joined(self, other: Expired) -> Expired:
         """Return all that either of the two hides. If `other` adds nothing, this object itself is returned."""
@@ -124,15 +152,12 @@ class Expired(Struct, frozen=True, dict=True):
             stones = tuple(
                 [
                     stone
-                    for stone in self.erased.joined(other.tombstones)
+                    for stone in Tombstones(self.tombstones).joined(other.tombstones)
                     if met.before_ms(stone.topic) < stone.before_ms
                 ]
             )
         joined = Expired(horizons, segments, stones, self.replaced.joined(other.replaced))
         return self if joined == self else joined
-
-    def __bool__(self) -> bool:
-        return bool(self.horizons or self.segments or self.tombstones or self.replaced)
 
     def to_json(self, stored: Mapping[str, RangeTable] = MappingProxyType({})) -> dict[str, Any]:
         """Return the fields as stored in a record. `stored` ranges, by store, are in objects."""
@@ -145,6 +170,10 @@ class Expired(Struct, frozen=True, dict=True):
 def _begin_s(before_ms: int) -> int:
     """Return the first second that has not expired. Entries may be older than the epoch."""
     return before_ms // 1000 if before_ms else ALWAYS
+
+
+def _names(items: Mapping[str, npt.NDArray[Any]] | npt.NDArray[Any]) -> Iterable[str]:
+    return items if isinstance(items, Mapping) else items.dtype.names or ()
 
 
 NOTHING = Expired()

@@ -178,6 +178,11 @@ class RangeTable:
         rows[:, _START], rows[:, _END] = edges[chosen], edges[chosen + 1]
         return RangeTable.of(rows)
 
+    @property
+    def bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The starts and the ends of the ranges (i64, n each)."""
+        return self._starts, self._ends
+
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
         return np.ascontiguousarray(self.rows[:, _START])
@@ -395,46 +400,25 @@ class Replaced(Struct, frozen=True, dict=True):
         return Replaced({**other.stores, **self.stores}, max(self.generation, other.generation))
 
     @cached_property
-    def _queues(self) -> dict[int, dict[str | None, ReplacedRanges]]:
-        """The replaced offsets by queue, and by topic in it (None: of all topics)."""
-        queues: dict[int, dict[str | None, ReplacedRanges]] = {}
+    def _by_topic(self) -> dict[str | None, list[tuple[int, ReplacedRanges]]]:
+        """The queues of each topic (None: of all topics) and their replaced offsets."""
+        topics: dict[str | None, list[tuple[int, ReplacedRanges]]] = {}
         for store, ranges in self.stores.items():
             topic, queue_id = queue_of_store(store)
-            queues.setdefault(queue_id, {})[topic] = ranges
-        return queues
+            topics.setdefault(topic, []).append((queue_id, ranges))
+        return topics
 
-    def of_topics(self, topics: Sequence[str]) -> dict[tuple[int | None, int], ReplacedRanges]:
-        """Return the replaced offsets of topics, by the topic's number (None: any topic) and the queue."""
-        numbers: dict[str | None, int | None] = {None: None, **{topic: at for at, topic in enumerate(topics)}}
-        return {
-            (numbers[topic], queue_id): ranges
-            for queue_id, stores in self._queues.items()
-            for topic, ranges in stores.items()
-            if topic in numbers
-        }
-
-    def hides(
-        self, items: Mapping[str, npt.NDArray[Any]] | npt.NDArray[Any], topics: Mapping[int, str]
-    ) -> npt.NDArray[np.bool_]:
-        """Return which of n entries are no answers (bool, n).
-
-        `items` are stored items or their columns by name, `topics` the name of each topic id.
-        """
-        queues = items["queue_id"]
-        hidden = np.zeros(len(queues), np.bool_)
-        for queue_id, stores in self._queues.items():
-            places = np.flatnonzero(queues == queue_id)
-            if not len(places):
-                continue
-            offsets = items["offset"][places].astype(np.int64)
-            if (of_all := stores.get(None)) is not None:
-                hidden[places] |= of_all.hidden.holds(offsets)
-            ids = items["topic_id"][places]
-            for topic_id in np.unique(ids).tolist():
-                if (ranges := stores.get(topics.get(topic_id, ""))) is not None:
-                    mine = ids == topic_id
-                    hidden[places[mine]] |= ranges.hidden.holds(offsets[mine])
-        return hidden
+    def of_topic(self, topic: str) -> dict[int, tuple[RangeTable, RangeTable]]:
+        """Return the hidden and the retired offsets of a topic, by queue, with those of all topics."""
+        tables: dict[int, tuple[RangeTable, RangeTable]] = {}
+        for queue_id, ranges in (*self._by_topic.get(topic, ()), *self._by_topic.get(None, ())):
+            hidden, retired = tables.get(queue_id, (NO_RANGES, NO_RANGES))
+            # a topic's queue is mostly in one store, whose arrays are then those of all states
+            tables[queue_id] = (
+                hidden.joined(ranges.hidden) if len(hidden) else ranges.hidden,
+                retired.joined(ranges.retired) if len(retired) else ranges.retired,
+            )
+        return tables
 
     def to_json(self, stored: Mapping[str, RangeTable] = MappingProxyType({})) -> dict[str, Any]:
         """Return the fields as stored in a record or checkpoint. `stored` ranges, by store, are in objects."""

@@ -326,7 +326,7 @@ def _with_ranges(
 ) -> tuple[Expired, dict[str, StoredRanges], dict[str, RangeTable]]:
     """Return hidden entries, objects of ranges and their tables after a record. Raises `CorruptFile`."""
     expired, objects, tables = before.expired, before.range_objects, before.range_tables
-    if record.expired:
+    if record.expired != NOTHING:
         expired = expired.joined(record.expired)
     replaced = expired.replaced
     if record.copied:

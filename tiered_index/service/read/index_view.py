@@ -412,18 +412,20 @@ class IndexView(Polled):
     def whole(self, begun_s: float) -> WholeView | None:
         """Return a view of all files for a lookup that began at `begun_s`, and the facts for its answers.
 
-        None if a read is due, the log could not be read, entries have expired, or there is a root.
+        None if a read is due, the log could not be read, or there is a root.
         """
         snapshot = self.catalog.snapshot
         if self._error is not None or begun_s - snapshot.as_of_s >= self._interval_s:
             return None
         if snapshot.whole is None:
             with self.catalog.reading() as snapshot:
-                state, lost = snapshot.state, [(None, lost_object) for lost_object in snapshot.state.lacking.values()]
+                state = snapshot.state
                 # a tuple, because None says that it is not known yet
                 snapshot.whole = ()
-                if self._root_view is None and not state.expired and not self._closed:
-                    snapshot.whole = snapshot.view(self._view), ((self._published(state),), lost), True
+                if self._root_view is None and not self._closed:
+                    logs = Logs.of([(None, state.lacking, state.expired)])
+                    about = (self._published(state),), logs
+                    snapshot.whole = snapshot.view(self._view), about, True, logs.hidden
         return snapshot.whole or None
 
     def all_handles(self) -> list[Handle]:

@@ -26,10 +26,10 @@ from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.expired import NOTHING as NOTHING_EXPIRED
 from tiered_index.service.log.expired import Expired
+from tiered_index.service.log.hidden import HiddenTable, core_of
 from tiered_index.service.read.answers.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches
 from tiered_index.service.read.answers.budget import NOTHING, RequestStats
-from tiered_index.service.read.answers.logs import Logs, Unexpired
-from tiered_index.service.read.answers.replaced_rows import ReplacedRows, distinct, on_pages
+from tiered_index.service.read.answers.replaced_rows import ReplacedRows, rows_of_pages
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import (
     AnswerForm,
@@ -173,15 +173,14 @@ class QueryEngine:
 
     def _replaced(self, passes: Sequence[Pass[LookupScan]], answers: Answers) -> npt.NDArray[np.int64] | None:
         """Return the number of replaced rows on the page of each lookup (i64, n); None: there is none."""
-        pages = [(index_pass.run.number, index_pass.scan.replaced.rows()) for index_pass in passes]
         parts = [
-            page if self.sources is None else Matches(*page).of_index(number, self.answered)[:2]
-            for number, page in pages
-            if len(page[1])
+            part if self.sources is None else Matches(*part).of_index(index_pass.run.number, self.answered)[:2]
+            for index_pass in passes
+            for part in index_pass.scan.replaced.parts()
         ]
         if not parts:
             return None
-        lookups, _ = on_pages(distinct(parts, self.answered), answers.page_ends, self.answered)
+        lookups, _ = rows_of_pages(parts, answers.page_ends, self.answered)
         return np.bincount(lookups, minlength=len(answers.more))
 
     def plain_answer(
@@ -200,14 +199,14 @@ class QueryEngine:
         """
         if self.plain is None:
             return None
-        view, about, has_topics = whole
+        view, about, has_topics, hidden = whole
         after = None
         if cursor is not None:
             after = self.prepare(topic, key, begin_ms, end_ms, max_count, cursor).after
             if after is None or not core_supports(after):
                 return None
         return self.plain.find(  # type: ignore[no-any-return]
-            view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics, after
+            view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics, after, hidden
         )
 
     def query_many(
@@ -254,9 +253,8 @@ class QueryEngine:
 
         Return the files in range, but those in a view only for many lookups: the notes of one say if it has the topic.
         """
+        scan.hidden = run.files.logs.hidden
         handles, needed = self._viewed(run, scan, seen_rows)
-        if needed and run.files.logs.expired:
-            scan.unexpired = run.files.logs.unexpired(scan.batch, scan.replaced)
         run.searches.read(run, scan, needed)
         return handles
 
@@ -268,19 +266,27 @@ class QueryEngine:
         within = batch.first[2:] if batch.is_one else (int(batch.second_min.min()), int(batch.second_max.max()))
         # the core has no deadline, which the search of many lookups may miss
         beside, view = ((), None) if run.budget.is_timed and not batch.is_one else files.viewed(*within)
-        if view is not None and not files.logs.expired:
+        if view is not None:
             if not batch.is_one:
-                viewed = view.find_many(batch, run.searches.in_parts, stored=run.budget.is_free)
+                viewed = view.find_many(batch, run.searches.in_parts, stored=run.budget.is_free, hidden=scan.hidden)
                 _set_viewed(run, scan, viewed.noted)
+                for retired in viewed.retired:
+                    scan.replaced.add(*retired)
                 for matches in viewed.matches:
                     scan.answers.add(matches)
                 scan.partly = {viewed.left[place].file_id: some for place, some in viewed.partly.items()}
                 return [*beside, *viewed.seen], [*beside, *viewed.left]
             # The same files have the same rows. A file that grows may have got entries of the buffer meanwhile: without
-            # them, the answer could have later ones.
-            is_known = seen_rows is not None and seen_rows.handles is view.labels and not view.grows
-            if (view_rows := seen_rows if is_known else view.find(batch)) is not None:
+            # them, the answer could have later ones. A later record may hide some of the rows.
+            view_rows, of_topic = seen_rows, core_of(scan.hidden, batch.topics[0])
+            is_known = view_rows is not None and view_rows.handles is view.labels and view_rows.hidden is of_topic
+            if not is_known or view.grows:
+                view_rows = view.find(batch, scan.hidden)
+            if view_rows is not None:
                 _set_viewed(run, scan, view_rows)
+                if left_out := view_rows.retired:
+                    rows = np.frombuffer(left_out, self.schema.row)
+                    scan.replaced.add(np.zeros(len(rows), np.int64), rows)
                 if len(view_rows):
                     rows = np.frombuffer(view_rows.rows, self.schema.row)
                     scan.answers.add(Matches(np.zeros(len(rows), np.int64), rows))
@@ -366,7 +372,7 @@ class QueryEngine:
 class LookupScan(Scan):
     """The pass of a batch for rows of `schema`. If it is of one lookup, its answers skip files.
 
-    - `unexpired`: the lookups without hidden entries, if an index has any. `replaced` gets the replaced ones.
+    - `hidden`: the hidden entries of the index (None: none is). `replaced` gets the replaced ones that match.
     - `partly`: files that a view has searched for some of the lookups.
     - `lacking`: by file, the lookups that need its unreadable parts.
     """
@@ -374,7 +380,7 @@ class LookupScan(Scan):
     schema: Schema
     batch: LookupBatch
     _: KW_ONLY
-    unexpired: Unexpired = field(default_factory=dict)
+    hidden: HiddenTable | None = None
     partly: Mapping[str, Partly] = field(default_factory=dict)
     lacking: dict[str, set[int]] = field(default_factory=dict)
     answers: MatchAccumulator = field(init=False)
@@ -393,7 +399,9 @@ class LookupScan(Scan):
         batch, damage = self.batch, list[Damage]()
         some, matched = self.partly.get(handle.file_id, (None, 0))
         needed_batch = batch if some is None else batch.only(some)
-        for under_rule in self.unexpired.get(handle.hash) or needed_batch.under(handle.hash):
+        for of_rule in needed_batch.under(handle.hash):
+            # by the searched hash, because those of both rules may be erased at different times
+            under_rule = of_rule.hiding(self.hidden, self.replaced)
             matches = handle.search(under_rule)
             if len(matches.rows):
                 check_schema(matches.rows, self.schema, handle.file_id)
@@ -431,7 +439,7 @@ class StatsScan(Scan):
         stats = [
             (name, topic_stats)
             for name, topic_stats in handle.topic_stats()
-            if topic_stats.second_max >= max(self.second_min, self.expired.begin_of(name))
+            if topic_stats.second_max >= max(self.second_min, self.expired.hidden_of(name).begin_s)
             and topic_stats.second_min <= self.second_max
         ]
         self.stats.append((handle, stats))
@@ -462,12 +470,15 @@ class ViewFields:
                 reports = reports_of_pass((), rows, self._prices)
                 return _explained([reports], NOTHING, rows.elapsed_ms, 0)
             case "seen":
-                freshness, lost = rows.about
+                freshness, logs = rows.about
                 freshness = freshness_of(freshness, (rows.topic,))
                 unknown = () if rows.knows_topic or len(rows) else _unknown((rows.topic,), (), rows) or ()
                 interval = rows.second_min, rows.second_max
                 hashes = rows.key_hash, rows.masked_hash
-                return Logs(lost).provenance(freshness, unknown, rows.topic, *interval, *hashes, key=rows.key)
+                replaced = self._replaced(rows)
+                return logs.provenance(
+                    freshness, unknown, rows.topic, *interval, *hashes, key=rows.key, replaced=replaced
+                )
             case "item_type":
                 return self._item_type
         raise AttributeError(name)
@@ -478,6 +489,14 @@ class ViewFields:
 
     def _rows(self, rows: ViewRows) -> Array:
         return np.frombuffer(rows.rows, self._schema.row)[: rows.max_count]
+
+    def _replaced(self, rows: ViewRows) -> int:
+        """Return the number of retired rows on the page."""
+        if not (data := rows.retired):
+            return 0
+        retired = np.frombuffer(data, self._schema.row)
+        ends = np.array([rows.has_more]), self._rows(rows)[-1:]
+        return len(rows_of_pages([(np.zeros(len(retired), np.int64), retired)], ends, self._schema)[1])
 
     def _cursor(self, rows: ViewRows) -> str:
         arguments = rows.key, rows.topic, rows.second_min, rows.second_max

@@ -80,7 +80,7 @@ class Picked:
     def rows(self, columns: Mapping[str, npt.NDArray[Any]], names: Mapping[int, str]) -> npt.NDArray[np.intp]:
         """Return the indices (intp, n) of the picked entries; `names` has the topic of each `topic_id`."""
         inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
-        if self.expired:
+        if self.expired.hidden is not None:
             stored = {**columns, "key_hash": columns["stored_hash"]}
             inside &= self.expired.keeps(stored, columns["second"], names)
         if self.among is not None:

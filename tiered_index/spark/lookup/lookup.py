@@ -135,7 +135,7 @@ def look_up(
     answered = placed.mapInArrow(answers.of, answers.columns(rows)).persist(StorageLevel.DISK_ONLY)
     with cleaned_up_on_error(answered.unpersist), typed_errors("looking up"):
         counts, failed = _searched(answered)
-        topics = answered.select(keys.column("topic")).distinct().collect() if state.expired else []
+        topics = answered.select(keys.column("topic")).distinct().collect() if state.expired.horizons else []
     horizon = max((state.expired.before_ms(row[0]) for row in topics if row[0] is not None), default=0)
     skipped = counts.pop(SKIPPED, 0)
     frame = answered.where(F.col("status") != SKIPPED) if skip_null else answered

@@ -26,6 +26,7 @@ from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.keys.hashing import code_units, hash_batch
 from tiered_index.service.jobs.repair import Copy
+from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.tombstones import Tombstones
@@ -89,8 +90,7 @@ class StoreSegments:
         stones = erased = Tombstones()
         for number in range(1, last + 1):
             record = self.log.record(number)
-            if record.expired:
-                stones = stones.joined(record.expired.tombstones)
+            stones = stones.joined(record.expired.tombstones)
             # a repair stores the same bytes: tombstones since the last erasure do not apply to them
             if record.kind != "repair" and _states(record, segment):
                 erased = stones
@@ -134,10 +134,10 @@ def _hidden(batch: IndexBatch, columns: MessageColumns, stones: Tombstones) -> n
         return {"topic_id": index[of], "queue_id": columns.head["queue_id"][of]}
 
     everyone = np.arange(len(seconds))
-    whole = Tombstones(tuple([stone for stone in stones if not stone.hashes]))
-    keyed = Tombstones(tuple([stone for stone in stones if stone.hashes]))
-    hidden = whole.hides(items(everyone), seconds, names) if len(whole) else np.zeros(len(seconds), np.bool_)
-    if len(keyed) and len(hashes):
+    whole = Expired(tombstones=tuple([stone for stone in stones if not stone.hashes]))
+    keyed = Expired(tombstones=tuple([stone for stone in stones if stone.hashes]))
+    hidden = ~whole.keeps(items(everyone), seconds, names)
+    if len(hashes):
         rows = items(keys.message) | {"key_hash": hashes, "fingerprint": prints}
-        hidden[keys.message[keyed.hides(rows, seconds[keys.message], names)]] = True
+        hidden[keys.message[~keyed.keeps(rows, seconds[keys.message], names)]] = True
     return np.flatnonzero(hidden & (columns.head["sys_flag"] & ERASED == 0))

@@ -42,7 +42,6 @@ from tiered_index.format.keys.hashing import lookup_numbers
 from tiered_index.format.segments.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import ArchivedSegment, LostRange
-from tiered_index.service.log.tombstones import ALWAYS
 from tiered_index.service.read.caches.memory import ByteCache
 from tiered_index.service.read.segments.archive import SegmentArchive
 
@@ -428,9 +427,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
     def _begin_s(self, queue: ArchivedQueue) -> int:
         """Return the first epoch second of a queue that is neither expired nor erased as a whole."""
-        erased = self._expired.erased_of(queue.topic)
-        of_queue = ALWAYS if erased is None else erased.queues.get(queue.queue_id, ALWAYS)
-        return max(self._expired.begin_of(queue.topic), of_queue, 0)
+        return max(self._expired.hidden_of(queue.topic).begin_of_queue(queue.queue_id), 0)
 
     def _entries_of(self, archived: ArchivedRun) -> npt.NDArray[np.void]:
         run = archived.run
@@ -444,17 +441,14 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
 def is_gone(expired: Expired, message: Message) -> bool:
     """Return whether a message has expired or was erased, even if its bytes still exist."""
-    second = message.store_ms // 1000
-    if second < max(expired.begin_of(message.topic), 0):
+    second, hidden = message.store_ms // 1000, expired.hidden_of(message.topic)
+    if second < max(hidden.begin_of_queue(message.queue_id), 0):
         return True
-    erased = expired.erased_of(message.topic)
-    if erased is None:
+    if not len(hidden.hashes):
         return False
-    if second < erased.queues.get(message.queue_id, ALWAYS):
-        return True
     for key in message.lookup_keys:
         absolute, masked, fingerprint = lookup_numbers(message.topic, key)
-        if second < max(erased.begin_of(absolute, fingerprint), erased.begin_of(masked, fingerprint)):
+        if second < max(hidden.begin_of(absolute, fingerprint), hidden.begin_of(masked, fingerprint)):
             return True
     return False
 

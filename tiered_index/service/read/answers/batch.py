@@ -24,8 +24,7 @@ from tiered_index.format.keys.bloom import filter_hash, filter_hashes
 from tiered_index.format.keys.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
-from tiered_index.service.log.expired import Expired
-from tiered_index.service.log.replaced import ReplacedRanges
+from tiered_index.service.log.hidden import HIDES_NOTHING, RETIRED, SHOWN, HiddenOf, HiddenTable
 from tiered_index.service.read.answers.lookup_columns import LookupColumns
 from tiered_index.service.read.answers.replaced_rows import PageEnds, ReplacedRows
 from tiered_index.service.read.answers.rows import (
@@ -102,14 +101,24 @@ def search_batch(file: Any, batch: LookupBatch, schema: Schema, second_min: int,
     if core is None or file is None or not batch.fits_core:
         return None
     view = core.View(row_form(schema), [(file, second_min, second_max)], [file])
-    lookups, rows, left, _ = in_core(view, batch, batch.key_hash).find(0, len(batch))
-    return None if left else Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, schema.row))
+    lookups, rows, left, _, lookups_of_retired, retired = in_core(view, batch, batch.key_hash).find(0, len(batch))
+    if left:
+        return None
+    batch.note_retired(lookups_of_retired, retired, schema)
+    return Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, schema.row))
 
 
-def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32], *, stored: bool = False) -> ViewBatch:
+def in_core(
+    view: View,
+    batch: LookupBatch,
+    masked_hash: npt.NDArray[np.int32],
+    *,
+    stored: bool = False,
+    hidden: Sequence[HiddenOf] | None = None,
+) -> ViewBatch:
     """Return the `ViewBatch` of a batch for the compiled core. `masked_hash` (i32, n): for files of rule ``mask``.
 
-    `stored`: also search files in a storage.
+    `stored`: also search files in a storage. `hidden`: what each topic hides; None: as `LookupBatch.hidden`.
     """
     core = compiled_views()
     assert core is not None
@@ -117,7 +126,9 @@ def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32], 
     columns: Iterable[Array] = (batch.topic_index, batch.key_hash, masked_hash, batch.fingerprint, *bounds)
     if not batch.is_one:
         columns = map(np.ascontiguousarray, columns)
-    return core.ViewBatch(view, batch.topics, *columns, stored, batch.after_rows)  # type: ignore[no-any-return]
+    left_out = [of_topic.core for of_topic in (batch.hidden if hidden is None else hidden)]
+    after = batch.after_rows
+    return core.ViewBatch(view, batch.topics, *columns, stored, after, left_out)  # type: ignore[no-any-return]
 
 
 class _Matched(NamedTuple):
@@ -156,16 +167,14 @@ class LookupBatch:
     """n validated lookups. Raises `InvalidArgument` naming the first bad one.
 
     - `key_hash` (i32, n): the hashes to search, by hash rule ``abs``, or by the rule given to `under`.
-    - `queues`: by (topic number, queue), the epoch second before which entries were erased.
-    - `replaced`: by (topic number, queue), the offsets that newer readings replaced. None: of any topic.
+    - `hidden`: the hidden entries of each topic, by its number; empty: none is hidden.
     - `replaced_rows` gets the matching rows that were left out because a newer reading replaced them.
     - `after`: the end of the page before, by the number of each lookup that continues an answer.
     - `range_ends` (i64, n): the last second of each range; `second_max` is at most that of the end of the page before.
     - `allow_partial`: a slot group that can't be read is damage of the lookups that need it. Others are answered.
     """
 
-    queues: Mapping[tuple[int, int], int] = MappingProxyType({})
-    replaced: Mapping[tuple[int | None, int], ReplacedRanges] = MappingProxyType({})
+    hidden: Sequence[HiddenOf] = ()
     replaced_rows: ReplacedRows | None = None
     after: Mapping[int, OrderKey] = MappingProxyType({})
     allow_partial = False
@@ -245,8 +254,8 @@ class LookupBatch:
 
     @property
     def fits_core(self) -> bool:
-        """Whether the compiled core can search: it supports the cursors, and no entries of queues are hidden."""
-        return not (self.queues or self.replaced) and all(map(core_supports, self.after.values()))
+        """Whether the compiled core supports the cursors."""
+        return all(map(core_supports, self.after.values()))
 
     @cached_property
     def after_rows(self) -> npt.NDArray[np.int64] | None:
@@ -276,26 +285,24 @@ class LookupBatch:
         made.second_min[numbers], made.second_max[numbers] = self.second_min[numbers], self.second_max[numbers]
         return made
 
-    def without(self, expired: Expired, replaced_rows: ReplacedRows | None = None) -> Self:
-        """Return a batch that leaves out expired, erased and replaced entries, by its present `key_hash`."""
-        if not expired:
+    def hiding(self, table: HiddenTable | None, replaced_rows: ReplacedRows | None = None) -> Self:
+        """Return a batch that leaves out hidden entries, by its present `key_hash`. `table` None: none is hidden."""
+        if table is None:
             return self
         made = self._copy()
-        begins = np.array([expired.begin_of(topic) for topic in self.topics], np.int64)
-        made.second_min = np.maximum(self.second_min, begins[self.topic_index])
-        erased_topics = {
-            at: erased for at, topic in enumerate(self.topics) if (erased := expired.erased_of(topic)) is not None
-        }
-        for place in np.flatnonzero(np.isin(self.key_hash, expired.erased.hashes)).tolist() if erased_topics else ():
-            if (erased := erased_topics.get(int(self.topic_index[place]))) is not None:
-                begin = erased.begin_of(int(self.key_hash[place]), int(self.fingerprint[place]))
-                made.second_min[place] = max(made.second_min[place], begin)
-        made.queues = {
-            (at, queue): begin for at, erased in erased_topics.items() for queue, begin in erased.queues.items()
-        }
-        if expired.replaced:
-            made.replaced, made.replaced_rows = expired.replaced.of_topics(self.topics), replaced_rows
+        made.hidden, made.replaced_rows = table.of(self.topics), replaced_rows
+        made.second_min = self.second_min.copy()
+        for number, of_topic in enumerate(made.hidden):
+            if of_topic is not HIDES_NOTHING:
+                mine = np.flatnonzero(self.topic_index == number) if len(self.topics) > 1 else slice(None)
+                begins = of_topic.begins_of(self.key_hash[mine], self.fingerprint[mine])
+                made.second_min[mine] = np.maximum(made.second_min[mine], begins)
         return made
+
+    def note_retired(self, lookups: bytearray, rows: bytearray, schema: Schema) -> None:
+        """Add the rows that the core has left out because they are retired."""
+        if rows and self.replaced_rows is not None:
+            self.replaced_rows.add(np.frombuffer(lookups, np.int64), np.frombuffer(rows, schema.row))
 
     def within_index(self, number: int) -> Self:
         """Return this batch of lookups in several indexes for the index of a number."""
@@ -382,29 +389,27 @@ class LookupBatch:
         allowed = np.array([place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64)
         topics = self.topic_index[lookups] << 32 | items["topic_id"].astype(np.int64)
         keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
-        for (at, queue_id), begin in self.queues.items():
-            keep &= (self.topic_index[lookups] != at) | (items["queue_id"] != queue_id) | (seconds >= begin)
-        if self.replaced:
-            retired = self._leave_replaced(keep, items, lookups)
-            if self.replaced_rows is not None and len(retired):
-                left_out = self._matches(retired, items, lookups, seconds, schema)
-                self.replaced_rows.add(left_out.lookups, left_out.rows)
+        retired = self._leave_hidden(keep, items, lookups, seconds)
+        if len(retired) and self.replaced_rows is not None:
+            left_out = self._matches(retired, items, lookups, seconds, schema)
+            self.replaced_rows.add(left_out.lookups, left_out.rows)
         return self._matches(np.flatnonzero(keep), items, lookups, seconds, schema)
 
-    def _leave_replaced(
-        self, keep: npt.NDArray[np.bool_], items: Array | Mapping[str, Array], lookups: npt.NDArray[np.int64]
+    def _leave_hidden(
+        self,
+        keep: npt.NDArray[np.bool_],
+        items: Array | Mapping[str, Array],
+        lookups: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """Set `keep` to false for items of replaced offsets. Return the places of those that are retired."""
+        """Set `keep` to false for items of hidden queues and offsets. Return the places of those that are retired."""
         retired = [_ZERO[:0]]
-        for (of_topic, queue_id), ranges in self.replaced.items():
-            is_mine = keep & (items["queue_id"] == queue_id)
-            if of_topic is not None:
-                is_mine &= self.topic_index[lookups] == of_topic
-            mine = np.flatnonzero(is_mine)
-            offsets = items["offset"][mine].astype(np.int64)
-            is_hidden = ranges.hidden.holds(offsets)
-            keep[mine[is_hidden]] = False
-            retired.append(mine[is_hidden & ranges.retired.holds(offsets)])
+        for number, of_topic in enumerate(self.hidden):
+            if of_topic.by_row:
+                mine = np.flatnonzero(keep & (self.topic_index[lookups] == number))
+                states = of_topic.states(items["queue_id"][mine], items["offset"][mine], seconds[mine])
+                keep[mine] = states == SHOWN
+                retired.append(mine[states == RETIRED])
         return np.concatenate(retired)
 
     def _matches(

@@ -8,15 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tiered_index.format.keys.hashing import HASH_RULES, HashRule
 from tiered_index.service.log.expired import Expired
+from tiered_index.service.log.hidden import HiddenTable
 from tiered_index.service.log.records import LostObject
-from tiered_index.service.read.answers.batch import LookupBatch
-from tiered_index.service.read.answers.replaced_rows import ReplacedRows
 from tiered_index.types import Freshness, Provenance
-
-Unexpired = dict[HashRule, list[LookupBatch]]
-"""The lookups by hash rule, if the index has expired entries."""
 
 
 class Logs(NamedTuple):
@@ -28,26 +23,24 @@ class Logs(NamedTuple):
     @classmethod
     def of(cls, indexes: Iterable[tuple[str | None, Mapping[str, LostObject], Expired]]) -> Logs:
         """Make it from the URI, the lost objects and the expired entries of each index."""
-        lacking = [index for index in indexes if index[1] or index[2]]
+        lacking = [index for index in indexes if index[1] or index[2].hidden is not None]
         if not lacking:
             return _NOTHING
         lost = [(source, index) for source, given_up, _ in lacking for index in given_up.values()]
-        return cls(lost, [(source, gone) for source, _, gone in lacking if gone])
+        return cls(lost, [(source, gone) for source, _, gone in lacking if gone.hidden is not None])
 
     @classmethod
     def joined(cls, parts: Sequence[Logs]) -> Logs:
         """Join the lost objects and expired entries of several indexes."""
         return cls([item for part in parts for item in part.lost], [item for part in parts for item in part.expired])
 
-    def unexpired(self, batch: LookupBatch, replaced_rows: ReplacedRows) -> Unexpired:
-        """Return lookups without the hidden entries of the only index. `replaced_rows` gets the replaced ones."""
+    @property
+    def hidden(self) -> HiddenTable | None:
+        """The hidden entries of the only index by topic; None: none is hidden."""
         if not self.expired:
-            return {}
-        [(_, gone)] = self.expired
-        # for all rules, because an object that replaces a removed one may have another rule
-        return {
-            rule: [under_rule.without(gone, replaced_rows) for under_rule in batch.under(rule)] for rule in HASH_RULES
-        }
+            return None
+        [(_, expired)] = self.expired
+        return expired.hidden
 
     def provenance(
         self,

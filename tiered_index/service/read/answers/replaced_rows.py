@@ -39,17 +39,25 @@ class ReplacedRows:
             self._parts.append((lookups, rows))
             self._count += len(rows)
             if self._count > self._most:
-                self._parts = [on_pages(distinct(self._parts, self._schema), self._page_ends(), self._schema)]
+                self._parts = [rows_of_pages(self._parts, self._page_ends(), self._schema)]
                 self._count = len(self._parts[0][1])
                 self._most = max(_HELD_ROWS, 2 * self._count)
 
-    def rows(self) -> Page:
-        """Return the rows, each once for a lookup, in any order."""
+    def parts(self) -> list[Page]:
+        """Return the rows."""
         with self._lock:
-            return distinct(self._parts, self._schema)
+            return list(self._parts)
 
 
-def distinct(parts: Sequence[Page], schema: Schema) -> Page:
+def rows_of_pages(parts: Sequence[Page], page_ends: PageEnds, schema: Schema) -> Page:
+    """Return the rows of all parts that are not behind the page of their lookup, each once for a lookup, in any order.
+
+    A row may be there at two times, one on the page and one behind it. Then it counts.
+    """
+    return _distinct([on_pages(part, page_ends, schema) for part in parts], schema)
+
+
+def _distinct(parts: Sequence[Page], schema: Schema) -> Page:
     """Return the rows of all parts, each identity once for a lookup, in any order."""
     rows = concatenate([rows for _, rows in parts], schema)
     lookups = np.concatenate([np.zeros(0, np.int64), *(lookups for lookups, _ in parts)])

@@ -228,7 +228,9 @@ class _GroupSearch:
         picked = self._core.picked(pieces, counts, starts, np.ascontiguousarray(lookups))
         if picked is None:
             return None
-        return Matches(np.frombuffer(picked[0], np.int64), np.frombuffer(picked[1], self.schema.row))
+        lookups_of_rows, rows, lookups_of_retired, retired = picked
+        self.batch.note_retired(lookups_of_retired, retired, self.schema)
+        return Matches(np.frombuffer(lookups_of_rows, np.int64), np.frombuffer(rows, self.schema.row))
 
     def _matched(self, runs: Sequence[Run], pieces: Sequence[memoryview], lookups: Int64) -> Matches:
         """Return the rows of runs by NumPy. Raises `CorruptFile` for a run that can't be unpacked."""

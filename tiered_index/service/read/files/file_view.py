@@ -20,8 +20,11 @@ from tiered_index.base.call import request_context
 from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.format.keys.hashing import HASH_RULES, HashRule
 from tiered_index.format.schema import Schema, row_form
-from tiered_index.service.log.records import LostObject, StoredObject
+from tiered_index.service.log.hidden import HiddenTable, core_of
+from tiered_index.service.log.records import StoredObject
 from tiered_index.service.read.answers.batch import LookupBatch, Matches, in_core
+from tiered_index.service.read.answers.logs import Logs
+from tiered_index.service.read.answers.replaced_rows import Page
 from tiered_index.service.read.files.compacted import CompactedFile
 from tiered_index.service.read.files.snapshot import FileLabel, Handle, label_of
 from tiered_index.service.read.files.unsealed import UnsealedFile
@@ -38,23 +41,32 @@ if TYPE_CHECKING:
 _AWAY, _LEFT, _BY_FILTER, _BY_TOPIC = -1, -3, -4, -5
 # a note of batches: in the range of all lookups together, but of none alone
 _BY_TIME = -7
+# in range, but all of its entries are hidden
+_HIDDEN = -8
 # numbers that `ViewBatch.find` returns for each file
 _COUNTS = 5
 # notes of skipped files
-_SKIPPED = {-2: "skipped_budget", -4: "skipped_filter", -5: "skipped_topic", _BY_TIME: "skipped_time"}
+_SKIPPED = {
+    -2: "skipped_budget",
+    -4: "skipped_filter",
+    -5: "skipped_topic",
+    _BY_TIME: "skipped_time",
+    _HIDDEN: "skipped_time",
+}
 
 
-About = tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]]
+About = tuple[tuple[Freshness, ...], Logs]
 """The state of the logs for a view: freshness of indexes that are read without a root or by a fenced writer, and the
-lost objects of each source.
+entries that answers lack.
 """
 
 
-WholeView = tuple["LocalView", About, bool]
-"""A view that has all entries of a key, the state of the logs, and whether the view also has all topics."""
+WholeView = tuple["LocalView", About, bool, HiddenTable | None]
+"""A view that has all entries of a key, the state of the logs, whether the view also has all topics, and what it hides.
+"""
 
 
-Part = tuple[bytearray, bytearray, bytearray, bytearray]
+Part = tuple[bytearray, bytearray, bytearray, bytearray, bytearray, bytearray]
 """The result of `ViewBatch.find` for some of a batch's lookups."""
 Partly = tuple[npt.NDArray[np.int64] | None, int]
 """The lookups for which a file has to be searched (None: all), and its number of rows for others."""
@@ -80,12 +92,14 @@ Noted: TypeAlias = Union["ViewRows", BatchNotes]
 class BatchRows:
     """The rows of a view for a batch.
 
+    - `retired`: matching rows (n) that newer readings replaced, with their lookups (n).
     - `left`: the files that the caller has to search.
     - `partly`: by place in `left`, the files that need a search only for some lookups.
     - `seen`: the files in range.
     """
 
     matches: Sequence[Matches]
+    retired: Sequence[Page]
     left: Sequence[Handle]
     partly: Mapping[int, Partly]
     seen: Sequence[Handle]
@@ -233,8 +247,8 @@ class LocalView:
         self.schema, self.labels = schema, labels
         self.core: View = core.View(row_form(schema), files, labels)
 
-    def find(self, batch: LookupBatch) -> ViewRows | None:
-        """Return the rows of the files for the only lookup of a batch.
+    def find(self, batch: LookupBatch, hidden: HiddenTable | None = None) -> ViewRows | None:
+        """Return the rows of the files for the only lookup of a batch, without those that are `hidden`.
 
         None: the caller has to search file by file, because two rows may be one answer, or the core does not support
         the cursor.
@@ -244,25 +258,35 @@ class LocalView:
         key_hash, fingerprint, second_min, second_max = batch.first
         hashes = key_hash, int(batch.java_hash[0]) & 0x7FFFFFFF, fingerprint
         bounds = second_min, second_max, int(batch.max_count[0])
-        return self.core.find(batch.topics[0], *hashes, *bounds, batch.after.get(0))
+        topic = batch.topics[0]
+        return self.core.find(topic, *hashes, *bounds, batch.after.get(0), core_of(hidden, topic))
 
-    def find_many(self, batch: LookupBatch, in_parts: InParts, *, stored: bool = False) -> BatchRows:
+    def find_many(
+        self, batch: LookupBatch, in_parts: InParts, *, stored: bool = False, hidden: HiddenTable | None = None
+    ) -> BatchRows:
         """Return the rows of the files for a batch: at most `max_count` + 1 per file and lookup.
 
-        `stored`: also search files in a storage that is a local folder.
+        `stored`: also search files in a storage that is a local folder. `hidden` entries are left out.
         """
-        answers = in_core(self.core, batch, batch.under("mask")[0].key_hash, stored=stored)
+        masked, of_topics = batch.under("mask")[0].key_hash, () if hidden is None else hidden.of(batch.topics)
+        answers = in_core(self.core, batch, masked, stored=stored, hidden=of_topics)
         parts = in_parts(answers.find, len(batch))
         matches = [
             Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, self.schema.row))
-            for lookups, rows, _, _ in parts
+            for lookups, rows, *_ in parts
         ]
-        counts = np.sum([np.frombuffer(some, np.int64).reshape(-1, _COUNTS) for *_, some in parts], axis=0)
+        retired = [
+            (np.frombuffer(lookups, np.int64), np.frombuffer(rows, self.schema.row))
+            for *_, lookups, rows in parts
+            if rows
+        ]
+        counts = np.sum([np.frombuffer(part[3], np.int64).reshape(-1, _COUNTS) for part in parts], axis=0)
         if len(counts) > len(self.handles):
             counts = np.add.reduceat(counts, self._first)
         low, high = int(batch.second_min.min()), int(batch.second_max.max())
         away = [handle.second_min > high or handle.second_max < low for handle in self.handles]
-        left = self._left(answers.left, [some for _, _, some, _ in parts])
+        left = self._left(answers.left, [part[2] for part in parts])
+        shown = batch.hiding(hidden)
         notes, spent_by = [], {}
         for place, (rows, reads, size, in_range, searched) in enumerate(counts.tolist()):
             if reads:
@@ -274,12 +298,13 @@ class LocalView:
                 note = _LEFT
             elif not (self.handles[place].is_local or searched):
                 handle = self.handles[place]
-                asks = in_range or len(batch.overlapping(handle.second_min, handle.second_max))
+                asks = in_range or len(shown.overlapping(handle.second_min, handle.second_max))
                 note = _BY_FILTER if in_range else _BY_TOPIC if asks else _BY_TIME
             notes.append(note)
         needed = [place for place in left if not away[place]]
         return BatchRows(
             matches,
+            retired,
             [self.handles[place] for place in needed],
             {at: (some, int(counts[place, 0])) for at, place in enumerate(needed) if (some := left[place]) is not None},
             [handle for handle, is_away in zip(self.handles, away, strict=True) if not is_away],
