@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.kafka_cluster import PARTITIONS, Cluster, Producing, kafka_cluster
-from tiered_index.connectors.kafka.client.broker import KafkaBroker
 from tiered_index.connectors.kafka.connector import CONNECTOR
-from tiered_index.connectors.kafka.messages import KafkaMessages
 from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.service.index import IndexService
 from tiered_index.testing.connector_conformance import ConnectorConformance, TestedSource, WrittenMessage
@@ -70,10 +68,6 @@ class Topics(TestedSource):
             yield
         finally:
             self.cluster.process.send_signal(signal.SIGCONT)
-
-    def messages(self, index: IndexService) -> KafkaMessages:
-        broker = KafkaBroker({"bootstrap.servers": self.cluster.servers})
-        return KafkaMessages({None: index.segment_archive}, broker)
 
 
 class TestKafka(ConnectorConformance):

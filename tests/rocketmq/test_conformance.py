@@ -9,10 +9,8 @@ import pytest
 from tests.rocketmq.followed import SEGMENT
 from tests.rocketmq.messages import NOW_MS
 from tests.support.store_writer import StoreWriter
-from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.connector import CONNECTOR
 from tiered_index.connectors.rocketmq.spec import RocketmqOptions, StoreOptions
-from tiered_index.service.index import IndexService
 from tiered_index.testing.connector_conformance import ConnectorConformance, TestedSource, WrittenMessage
 
 
@@ -48,9 +46,6 @@ class Store(TestedSource):
     def replace(self) -> None:
         shutil.rmtree(self.folder)
         self.writer = self._writer()
-
-    def messages(self, index: IndexService) -> RocketmqMessages:
-        return RocketmqMessages(self.folder, index.segment_archive)
 
 
 class TestRocketmq(ConnectorConformance):

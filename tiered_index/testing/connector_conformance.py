@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.contract import SourceConnector, SourceRun
+from tiered_index.connectors.contract import MessagePlaces, SourceConnector, SourceRun
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.source import Batch, Source
-from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.answers.messages import MessageSource
 from tiered_index.storage.memory import MemoryStorage
@@ -53,6 +52,7 @@ class TestedSource:
     - `address`: the address of the source.
     - `options`: options with which it goes on after messages are lost.
     - `settings`: settings of an index, in addition to the defaults, such as ``offset_space``.
+    - `reads_messages`: whether the connector reads messages again.
     - `tells_of_unread`: whether the source tells of messages that were deleted before they were read.
     """
 
@@ -62,6 +62,7 @@ class TestedSource:
     address: str
     options: Any = None
     settings: Mapping[str, Any] = MappingProxyType({})
+    reads_messages: bool = True
     tells_of_unread: bool = True
 
     def write(self, count: int) -> list[WrittenMessage]:
@@ -83,10 +84,6 @@ class TestedSource:
     def hanging(self) -> AbstractContextManager[None]:
         """Return a context in which the source accepts requests and does not answer."""
         pytest.skip("the source can't hang")
-
-    def messages(self, index: IndexService) -> MessageSource:
-        """Return what reads the messages of entries again. The test closes it if it has `close`."""
-        pytest.skip("the connector does not read messages again")
 
 
 class Killed(BaseException):
@@ -228,7 +225,7 @@ class ConnectorConformance:
         written = tested.write(self.many)
         index = open_index()
         _ingest(tested, index)
-        with _closing(tested.messages(index)) as source:
+        with _messages(tested, index) as source:
             for topic, key, text in written:
                 (fetched,) = index.messages(topic, key, source=source).messages
                 assert fetched.state in ("local", "archived") and fetched.message is not None, fetched.problem
@@ -245,7 +242,7 @@ class ConnectorConformance:
         written = tested.write(self.many)
         index = open_index()
         _ingest(tested, index)
-        with _closing(tested.messages(index)) as source:
+        with _messages(tested, index) as source:
             for topic, key, text in written:
                 items = index.query(topic, key).items
                 for other_topic, other_key in (("another-topic", key), (topic, f"{key}-not")):
@@ -364,7 +361,21 @@ def _is_level(source: Source) -> bool:
 
 
 @contextlib.contextmanager
-def _closing(source: MessageSource) -> Iterator[MessageSource]:
-    yield source
-    with contextlib.suppress(AttributeError, TieredIndexError):
-        source.close()  # type: ignore[attr-defined]
+def _messages(tested: TestedSource, index: IndexService) -> Iterator[MessageSource]:
+    """Yield what reads the messages of entries again, as commands open it."""
+    if not tested.reads_messages:
+        pytest.skip("the connector does not read messages again")
+    with contextlib.ExitStack() as stack:
+
+        def closed_later(opened: Any) -> Any:
+            if (close := getattr(opened, "close", None)) is not None:
+                stack.callback(close)
+            return opened
+
+        place = closed_later(tested.connector.place(tested.options, tested.address))
+
+        def names() -> set[str]:
+            return set(index.durable_positions())
+
+        places = MessagePlaces(index=index, config=index.config, place=place, names=names)
+        yield closed_later(tested.connector.messages(places))

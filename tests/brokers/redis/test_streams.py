@@ -13,11 +13,10 @@ import pytest
 import redis
 
 from tests.support.hanging import until
-from tiered_index.connectors.contract import MessagePlaces, SourceConnector, SourceRun
+from tiered_index.connectors.contract import SourceConnector, SourceRun
 from tiered_index.connectors.follow import Follower
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.index import IndexService
-from tiered_index.service.read.answers.messages import MessageSource
 from tiered_index.testing.connector_conformance import ConnectorConformance, TestedSource, WrittenMessage
 
 _EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
@@ -102,12 +101,6 @@ class Stream(TestedSource):
             yield
         finally:
             self.server.process.send_signal(signal.SIGCONT)
-
-    def messages(self, index: IndexService) -> MessageSource:
-        place = self.connector.place(None, self.address)
-        return self.connector.messages(
-            MessagePlaces(index=index, config=index.config, place=place, names=lambda: set(index.durable_positions()))
-        )
 
 
 class TestRedisStreams(ConnectorConformance):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.hanging import until
-from tiered_index import FileRows, IndexService
+from tiered_index import IndexService
 from tiered_index.connectors.contract import SourceRun
 from tiered_index.connectors.files import listing, source
 from tiered_index.connectors.files.connector import CONNECTOR
@@ -80,9 +80,6 @@ class Logs(TestedSource):
                 yield
             finally:
                 answers.set()
-
-    def messages(self, index: IndexService) -> FileRows:
-        return FileRows(index)
 
 
 class TestFiles(ConnectorConformance):
