@@ -27,7 +27,9 @@ _of_bounds = partial(declare, rich_help_panel="Bounds")
 @done_with_others("tiered_index.cli.operate.doctor:doctor")
 def doctor(
     uri: str | None = Argument(None, metavar="[URI]", help="Storage to check. Default: --storage."),
-    source: str | None = Option(None, "--source", metavar="SOURCE", help="Source to check, as that of ingest."),
+    source: str | None = Option(
+        None, "--source", metavar="SOURCE", help="Source to check, as that of ingest; the files of a folder as 'DIR/*'."
+    ),
     *,
     kafka: KafkaClientOptions,
 ) -> None:
