@@ -24,13 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from typing_extensions import TypeVar
 
-from tiered_index.base.units import EPOCH as EPOCH
-from tiered_index.base.units import LIKELY_SECONDS as LIKELY_SECONDS
-from tiered_index.base.units import MAX_TIMESTAMP_MS as MAX_TIMESTAMP_MS
-from tiered_index.base.units import exact_time as exact_time
 from tiered_index.base.units import format_time as format_time
-from tiered_index.base.units import parse_time as parse_time
-from tiered_index.base.units import time_with_zone as time_with_zone
 from tiered_index.errors import ConfigError, TieredIndexError, install_hint
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from tests.support.log_records import segments_of
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.archive import times_in
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.archive import KafkaArchiver
@@ -24,7 +25,6 @@ from tiered_index.connectors.kafka.partitions import OldestTimes
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.segments.columnar import decode_columns
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 
 def test_every_record_is_archived_as_it_is(index, servers, producing, topic):

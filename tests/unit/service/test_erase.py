@@ -17,6 +17,7 @@ from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.base.retention import Horizon
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.archives import erase_index
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.format import compacted
@@ -31,7 +32,6 @@ from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState
 from tiered_index.service.log.tombstones import Tombstone, Tombstones
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 TOPICS = ("orders", "t")
 KEYS = ("k", "k2")

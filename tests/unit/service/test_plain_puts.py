@@ -6,12 +6,13 @@ import pytest
 
 from tests.support.cases import each
 from tests.support.core import compiled_core, using
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import BackPressure, IndexClosed, TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.write.buffer import ROWS, WriteBuffer
 from tiered_index.service.write.validation import TopicTable
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
+from tiered_index.types import MAX_KEY_UNITS
 
 T = 1_700_000_000_000
 PLAIN = ("t", 0, "k", 7, 1, T)

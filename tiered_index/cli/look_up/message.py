@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.base.encoding import BodyFormat, json_line, json_text
+from tiered_index.base.units import format_time
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.explaining import lost_text, print_failed, print_not_read
 from tiered_index.cli.look_up.commands import MessageOptions
@@ -29,7 +30,7 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.answers.messages import MANY, Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import Lookup, format_time
+from tiered_index.types import Lookup
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient

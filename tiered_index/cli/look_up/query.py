@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiered_index.base.units import format_time
 from tiered_index.cli.look_up.commands import QueryOptions
 from tiered_index.cli.look_up.message import (
     NO_MESSAGES,
@@ -27,7 +28,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.connectors.kafka.spec import KafkaClientOptions
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.errors import InvalidArgument
-from tiered_index.types import IndexItem, QueryResult, describe_places, format_time, own_columns
+from tiered_index.types import IndexItem, QueryResult, describe_places, own_columns
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient

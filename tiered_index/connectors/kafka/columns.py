@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.base.documents import decoder_of, encoded
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths
 from tiered_index.connectors.kafka.client.broker import Place, headers_of, kafka
 from tiered_index.connectors.kafka.keys import FUNCTION, Headers, RecordKeys
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
 from tiered_index.format.segments.columnar import notes_of
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 # those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
 SCHEMA = pa.schema(

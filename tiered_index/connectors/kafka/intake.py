@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.base.clock import Clock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.kafka.client.broker import headers_of, record_of
 from tiered_index.connectors.kafka.columns import RecordLists, entry_columns
 from tiered_index.connectors.kafka.keys import RecordKeys
 from tiered_index.connectors.kafka.partitions import Partition, ReadBatch
 from tiered_index.connectors.source import Batch
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 
 @dataclass(eq=False)

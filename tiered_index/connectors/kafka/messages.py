@@ -15,6 +15,7 @@ from functools import partial
 import pyarrow as pa
 
 from tiered_index.base.threads import each
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.archive import record_at
 from tiered_index.connectors.kafka.client.broker import Deleted, KafkaBroker, NoTopic
 from tiered_index.connectors.kafka.columns import keys_of_file, keys_of_rows, records_of
@@ -33,7 +34,7 @@ from tiered_index.errors import (
 from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.segments import Segments
-from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
+from tiered_index.types import IndexItem
 
 _PLACE = re.compile(r"kafka:([^/\0]+)/([0-9]{1,19})/([0-9]{1,19})")
 # Kafka's partitions have 32 bits, and its offsets 64

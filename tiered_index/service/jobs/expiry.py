@@ -19,6 +19,7 @@ from msgspec import structs
 
 from tiered_index.base.clock import MOST_SKEW_MS, Clock, SteadyClock, SystemClock
 from tiered_index.base.retention import Horizon, Retention
+from tiered_index.base.units import format_time
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.jobs.merge_run import rewrite_objects
@@ -33,7 +34,6 @@ from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.types import format_time
 
 _READERS = 8
 # most segments that a plan lists

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import call_lock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import BudgetExceeded, FolderDenied, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.keys.hashing import lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
@@ -62,7 +63,6 @@ from tiered_index.service.read.scan import (
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
     MAX_KEY_UNITS,
-    MAX_TIMESTAMP_MS,
     MAX_TOPIC_UNITS,
     Explain,
     FileReport,

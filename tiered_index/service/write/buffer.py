@@ -20,6 +20,7 @@ import numpy as np
 
 from tiered_index.base.kernels import compiled
 from tiered_index.base.locks import call_lock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import BackPressure, DiskFull, IndexClosed
 from tiered_index.format.keys.hashing import HashRule, code_units, lookup_numbers
 from tiered_index.format.metadata import NamedStats, topic_stats
@@ -29,7 +30,7 @@ from tiered_index.service.read.answers.batch import LookupBatch, Matches, matchi
 from tiered_index.service.read.files.snapshot import LocalHandle
 from tiered_index.service.write.marks import Marks
 from tiered_index.service.write.validation import Columns, TopicTable, hash_columns, hash_few
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
+from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
 
 ROWS = 1 << 12
 """Rows of one chunk, unless a single message has more keys, or rows are wide."""

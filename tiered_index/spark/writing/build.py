@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import structs
 
 from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.base.units import format_time
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, SchemaMismatch
 from tiered_index.format.packed import packed_bytes
@@ -54,7 +55,6 @@ from tiered_index.spark.writing.sources import (
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

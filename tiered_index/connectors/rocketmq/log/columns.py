@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.rocketmq.log import layout
 from tiered_index.connectors.rocketmq.log.layout import header_dtype
 from tiered_index.connectors.rocketmq.log.message import BODY_CRC_MASK, Buffer, decode_message, problem_of_values
 from tiered_index.connectors.rocketmq.log.property_columns import key_columns, spans
 from tiered_index.connectors.rocketmq.log.segments import End, walk
 from tiered_index.errors import CorruptFile
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 
 class MessageColumns:

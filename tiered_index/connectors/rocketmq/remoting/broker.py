@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.base.version import __version__
 from tiered_index.connectors.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
 from tiered_index.connectors.rocketmq.log.layout import Host, decode_offset_msg_id, is_system_topic, tag_key
@@ -64,7 +65,7 @@ from tiered_index.service.read.answers.messages import Fetched, MessageSource, M
 from tiered_index.service.read.answers.rows import check_key
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem
+from tiered_index.types import Explain, FileReport, IndexItem
 
 # Most bytes of the messages of one response: a frame without its header
 _ROOM_BYTES = MAX_FRAME_BYTES - (64 << 10)
