@@ -28,8 +28,8 @@ from tests.support.batches import batch, columns_of
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
 from tiered_index.connectors.kafka.columns import SCHEMA, SIZE
+from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.log.layout import Host
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory
 from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
@@ -154,8 +154,9 @@ def test_a_forged_entry_shows_no_message_by_the_protocol_of_rocketmq_or_to_spark
             answer = broker.look_up(Command(code=RequestCode.QUERY_MESSAGE, fields=fields), here, sees)
             assert (answer.code, answer.body) == (22, b"")
         rows = pa.Table.from_pylist([forged.to_dict() | {LOOKUP: {"topic": MINE, "key": KEY}}])
-        source = RocketmqMessages(tmp_path / "store", held.index.segment_archive)
-        (read,) = message_batches(rows.to_batches(), source, allow_partial=False)
+        places = {"rocketmq": tmp_path / "store"}
+        with contextlib.closing(MessageSources(held.index, held.index.config, places)) as sources:
+            (read,) = message_batches(rows.to_batches(), sources.of, allow_partial=False)
         (read_row,) = read.to_pylist()
         assert (read_row["message_state"], read_row["message_body"]) == ("other_key", None)
 

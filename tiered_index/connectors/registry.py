@@ -220,11 +220,16 @@ def _may_have_others() -> bool:
         except OSError:
             continue
         for name in names:
-            if name.endswith((".dist-info", ".egg-info")) and not name.startswith("tiered_index-"):
+            if name.endswith((".dist-info", ".egg-info")) and not _is_ours(name):
                 with contextlib.suppress(OSError):
                     if GROUP in Path(folder, name, "entry_points.txt").read_text(errors="replace"):
                         return True
     return False
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether a folder has the entry points of this package, also that of a clone, which has no version."""
+    return name.startswith("tiered_index-") or name == "tiered_index.egg-info"
 
 
 def _loaded(spec: ConnectorSpec, place: str) -> Any:

@@ -78,6 +78,33 @@ def test_a_connector_is_found_wherever_its_package_is(
     assert "broken" in names
 
 
+@pytest.mark.parametrize(
+    ("name", "is_ours"),
+    [
+        # a clone has them without a version, and programs that start there have it in `sys.path`
+        ("tiered_index.egg-info", True),
+        ("tiered_index-1.dist-info", True),
+        ("tiered_index_more-1.dist-info", False),
+        ("tiered_index.more-1.dist-info", False),
+    ],
+)
+def test_entry_points_of_this_package_are_no_reason_to_read_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_ours: bool
+) -> None:
+    read: list[str] = []
+
+    def entry_points(group: str) -> tuple[()]:
+        read.append(group)
+        return ()
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "entry_points.txt").write_text("[tiered_index.connectors]\nkafka = toys:SPEC\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert Registry().others() == []
+    assert bool(read) != is_ours
+
+
 def _problems_of(registry: Registry) -> tuple[str, ...]:
     registry.others()
     return registry.problems
