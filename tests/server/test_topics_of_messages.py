@@ -137,7 +137,17 @@ def opened(folder, source):
         with serving(index, tokens=folder / "tokens", store=store) as client:
             theirs = index.query(THEIRS, KEY, max_count=1000).items
             assert len(theirs) >= 10
-            yield SimpleNamespace(index=index, client=client, mine=headers["a"], other=headers["b"], theirs=theirs)
+            tokens = {"mine": headers["a"], "other": headers["b"]}
+            yield SimpleNamespace(index=index, client=client, theirs=theirs, has_store=store is not None, **tokens)
+
+
+def joined_on_spark(held, folder, items):
+    """Return the rows of entries of the first topic with their messages, as a task of a lookup on Spark joins them."""
+    rows = pa.Table.from_pylist([item.to_dict() | {LOOKUP: {"topic": MINE, "key": KEY}} for item in items])
+    places = {"rocketmq": folder / "store"} if held.has_store else {}
+    with contextlib.closing(MessageSources(held.index, held.index.config, places)) as sources:
+        of_batches = message_batches(rows.to_batches(), sources.of, allow_partial=False)
+        return [row for batch in of_batches for row in batch.to_pylist()]
 
 
 def test_a_forged_entry_shows_no_message_by_the_protocol_of_rocketmq_or_to_spark(tmp_path):
@@ -153,11 +163,7 @@ def test_a_forged_entry_shows_no_message_by_the_protocol_of_rocketmq_or_to_spark
         for sees in (None, lambda topic: topic.startswith("a.")):
             answer = broker.look_up(Command(code=RequestCode.QUERY_MESSAGE, fields=fields), here, sees)
             assert (answer.code, answer.body) == (22, b"")
-        rows = pa.Table.from_pylist([forged.to_dict() | {LOOKUP: {"topic": MINE, "key": KEY}}])
-        places = {"rocketmq": tmp_path / "store"}
-        with contextlib.closing(MessageSources(held.index, held.index.config, places)) as sources:
-            (read,) = message_batches(rows.to_batches(), sources.of, allow_partial=False)
-        (read_row,) = read.to_pylist()
+        (read_row,) = joined_on_spark(held, tmp_path, [forged])
         assert (read_row["message_state"], read_row["message_body"]) == ("other_key", None)
 
 
@@ -210,6 +216,20 @@ def test_a_forged_entry_shows_no_message_of_another_topic(tmp_path, source):
         for path in (f"/v1/messages/{KEY}", *(f"/v1/messages/kafka:{MINE}/0/{n}" for n in range(10, 13))):
             got = held.client.get(path, params={"topic": MINE} if "kafka" not in path else {}, headers=held.mine)
             assert got.status_code in (200, 404) and SECRET not in got.text and HIDDEN_FILE not in got.text
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_spark_joins_the_messages_of_each_source_and_none_of_another_topic(tmp_path, source):
+    with opened(tmp_path, source) as held:
+        shown = joined_on_spark(held, tmp_path, held.index.query(MINE, KEY, max_count=1000).items)
+        bodies = [row["message_body"] for row in shown if row["message_state"] in ("local", "archived")]
+        assert len(bodies) >= 5 and all(b"mine" in body for body in bodies)
+        forged = joined_on_spark(held, tmp_path, [replace(item, topic=MINE, topic_id=0) for item in held.theirs])
+        assert len(forged) == len(held.theirs)
+        for row in forged:
+            # a record of Kafka at the same offset of the same partition is of the first topic
+            assert SECRET.encode() not in (row["message_body"] or b""), row
+            assert row["message_state"] in ("missing", "other_key") or source == "records"
 
 
 @pytest.mark.parametrize("source", SOURCES)

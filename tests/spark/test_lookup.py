@@ -19,8 +19,10 @@ from tests.spark.entries import BEGIN_MS, DAY_MS, TOPICS, messages, put_files, s
 from tests.spark.in_process import build_here
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
-from tiered_index import IndexReader, IndexService
+from tests.support.toy_package import install_toys
+from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.base.units import format_time, parse_time
+from tiered_index.connectors.registry import Registry
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.format.layout import PRESETS
@@ -29,6 +31,7 @@ from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import audit, build, look_up, merge
 from tiered_index.spark.lookup.answers import column_names
 from tiered_index.spark.lookup.keys import keys_of
+from tiered_index.spark.lookup.lookup import opened_index
 from tiered_index.storage.local.storage import LocalStorage
 
 KEYS = "topic string, key string, begin_ms long, end_ms long, id int"
@@ -189,7 +192,8 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
     for rows, options, error, message in (
         ([row], {"max_count": 0}, InvalidArgument, "max_count"),
         ([row], {"dry_run": True}, TypeError, "dry_run"),
-        ([row], {"messages": "archive"}, ConfigError, "commit log"),
+        ([row], {"messages": "archive"}, ConfigError, "the index has no archived messages"),
+        ([row], {"messages": str(tmp_path)}, ConfigError, "offsets are in 'custom'.* RocketMQ .* in 'commitlog'"),
         ([row], {"storage": f"file://{tmp_path}/nothing"}, NotAnIndex, "nothing"),
         ([("orders", "key-1", 5000, 4000, 1)], {}, InvalidArgument, r"begin_ms 5000.*end_ms 4000"),
         ([row, ("orders", "", None, None, 1)], {}, InvalidArgument, "columns 'topic' and 'key': a key is empty"),
@@ -199,6 +203,17 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
     long = spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string")
     with pytest.raises(InvalidArgument, match=r"column.* 'k' \(key\): key 'x{40}'\.\.\. has 40,000 "):
         look_up(spark, long, storage=index, columns={"key": "k"})
+
+
+def test_messages_at_an_address_of_another_package_are_refused(index, tmp_path, monkeypatch):
+    install_toys(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    # the registry of the process reads entry points once
+    monkeypatch.setattr("tiered_index.spark.lookup.messages.CONNECTORS", registry := Registry())
+    assert registry.of_address("toy:3").name == "toy"
+    for address in ("toy:3", f"{tmp_path}/toy_connectors.py", "s3://bucket/file"):
+        with pytest.raises(ConfigError, match=rf"the folder of a RocketMQ store or kafka://\.\.\., not '{address}'"):
+            opened_index(index, IndexConfig(), max_count=1, messages=address)
 
 
 @pytest.mark.long
@@ -376,8 +391,6 @@ def test_messages_are_joined(spark, tmp_path):
         assert row.message_body == (messages[row.offset].body() if row.offset < archived else None)
     with pytest.raises(ConfigError, match="is not a RocketMQ store"):
         look_up(spark, frame, storage=storage, messages=str(tmp_path))
-    with pytest.raises(ConfigError, match="not 's3://bucket/file'"):
-        look_up(spark, frame, storage=storage, messages="s3://bucket/file")
 
 
 @pytest.mark.long

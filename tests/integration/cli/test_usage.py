@@ -114,7 +114,9 @@ LINES = [
         ("{tmp}/mixed", "keys are files of one kind, not of csv and ndjson"),
         ("{tmp}/keys.csv --begin 2 --end 1", "--begin 1970-01-01T00:00:00.002Z is after --end"),
         (f"{{tmp}}/keys.csv --max {2**31}", "--max is a whole number from 1 on"),
-        ("{tmp}/keys.csv --messages {tmp}", "messages are found by places in a commit log"),
+        ("{tmp}/keys.csv --messages {tmp}", "messages of a RocketMQ store are found by offsets in 'commitlog'"),
+        ("{tmp}/keys.csv --messages archive", "the index has no archived messages"),
+        ("{tmp}/keys.csv --messages {tmp}/keys.csv", "messages is 'archive', the folder of a RocketMQ store or kafka"),
     )),
     ("spark lookup --storage file://{tmp}/none --out {tmp}/answers --keys {tmp}/keys.csv", "holds no tiered index"),
     # sources

@@ -98,12 +98,12 @@ def look_up(
 
     Rows without topic or key are an error, or with `skip_null` left out and counted. `messages` joins the messages,
     from ``archive``, the folder of a RocketMQ store or ``kafka://...``; rows of files are read where they are.
-    `max_requests` and `max_bytes` bound the cost of all tasks
-    together: each has an equal share, and has it again if Spark repeats it. `config` has the settings of the tasks'
-    readers.
+    `max_requests` and `max_bytes` bound the cost of all tasks together: each has an equal share, and has it again if
+    Spark repeats it. `config` has the settings of the tasks' readers.
 
-    Raises `InvalidArgument`, which names the column, `NotAnIndex`, and without `allow_partial` `BudgetExceeded`, and
-    `StorageError` or `CorruptFile` for a file that can't be read.
+    Raises `InvalidArgument`, which names the column, `NotAnIndex`, `ConfigError` for `messages` that the index can't
+    have, and without `allow_partial` `BudgetExceeded`, and `StorageError` or `CorruptFile` for a file that can't be
+    read.
 
     The function is long, because it makes one plan for Spark, and its result has all counts.
     """
@@ -189,5 +189,5 @@ def opened_index(
     state = address.state()
     assert state.genesis is not None
     if messages is not None:
-        check_place(messages, state.genesis.offset_space)
+        check_place(messages, state)
     return address, state, column_names(state.genesis.layout.schema, messages=messages)

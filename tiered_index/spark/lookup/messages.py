@@ -12,8 +12,10 @@ import pyarrow as pa
 from tiered_index.base.encoding import MAX_BODY_BYTES, json_text
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.connectors.registry import CONNECTORS, FILES
+from tiered_index.connectors.registry import CONNECTORS
+from tiered_index.connectors.systems import connector_of
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
+from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageSource
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark.frames import gathered
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 # Value of `messages` for what the index's storage and its files have.
 ARCHIVE = "archive"
+# The connectors whose messages are read at an address.
+_JOINED = ("kafka", "rocketmq")
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
 _TYPES = (pa.string(), pa.binary(), pa.string(), pa.map_(pa.string(), pa.string()), pa.string())
 _MESSAGE = pa.schema(list(zip(MESSAGE_COLUMNS, _TYPES, strict=True)))
@@ -33,16 +37,23 @@ _MESSAGE_BYTES, _LEAST_BYTES = 16 << 20, 1 << 10
 _ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 
 
-def check_place(messages: str, offset_space: str) -> None:
-    """Raise `ConfigError` if messages can't be read at an address, or are not found by offsets of this kind."""
+def check_place(messages: str, state: LogState) -> None:
+    """Raise `ConfigError` if messages can't be read at an address, or not those of an index with this state."""
     if messages == ARCHIVE:
+        if not (connector_of(state.positions) or state.listed_logs or state.given_up or state.expired.segments):
+            raise ConfigError(
+                f"messages is {ARCHIVE!r}, but the index has no archived messages, and its entries are not those of "
+                "RocketMQ, Kafka or files that were ingested"
+            )
         return
     spec = CONNECTORS.of_address(messages)
-    if spec.name == FILES:
+    if spec.name not in _JOINED:
         raise ConfigError(f"messages is {ARCHIVE!r}, the folder of a RocketMQ store or kafka://..., not {messages!r}")
-    if spec.offset_space not in (None, offset_space):
+    assert state.genesis is not None
+    if spec.offset_space not in (None, space := state.genesis.offset_space):
         raise ConfigError(
-            f"the index's offsets are in {offset_space!r}: messages of {spec.title} are found by places in a commit log"
+            f"the index's offsets are in {space!r}, and messages of {spec.title} are found by offsets in "
+            f"{spec.offset_space!r}"
         )
     try:
         with _places(messages):
