@@ -70,7 +70,7 @@ def test_a_file_that_lacks_the_keys_of_a_function_is_named(of_function, servers,
         lacking = reader.segments().last(reader.segments().stores[0]).name
     assert (certificate.messages_erased, certificate.segments_remaining) == (1, (lacking,))
     assert certificate.segment_problems == (
-        f"{lacking} was archived without the keys that a function gave: erase the partition, or the topic",
+        f"{lacking} was archived without the keys that a function gave: erase the queue, or the topic",
     )
     new = (tmp_path / "new").as_uri()
     refused = run_here("ingest", f"archive:{uri}", "--storage", new)

@@ -7,7 +7,7 @@ once its footer is known. Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -63,6 +63,8 @@ class ArchiveFormat:
     - `texts`: the paths of columns that are compressed.
     - `text_bytes`: returns the bytes of the texts of each record (i64, n), without those of its keys, by which a file
       is divided into row groups. None: the bytes of the columns of `texts` that are no lists.
+    - `keys`: returns all keys of each record by the notes of its file, and by further rules of keys that an index has;
+      or the reason why they are not known, as text about the file. None: those of the column ``keys``.
     """
 
     name: str
@@ -71,6 +73,7 @@ class ArchiveFormat:
     schema: pa.Schema
     texts: tuple[str, ...] = ()
     text_bytes: Callable[[pa.Table], npt.NDArray[np.int64]] | None = None
+    keys: Callable[[ArchivedTable, Collection[str]], pa.ListArray | str] | None = None
 
     def encode(self, records: pa.Table, notes: Mapping[str, str] | None = None) -> bytes:
         """Return the file of records, with further notes."""
@@ -97,6 +100,10 @@ class ArchiveFormat:
     def read(self, archive: SegmentArchive, segment: ArchivedSegment) -> ArchivedTable:
         """Return the records of a segment. Raises as `decode` and `SegmentArchive.verified`."""
         return self.decode(archive.verified(segment, 0, segment.size_bytes), segment.name)
+
+    def keys_of(self, table: ArchivedTable, rules: Collection[str]) -> pa.ListArray | str:
+        """Return all keys of each record, or the reason why they are not known: see `keys`."""
+        return table.records["keys"].combine_chunks() if self.keys is None else self.keys(table, rules)
 
 
 def byte_lengths(records: pa.Table, names: Iterable[str]) -> npt.NDArray[np.int64]:

@@ -44,6 +44,7 @@ _OBJECT = re.compile(
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
 _MAX_STORE = 128
 _PARTITION = re.compile(r"[a-z]+:[^/]+/([^/]+)/([0-9]{1,19})(?:[@#].*)?")
+_QUEUE = re.compile(r".*/([0-9]{1,19})(?:[@#].*)?", re.DOTALL)
 
 
 def queue_of_log(name: str) -> tuple[str, int] | None:
@@ -58,6 +59,12 @@ def topic_of_store(store: str) -> str | None:
     """Return the topic of all records of a store of columnar segments; None: it may have messages of many topics."""
     queue = queue_of_log(store)
     return None if queue is None else queue[0]
+
+
+def queue_id_of_store(store: str) -> int:
+    """Return the queue of all records of a store of columnar segments: the number at the end of its name, or 0."""
+    queue = _QUEUE.fullmatch(store)
+    return 0 if queue is None else int(queue[1])
 
 
 def linked_store(topic: str, queue_id: int) -> str:

@@ -108,6 +108,16 @@ erased-messages-of-other-keys: messages of other keys are overwritten
   - if self.request.keys:
   + if self.request.keys and not len(places):
   tests/rocketmq/test_archive_erased.py::test_what_a_request_finds_is_told_by_the_real_key
+erased-rows-of-other-times: archived rows are erased that are newer than the erasure
+  in ColumnsToErase.__call__
+  - pc.less(times_ms, self._before_ms)
+  + pc.less_equal(times_ms, self._before_ms)
+  tests/unit/service/test_columnar_erasure.py::test_messages_go_by_key_queue_topic_and_time[kafka]
+erased-without-all-keys: a file that lacks keys is searched for a key, and the certificate says erased
+  in ColumnsToErase.__call__
+  - return FoundMessages(problem=f"{segment.name} {keys}: erase the queue, or the topic")
+  + return FoundMessages()
+  tests/unit/service/test_columnar_erasure.py::test_a_file_that_can_not_be_read_or_lacks_keys_is_a_problem[kafka]
 erase-with-two-moments: messages that came during the erasure are overwritten, but their entries stay
   in service/jobs/erase.py:erase
   - sought = messages(erasing.stones[0].before_ms, erasing.schema.keyed)

@@ -10,11 +10,12 @@ from functools import partial
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
+from tiered_index.connectors.erasure import ColumnsToErase
 from tiered_index.connectors.files.damaged import files_text
 from tiered_index.connectors.files.first_rows import CheckedFiles
 from tiered_index.connectors.files.listing import Unlisted, listed_files
 from tiered_index.connectors.files.messages import FileRows
-from tiered_index.connectors.files.row_archive import RowsToErase
+from tiered_index.connectors.files.row_archive import FORMAT
 from tiered_index.connectors.files.rows.restart import has_points, windows_to_erase
 from tiered_index.connectors.files.source import FileSource
 from tiered_index.connectors.files.table_folders import check_outside_tables
@@ -37,7 +38,7 @@ class _CopiesToErase:
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
         if has_points(segment):
             return windows_to_erase(self.request, archive, segment)
-        return RowsToErase(self.request, self.before_ms, self.keyed)(archive, segment)
+        return ColumnsToErase(FORMAT, self.request, self.before_ms, self.keyed)(archive, segment)
 
 
 class FilesConnector:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths, times_in
+from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths
 from tiered_index.connectors.archiver import ColumnArchiver
 from tiered_index.connectors.files.identity import OldOffsets, first_name
 from tiered_index.connectors.files.known_files import Plan
@@ -30,12 +30,10 @@ from tiered_index.connectors.files.rows.batch import RowBatch
 from tiered_index.connectors.files.rows.mapping import KEY_TYPE
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, RootBehind, StorageBehind
-from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
+from tiered_index.format.names import LINKED, ROWS, rows_store
 from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.service.index import IndexService
-from tiered_index.service.jobs.erase import EraseRequest
-from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.segments.archive import SegmentArchive
@@ -406,41 +404,3 @@ def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[Ar
         rows = rows.filter(pc.greater_equal(rows[NUMBER], position))
         yield ArchivedRows(_entries(rows, store), copy.end, len(rows), (), rows, position)
         position = copy.end
-
-
-@dataclass(frozen=True)
-class RowsToErase:
-    """Finds the rows of a request in the archived copies of files: a `FindMessages`.
-
-    Rows with a time before `before_ms` are erased. `keyed`: the index has fingerprints.
-    """
-
-    request: EraseRequest
-    before_ms: int
-    keyed: bool = True
-
-    def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
-        """Return the result for a segment. Raises as the storage."""
-        request, queue = self.request, segment.store.rpartition("/")[2]
-        if topic_of_store(segment.store) not in (request.topic, None) or str(request.queue_id) not in ("None", queue):
-            return FoundMessages()
-        try:
-            table = decoded_rows(archive, segment)
-        except (CorruptFile, ObjectNotFound) as error:
-            return FoundMessages(problem=str(error))
-        is_due = pc.and_(
-            pc.equal(table["topic"], request.topic),
-            pc.less(table["timestamp"].cast(pa.int64()), self.before_ms // 1000 * 1000),
-        )
-        stays, others, sought = np.ones(len(table), bool), list[str](), set(request.keys)
-        due = np.flatnonzero(is_due.to_numpy())
-        for at, keys in zip(due.tolist(), table["keys"].take(pa.array(due)).to_pylist(), strict=True):
-            others += {*keys} - sought if sought else ()
-            stays[at] = bool(sought) and sought.isdisjoint(keys)
-        if stays.all():
-            return FoundMessages()
-        hashed = pa.array(others, pa.large_string())
-        collisions = request.collisions(hashed, np.zeros(len(others), np.bool_), keyed=self.keyed)
-        rest = table.filter(pa.array(stays))
-        file, gone = FORMAT.encode(rest), len(table) - len(rest)
-        return FoundMessages(gone, file=file, collisions=collisions, rows=len(rest), times=times_in(rest))

@@ -23,9 +23,8 @@ from tiered_index.connectors.kafka.columns import (
     SCHEMA,
     SIZE,
     entry_columns,
-    keys_of_file,
+    keys_in_notes,
     keys_of_rows,
-    lacks_function,
     sizes_of,
 )
 from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name
@@ -129,17 +128,19 @@ def archived_records(
         try:
             file = archive.verified(segment, 0, segment.size_bytes)
             table = FORMAT.decode(file, segment.name)
-            rules = keys_of_file(file)
             # a key that was added later, too
             later = topic_keys.rules_of(archive.state().positions, topic_keys.scope_of(segment.store))
-            if lacks_function(rules, later):
-                lack = f"{segment.name} was archived without the keys that a function gave"
+            known = FORMAT.keys_of(table, later)
+            if isinstance(known, str):
+                lack = f"{segment.name} {known}"
                 if not skip_missing:
                     raise InvalidArgument(
                         f"{lack}: ingest its rows as Parquet, by --key; --skip-missing indexes it without these keys"
                     )
                 skipped.append(Loss("missing", begin, segment.end, None, lack, topic=segment.topic))
-            keys = keys_of_rows(table.records, rules, later)
+                keys = keys_of_rows(table.records, keys_in_notes(table.notes), later)
+            else:
+                keys = known.to_pylist()
         except (StorageBehind, RootBehind):
             raise
         except CorruptFile as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from tiered_index.base.documents import decoder_of, encoded
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths
+from tiered_index.connectors.archive import SHARED, ArchivedTable, ArchiveFormat, byte_lengths
 from tiered_index.connectors.kafka.client.broker import Place, headers_of, kafka
 from tiered_index.connectors.kafka.keys import FUNCTION, Headers, RecordKeys
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
@@ -51,16 +51,6 @@ def sizes_of(records: pa.Table) -> npt.NDArray[np.int64]:
         pairs = pa.Table.from_struct_array(pc.list_flatten(headers))
         np.add.at(sizes, pc.list_parent_indices(headers).to_numpy(), byte_lengths(pairs, ("key", "value")))
     return sizes
-
-
-FORMAT = ArchiveFormat(
-    "archived records of a broker",
-    "tiered_index.records",
-    2,
-    SCHEMA,
-    texts=("key", "value", "headers.list.element.key", "headers.list.element.value", "keys.list.element"),
-    text_bytes=sizes_of,
-)
 
 
 class RecordLists:
@@ -186,16 +176,25 @@ def notes_of_records(rules: Sequence[str], topic_id: str = "") -> dict[str, str]
     return {KEYS_NOTE: encoded(list(rules)).decode()} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
 
 
-def keys_of_file(end: bytes) -> list[str]:
-    """Return what `--key` gave when an archived file was written, by its footer or all of it."""
-    return decoder_of(list[str]).decode(notes_of(end)[KEYS_NOTE])
+def keys_in_notes(notes: Mapping[str, str]) -> list[str]:
+    """Return what `--key` gave when an archived file was written, by the notes in its footer."""
+    return decoder_of(list[str]).decode(notes[KEYS_NOTE])
+
+
+def archived_keys(table: ArchivedTable, later: Collection[str]) -> pa.ListArray | str:
+    """Return all keys of each record of a file, as `ArchiveFormat.keys`: see `keys_of_rows`."""
+    rules = keys_in_notes(table.notes)
+    # the file has all keys of a function that was known when it was written
+    if FUNCTION in later and FUNCTION not in rules:
+        return "was archived without the keys that a function gave"
+    return pa.array(keys_of_rows(table.records, rules, later), SHARED["keys"])
 
 
 def keys_of_rows(rows: pa.Table, rules: Collection[str], later: Collection[str] = ()) -> list[list[str]]:
-    """Return all keys of each row of an archived file, whose `rules` are those of `keys_of_file`.
+    """Return all keys of each row of an archived file, whose `rules` are those of `keys_in_notes`.
 
     `later`: rules that the topic has, or had, also those that are not the file's. Keys of a function are only those of
-    the file: see `lacks_function`.
+    the file: see `archived_keys`.
     """
     known: list[list[str] | None] = rows["keys"].to_pylist()
     more = {*later} - {*rules, FUNCTION}
@@ -209,9 +208,15 @@ def keys_of_rows(rows: pa.Table, rules: Collection[str], later: Collection[str] 
     ]
 
 
-def lacks_function(rules: Collection[str], later: Collection[str]) -> bool:
-    """Return whether a function gave keys of a topic, which a file with these `rules` lacks; as in `keys_of_rows`."""
-    return FUNCTION in later and FUNCTION not in rules
+FORMAT = ArchiveFormat(
+    "archived records of a broker",
+    "tiered_index.records",
+    2,
+    SCHEMA,
+    texts=("key", "value", "headers.list.element.key", "headers.list.element.value", "keys.list.element"),
+    text_bytes=sizes_of,
+    keys=archived_keys,
+)
 
 
 def topic_id_of_file(end: bytes) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
+from tiered_index.connectors.erasure import columns_to_erase
 from tiered_index.connectors.kafka.archive import EVERY_S, KafkaArchiver
 from tiered_index.connectors.kafka.client.broker import KafkaAddress, KafkaBroker, check_setting, read_settings
 from tiered_index.connectors.kafka.client.calls import Watch
-from tiered_index.connectors.kafka.erasure import RecordsToErase
+from tiered_index.connectors.kafka.columns import FORMAT
 from tiered_index.connectors.kafka.keys import RecordKeys
 from tiered_index.connectors.kafka.messages import KafkaMessages, parse_place
 from tiered_index.connectors.kafka.names import keys_in
@@ -134,7 +134,7 @@ class KafkaConnector:
 
     def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:
         """As `Connector.erasure`."""
-        return partial(RecordsToErase, request, keys=frozenset(keys_in(positions, request.topic)))
+        return columns_to_erase(FORMAT, request, keys_in(positions, request.topic))
 
 
 CONNECTOR: SourceConnector = KafkaConnector()

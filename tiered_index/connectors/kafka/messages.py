@@ -18,7 +18,7 @@ from tiered_index.base.threads import each
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.archive import record_at
 from tiered_index.connectors.kafka.client.broker import Deleted, KafkaBroker, NoTopic
-from tiered_index.connectors.kafka.columns import keys_of_file, keys_of_rows, records_of
+from tiered_index.connectors.kafka.columns import keys_in_notes, keys_of_rows, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, KeyFunction, RecordKeys
 from tiered_index.connectors.kafka.names import Name, keys_in
 from tiered_index.connectors.kafka.record import KafkaRecord
@@ -31,6 +31,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
     StorageUnavailable,
 )
+from tiered_index.format.segments.columnar import notes_of
 from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.segments import Segments
@@ -181,7 +182,7 @@ class KafkaMessages:
             search.is_archived = True
             segment = record.segment
             if len(record.row):
-                carries = partial(self._archived_carries, record.row, keys_of_file(record.footer), rules)
+                carries = partial(self._archived_carries, record.row, keys_in_notes(notes_of(record.footer)), rules)
                 search.take(records_of(record.row)[0], "archived", carries)
             elif segment.source is not None:
                 search.state = "erased"

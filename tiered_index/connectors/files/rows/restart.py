@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from tiered_index.base.kernels import compressed, gzip_error, inflater
 from tiered_index.connectors.archive import ArchiveFormat, byte_lengths, group_rows
+from tiered_index.connectors.erasure import may_have
 from tiered_index.connectors.files.rows.streams import StreamedText
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.names import POINTS, points_store, topic_of_store
+from tiered_index.format.names import POINTS, points_store
 from tiered_index.format.segments.archived import footer_bytes_of
 from tiered_index.format.segments.columnar import NUMBER, row_group_before
 from tiered_index.service.jobs.erase import EraseRequest
@@ -537,8 +538,7 @@ def has_points(segment: ArchivedSegment) -> bool:
 
 def windows_to_erase(request: EraseRequest, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
     """Return points without those that have windows, because a window may have a row of the request."""
-    queue = segment.store.rpartition("/")[2]
-    if topic_of_store(segment.store) not in (request.topic, None) or str(request.queue_id) not in ("None", queue):
+    if not may_have(segment.store, request):
         return FoundMessages()
     try:
         table = _FORMAT.read(archive, segment).records
