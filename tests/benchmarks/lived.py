@@ -5,6 +5,8 @@ of asking run one after another, each for the same keys, so that the machine's o
 p50 of a turn; the table has the median of all turns. Every answer is compared with the entries that were put: a wrong
 one ends the run.
 
+Puts are measured in turns, too: their CPU time, with one key or two, with and without the position of a source.
+
 Hidden entries are those of other keys and of older times, so each way finds the same entries. The retired ranges lie
 between the offsets of the entries, and all entries are in their queue: each one that is found is searched in them.
 """
@@ -38,6 +40,8 @@ _OLD_MS = START_MS - 86_400_000
 _STEP = 1_000
 _QUERIED, _MANY_STONES, _RANGES = 200, 1_000, 10_000
 _FILTERED = 500
+# the puts of a turn: more than a chunk of the buffer has room for
+_PUTS = 5_000
 Ask = Callable[[str], Any]
 
 
@@ -159,6 +163,32 @@ def _ways(folder: Path, entries: int) -> Iterator[dict[str, dict[str, Ask]]]:
         yield tables
 
 
+def _puts(folder: Path, turns: int) -> dict[str, list[float]]:
+    """Return the CPU time of a put in each turn, in microseconds, by the kind of message."""
+    key, two = "order 1234567", ["order 1234567", "customer 89"]
+    kinds: dict[str, Callable[[IndexService, int], int]] = {
+        "one key": lambda index, at: index.put(TOPIC, 0, key, at, 512, START_MS + at),
+        "two keys": lambda index, at: index.put(TOPIC, 0, two, at, 512, START_MS + at),
+        "one key, source and position": lambda index, at: index.put(TOPIC, 0, key, at, 512, START_MS + at, "s", at),
+        "two keys, source and position": lambda index, at: index.put(TOPIC, 0, two, at, 512, START_MS + at, "s", at),
+    }
+    spent: dict[str, list[float]] = {name: [] for name in kinds}
+    entries = 0
+    with _Index(folder / "puts", turns * len(kinds) * _PUTS).open() as index:
+        for turn in range(turns):
+            for number, (name, put) in enumerate(kinds.items()):
+                first = (turn * len(kinds) + number) * _PUTS
+                began = time.thread_time()
+                for at in range(first, first + _PUTS):
+                    put(index, at)
+                spent[name].append((time.thread_time() - began) / _PUTS * 1e6)
+                entries += _PUTS * (2 if "two" in name else 1)
+            index.flush()
+        require(sum(getattr(file, "count", 0) for file in index.files()), entries, "entries of puts")
+        require(index.durable_position("s"), turns * len(kinds) * _PUTS - 1, "the position of the puts' source")
+    return spent
+
+
 def _reading(stack: ExitStack, reader: IndexReader) -> Ask:
     stack.enter_context(reader)
     return lambda key: reader.query(TOPIC, key)
@@ -232,6 +262,9 @@ def main(suite: str, arguments: list[str]) -> None:
                     p50 = median(measured["p50"])
                     rows.append([name, p50, median(measured["cpu"]), p50 / first])
                 document[f"{title}, {flags.entries:,} entries, {flags.rounds} turns"] = rows
+            note("puts")
+            puts = {name: median(times) for name, times in _puts(folder, flags.rounds).items()}
+            document[f"writer, put, {flags.rounds} turns"] = [["", "CPU us"], *map(list, puts.items())]
     finally:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)

@@ -20,11 +20,13 @@ _TESTS = (
     "tests/unit/test_kernels.py",
     "tests/property/test_view.py",
     "tests/property/test_hidden.py",
+    "tests/property/test_puts.py",
     "tests/reliability/test_core_mutations.py",
     "tests/unit/format",
     "tests/golden/test_faults_of_rocketmq.py",
     "tests/unit/service/test_many_local_files.py",
     "tests/unit/service/test_plain_lookups.py",
+    "tests/unit/service/test_plain_puts.py",
     "tests/unit/service/test_stored_lookups.py",
     "tests/unit/service/test_lookups_beside_changes.py",
 )

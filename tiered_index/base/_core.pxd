@@ -28,7 +28,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 27
+    BUILD = 28
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24

@@ -88,6 +88,7 @@ class PutRows:
         self,
         topics: dict[str, int],
         row_size: int,
+        marks: object,
         rows: int,
         room: int,
         room_bytes: int,
@@ -95,7 +96,17 @@ class PutRows:
         last_ms: int,
     ) -> None: ...
     def add(
-        self, topic: object, queue_id: object, key: object, offset: object, size: object, timestamp_ms: object
+        self,
+        topic: object,
+        queue_id: object,
+        keys: object,
+        offset: object,
+        size: object,
+        timestamp_ms: object,
+        source: object = ...,
+        position: object = ...,
+    ) -> int: ...
+    def extend(
+        self, keys: list[str], row: bytes, size_bytes: int, source: str | None = ..., position: int | None = ...
     ) -> bool: ...
-    def extend(self, keys: list[str], row: bytes, size_bytes: int) -> bool: ...
     def close(self) -> None: ...

@@ -8,15 +8,17 @@ each; their first column is the key's hash. Stored numbers are big-endian.
 """
 from libc.stdint cimport INT32_MAX, INT64_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cimport cython
-from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.dict cimport PyDict_GetItem
-from cpython.list cimport PyList_Append
+from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
+from cpython.list cimport PyList_Append, PyList_CheckExact, PyList_SetSlice
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
+from cpython.sequence cimport PySequence_Fast_GET_SIZE, PySequence_Fast_ITEMS
+from cpython.tuple cimport PyTuple_CheckExact
 from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_GET_LENGTH
 from libc.stdlib cimport calloc, free, labs, malloc, qsort
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 REVISION = BUILD
 
@@ -26,12 +28,16 @@ ctypedef fused Unit:
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
+    void *PyUnicode_DATA(object)
 
 cdef enum:
     TABLE = 1 << 13
     # bytes of a message's row without further columns, and its bytes in memory without the key
     MESSAGE = 28
     ROW_BYTES = 160
+    # bytes of a mark, and most keys of a message that are compared one by one
+    MARK = 24
+    COMPARED_KEYS = 32
     # the place of the topic among the columns of packed runs
     TOPIC_COLUMN = 1
     # slots that are counted together: their entries fit the CPU's cache
@@ -1033,6 +1039,15 @@ def find_one(
     )
 
 
+cdef inline bint is_same(first, second) noexcept:
+    """Return whether two plain texts are equal."""
+    cdef Py_ssize_t units = PyUnicode_GET_LENGTH(first)
+    cdef int kind = PyUnicode_KIND(first)
+    if units != PyUnicode_GET_LENGTH(second) or kind != PyUnicode_KIND(second):
+        return False
+    return not memcmp(PyUnicode_DATA(first), PyUnicode_DATA(second), units * kind)
+
+
 @cython.final
 cdef class PutRows:
     """The compiled `writing.buffer.PutRows`.
@@ -1042,51 +1057,105 @@ cdef class PutRows:
     cdef readonly list keys
     cdef readonly bytearray data
     cdef readonly int64_t size_bytes
+    # of the marks
+    cdef dict sources, positions
+    cdef bytearray numbers
     cdef dict topics
     cdef int64_t row_size, room, room_bytes, longest_key, last_ms
     cdef bint takes
 
     def __init__(
-        self, dict topics not None, int64_t row_size, int64_t rows, int64_t room, int64_t room_bytes, int64_t longest_key,
-        int64_t last_ms,
+        self, dict topics not None, int64_t row_size, marks not None, int64_t rows, int64_t room, int64_t room_bytes,
+        int64_t longest_key, int64_t last_ms,
     ):
         if row_size < MESSAGE or rows < 0 or rows > 1 << 31 or row_size > 1 << 20:
             fail("a row has its message, and a chunk has rows")
+        self.sources, self.positions, self.numbers = marks.sources, marks.positions, marks.numbers
         self.topics, self.row_size, self.keys, self.data = topics, row_size, [], bytearray(rows * row_size)
         self.room, self.room_bytes, self.longest_key, self.last_ms = min(room, rows), room_bytes, longest_key, last_ms
         self.takes = row_size == MESSAGE
 
-    def add(self, topic, queue_id, key, offset, size, timestamp_ms):
-        """Add a message of one key. False: nothing was added, because it is not plain or there is no space."""
+    cdef int mark(self, source, number, position, int64_t place) except -1:
+        """Add the mark of a message, whose entries are the last ones, as `Marks.add`; `place` is the position."""
         cdef int overflow = 0
-        cdef long long queue, place, length, time
-        cdef int64_t count = len(self.keys), bytes_of, second
+        cdef int64_t count = len(self.keys), of_source = PyLong_AsLongLongAndOverflow(number, &overflow)
+        cdef Py_ssize_t size = len(self.numbers)
+        cdef PyObject *known = PyDict_GetItem(self.positions, source)
+        cdef char *numbers
+        PyByteArray_Resize(self.numbers, size + MARK)
+        numbers = PyByteArray_AS_STRING(self.numbers) + size
+        memcpy(numbers, &count, 8)
+        memcpy(numbers + 8, &of_source, 8)
+        memcpy(numbers + 16, &place, 8)
+        if known == NULL or place > PyLong_AsLongLongAndOverflow(<object>known, &overflow):
+            PyDict_SetItem(self.positions, source, position)
+        return 0
+
+    def add(self, topic, queue_id, keys, offset, size, timestamp_ms, source=None, position=None):
+        """Add a message. Return the number of its entries; 0: nothing was added, because it is not plain, or no space.
+
+        A plain message has one key, or a list or tuple of a few different ones. Its source, if it has one, is that of an
+        earlier message here.
+        """
+        cdef int overflow = 0
+        cdef long long queue, place, length, time, reached = 0
+        cdef int64_t count = len(self.keys), bytes_of = 0, second
         cdef int32_t word
+        cdef Py_ssize_t entries = 1, number, earlier
+        cdef bint is_one = PyUnicode_CheckExact(keys)
         cdef PyObject *topic_id
-        cdef char *row
-        if not self.takes or count >= self.room or not PyUnicode_CheckExact(topic) or not is_text(key, self.longest_key):
-            return False
-        bytes_of = PyUnicode_GET_LENGTH(key)
-        if self.size_bytes + bytes_of + ROW_BYTES > self.room_bytes:
-            return False
+        cdef PyObject *of_source = NULL
+        cdef PyObject **several
+        cdef char[MESSAGE] row
+        cdef char *rows
+        if not self.takes or not PyUnicode_CheckExact(topic):
+            return 0
+        if is_one:
+            if not is_text(keys, self.longest_key):
+                return 0
+            bytes_of = PyUnicode_GET_LENGTH(keys)
+        else:
+            if not (PyList_CheckExact(keys) or PyTuple_CheckExact(keys)):
+                return 0
+            entries, several = PySequence_Fast_GET_SIZE(keys), PySequence_Fast_ITEMS(keys)
+            if not 0 < entries <= COMPARED_KEYS:
+                return 0
+            for number in range(entries):
+                if not is_text(<object>several[number], self.longest_key):
+                    return 0
+                for earlier in range(number):
+                    if is_same(<object>several[earlier], <object>several[number]):
+                        return 0
+                bytes_of += PyUnicode_GET_LENGTH(<object>several[number])
+        bytes_of += entries * ROW_BYTES
+        if count + entries > self.room or self.size_bytes + bytes_of > self.room_bytes:
+            return 0
         topic_id = PyDict_GetItem(self.topics, topic)
         if topic_id == NULL or not (PyLong_CheckExact(queue_id) and PyLong_CheckExact(offset)):
-            return False
+            return 0
         if not (PyLong_CheckExact(size) and PyLong_CheckExact(timestamp_ms)):
-            return False
+            return 0
+        if source is not None or position is not None:
+            if not (PyUnicode_CheckExact(source) and PyLong_CheckExact(position)):
+                return 0
+            of_source = PyDict_GetItem(self.sources, source)
+            if of_source == NULL:
+                return 0
+            reached = PyLong_AsLongLongAndOverflow(position, &overflow)
+            if overflow or reached < 0:
+                return 0
         queue = PyLong_AsLongLongAndOverflow(queue_id, &overflow)
         if overflow or not 0 <= queue < INT32_MAX:
-            return False
+            return 0
         place = PyLong_AsLongLongAndOverflow(offset, &overflow)
         if overflow or place < 0:
-            return False
+            return 0
         length = PyLong_AsLongLongAndOverflow(size, &overflow)
         if overflow or not 0 <= length <= INT32_MAX:
-            return False
+            return 0
         time = PyLong_AsLongLongAndOverflow(timestamp_ms, &overflow)
         if overflow or not 0 <= time <= self.last_ms:
-            return False
-        row = PyByteArray_AS_STRING(self.data) + count * MESSAGE
+            return 0
         word = <int32_t>PyLong_AsLongLongAndOverflow(<object>topic_id, &overflow)
         memcpy(row, &word, 4)
         word = <int32_t>queue
@@ -1096,12 +1165,24 @@ cdef class PutRows:
         memcpy(row + 16, &word, 4)
         second = time // 1000
         memcpy(row + 20, &second, 8)
-        PyList_Append(self.keys, key)
-        self.size_bytes += bytes_of + ROW_BYTES
-        return True
+        rows = PyByteArray_AS_STRING(self.data) + count * MESSAGE
+        for number in range(entries):
+            memcpy(rows + number * MESSAGE, row, MESSAGE)
+        if is_one:
+            PyList_Append(self.keys, keys)
+        else:
+            PyList_SetSlice(self.keys, count, count, keys)
+        self.size_bytes += bytes_of
+        if of_source != NULL:
+            # after the entries: without memory for it, their source sends them again
+            self.mark(source, <object>of_source, position, reached)
+        return entries
 
-    def extend(self, list keys not None, bytes row not None, int64_t size_bytes):
-        """Add a copy of the packed row for each key. False: nothing was added, because there is no space."""
+    def extend(self, list keys not None, bytes row not None, int64_t size_bytes, str source=None, position=None):
+        """Add a copy of the packed row for each key, and the position of their source.
+
+        False: nothing was added, because there is no space.
+        """
         cdef int64_t count = len(self.keys), number
         if len(row) != self.row_size or count + len(keys) > len(self.data) // self.row_size:
             return False
@@ -1111,8 +1192,10 @@ cdef class PutRows:
             )
         self.keys += keys
         self.size_bytes += size_bytes
+        if source is not None and position is not None:
+            self.mark(source, self.sources.setdefault(source, len(self.sources)), position, position)
         return True
 
     def close(self):
-        """Make all further calls of `add` return false."""
+        """Make all further calls of `add` return 0."""
         self.takes = False

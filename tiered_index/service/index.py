@@ -323,15 +323,11 @@ class IndexService(Lookups[ItemT]):
         if self._refused is not None or self._session.fenced is not None:
             self._check_writable()
         try:
-            if (
-                topic_id is None
-                and source is None
-                and source_position is None
-                and not extra
-                and self._buffer.open.add(topic, queue_id, keys, offset, size, timestamp_ms)
-            ):
-                # the common case: `add` has made the same checks
-                return 1
+            if topic_id is None and not extra:
+                add = self._buffer.open.add
+                if entries := add(topic, queue_id, keys, offset, size, timestamp_ms, source, source_position):
+                    # the common case: `add` has made the same checks
+                    return entries
         except BaseException as error:
             self._interrupted(error)
             raise

@@ -188,9 +188,24 @@ positions-ahead-of-quarantine: the log states positions while entries wait in qu
 buffer-accepts-in-part: a refused call leaves its entries in the buffer
   in WriteBuffer.append_columns
   - self._admit(count, size_bytes)
-  + self._append(Chunk(self._newest + 1, count, size_bytes, dict(positions), marks, columns), self.open)
+  + self._append(Chunk(self._newest + 1, count, size_bytes, marks, columns), self.open)
   + self._admit(count, size_bytes)
   tests/faults/test_bounds.py::test_a_call_that_would_pass_the_buffers_bound_is_refused_whole
+position-goes-back: a repeated message of a source decreases its position
+  in Marks.add
+  - max(position, self.positions.get(source, position))
+  + position
+  tests/unit/service/test_plain_puts.py::test_a_position_never_goes_back[general]
+mark-before-its-last-entry: a full file states the position of a message whose last entry is in the next file
+  in PutRows.extend
+  - self._marks.add(len(self.keys), source, position)
+  + self._marks.add(len(self.keys) - 1, source, position)
+  tests/unit/service/test_plain_puts.py::test_a_position_is_that_of_whole_messages[general]
+checked-source-of-a-follower: a program's put moves the position of a source that the index follows
+  in IndexService.put
+  - check_position_name(source)
+  + source = str(source)
+  tests/unit/service/test_plain_puts.py::test_a_source_that_the_index_follows_is_not_known_by_its_batches[general]
 buffer-released-before-durable: a failed flush drops the entries that it did not write
   in Flusher._run_round
   - self.error = error

@@ -25,7 +25,6 @@ from tiered_index.errors import BackPressure, DiskFull, IndexClosed
 from tiered_index.format.keys.hashing import HashRule, code_units, lookup_numbers
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
-from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.read.files.snapshot import LocalHandle
 from tiered_index.service.write.marks import Marks
@@ -67,26 +66,33 @@ class PutRows:
     lock, up to `room` rows and `room_bytes`.
     """
 
-    def __init__(self, topics: dict[str, int], row_size: int, rows: int, *_bounds: int) -> None:
+    def __init__(self, topics: dict[str, int], row_size: int, marks: Marks, rows: int, *_bounds: int) -> None:
         self.keys: list[str] = []
         self.data = bytearray(rows * row_size)
         self.size_bytes = 0
         self._row_size = row_size
+        self._marks = marks
 
-    def add(
-        self, topic: object, queue_id: object, key: object, offset: object, size: object, timestamp_ms: object
+    def add(self, *message: object) -> int:
+        """Return 0, since nothing was added: the caller must use `WriteBuffer.append_rows`."""
+        return 0
+
+    def extend(
+        self, keys: list[str], row: bytes, size_bytes: int, source: str | None = None, position: int | None = None
     ) -> bool:
-        """Return False: the caller must use `WriteBuffer.append_rows`."""
-        return False
+        """Add the packed `row` once per key, and the position of their source.
 
-    def extend(self, keys: list[str], row: bytes, size_bytes: int) -> bool:
-        """Add the packed `row` once per key. False: there is too little space, and nothing was added."""
+        False: there is too little space, and nothing was added.
+        """
         at = len(self.keys) * self._row_size
         if at + len(keys) * self._row_size > len(self.data):
             return False
         self.data[at : at + len(keys) * self._row_size] = row * len(keys)
         self.size_bytes += size_bytes
         self.keys += keys
+        if source is not None and position is not None:
+            # after the entries: an interrupt in between only leaves an older position
+            self._marks.add(len(self.keys), source, position)
         return True
 
     def close(self) -> None:
@@ -96,17 +102,16 @@ class PutRows:
 class OpenChunk:
     """A chunk that takes rows. `capacity` bounds its rows, `room` and `room_bytes` the rows that `add` takes."""
 
-    __slots__ = ("_codec", "add", "marks", "positions", "rows")
+    __slots__ = ("_codec", "add", "marks", "rows")
 
     def __init__(self, codec: RowCodec, capacity: int, room: int = 0, room_bytes: int = 0) -> None:
         self._codec = codec
         core = compiled()
         make = PutRows if core is None else core.PutRows
         bounds = capacity, room, room_bytes, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
-        self.rows: PutRows = make(codec.topics.assigned, codec.struct.size, *bounds)
-        self.add = self.rows.add
-        self.positions: dict[str, int] = {}
         self.marks = Marks()
+        self.rows: PutRows = make(codec.topics.assigned, codec.struct.size, self.marks, *bounds)
+        self.add = self.rows.add
 
     def trim(self) -> None:
         """Free the unused space."""
@@ -134,12 +139,11 @@ class OpenChunk:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """A run of entries. `positions` are durable once it and all earlier chunks are. `number` grows by chunk."""
+    """A run of entries. The marks' positions are durable once it and all earlier ones are. `number` grows by chunk."""
 
     number: int
     count: int
     size_bytes: int
-    positions: dict[str, int]
     marks: Marks
     content: OpenChunk | Columns
     _interval: tuple[int, int] | None = None
@@ -167,7 +171,6 @@ class Chunk:
             newer.number,
             self.count + newer.count,
             self.size_bytes + newer.size_bytes,
-            max_positions(self.positions, newer.positions),
             marks,
             {name: np.concatenate((a[name], b[name])) for name in a},
         )
@@ -318,19 +321,14 @@ class WriteBuffer:
             row = self._codec.struct.pack(*record)
             # a key of a subclass may not be equal to its own text
             keys = [key if type(key) is str else str.__str__(key) for key in keys]
-            if not self.open.rows.extend(keys, row, size_bytes):
+            if not self.open.rows.extend(keys, row, size_bytes, source, position):
                 self._close_open()
                 rows = max(min(ROWS, _CHUNK_BYTES // self._codec.struct.size), len(keys))
                 left = self._max_entries - self._entries, self._max_bytes - self._bytes
                 following = OpenChunk(self._codec, rows, *left)
-                following.rows.extend(keys, row, size_bytes)
+                following.rows.extend(keys, row, size_bytes, source, position)
                 # after `extend`: other threads add to the open chunk without the lock
                 self.open = following
-            if source is not None and position is not None:
-                # after the entries: an interrupt in between only leaves an older position
-                chunk = self.open
-                chunk.marks.add(len(chunk.rows.keys), source, position)
-                chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
     def append_columns(
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
@@ -346,7 +344,7 @@ class WriteBuffer:
             if agree is not None:
                 agree()
             self._close_open()
-            self._append(Chunk(self._newest + 1, count, size_bytes, dict(positions), marks, columns), self.open)
+            self._append(Chunk(self._newest + 1, count, size_bytes, marks, columns), self.open)
 
     def snapshot(self) -> tuple[Chunk, ...]:
         """Return the chunks that are not released, oldest first, with all entries that were put before the call."""
@@ -418,12 +416,12 @@ class WriteBuffer:
 
     def _close_open(self) -> None:
         chunk = self.open
-        if chunk.rows.keys or chunk.positions:
+        if chunk.rows.keys or chunk.marks.positions:
             chunk.rows.close()
             count, size_bytes = len(chunk.rows.keys), chunk.rows.size_bytes
             # before other threads see the chunk: their arrays over its rows would prevent it
             chunk.trim()
-            closed = Chunk(self._newest + 1, count, size_bytes, chunk.positions, chunk.marks, chunk)
+            closed = Chunk(self._newest + 1, count, size_bytes, chunk.marks, chunk)
             self._append(closed, OpenChunk(self._codec, 0))
 
     def _append(self, chunk: Chunk, following: OpenChunk) -> None:

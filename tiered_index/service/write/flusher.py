@@ -135,12 +135,11 @@ class Flusher:
         columns = (
             {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
         )
-        positions: dict[str, int] = {}
         marks, row = Marks(), 0
         for chunk in chunks:
-            positions = max_positions(positions, chunk.positions)
             marks.extend(chunk.marks, row)
             row += chunk.count
+        positions = marks.positions
         now_s = self.clock.now_ms() / 1000
         run, seconds = FlushRun(columns, positions, self.positions, marks), columns["second"]
         low, high = now_s - self.max_late_s, now_s + self.max_early_s

@@ -5,44 +5,53 @@ A kill between two files then leaves no part of a message, which its source woul
 
 from __future__ import annotations
 
-from array import array
+import struct
 
 import numpy as np
 import numpy.typing as npt
+
+from tiered_index.service.log.records import max_positions
+
+_MARK = struct.Struct("=qqq")
 
 
 class Marks:
     """The ends of messages and batches of sources, in order, and each one's source and position.
 
-    An end is a number of rows: all rows of the message are before it.
+    An end is a number of rows: all rows of the message are before it. `positions` are the greatest of each source.
+    The compiled core's `PutRows` adds marks, too, by the same attributes.
     """
 
-    __slots__ = ("_numbers", "_sources")
+    __slots__ = ("numbers", "positions", "sources")
 
     def __init__(self) -> None:
-        self._sources: dict[str, int] = {}
+        self.positions: dict[str, int] = {}
+        # the number of each source
+        self.sources: dict[str, int] = {}
         # of each message its end, the number of its source, and its position
-        self._numbers = array("q")
+        self.numbers = bytearray()
 
     def add(self, end: int, source: str, position: int) -> None:
         """Add the end of a message, which must not be smaller than the last one."""
-        self._numbers.extend((end, self._sources.setdefault(source, len(self._sources)), position))
+        self.numbers += _MARK.pack(end, self.sources.setdefault(source, len(self.sources)), position)
+        self.positions[source] = max(position, self.positions.get(source, position))
 
     def extend(self, marks: Marks, first_row: int) -> None:
         """Add the marks of rows that come after these, from `first_row` on."""
-        if marks._numbers:
+        if marks.numbers:
             numbers = marks._table().copy()
             numbers[:, 0] += first_row
-            known = [self._sources.setdefault(source, len(self._sources)) for source in marks._sources]
+            known = [self.sources.setdefault(source, len(self.sources)) for source in marks.sources]
             numbers[:, 1] = np.array(known)[numbers[:, 1]]
-            self._numbers.frombytes(numbers.tobytes())
+            self.numbers += numbers.tobytes()
+            self.positions = max_positions(self.positions, marks.positions)
 
     def among(self, are_taken: npt.NDArray[np.bool_]) -> Marks:
         """Return the marks among the rows that are taken (one boolean a row)."""
         taken, numbers = Marks(), self._table().copy()
         numbers[:, 0] = np.concatenate([[0], np.cumsum(are_taken)])[numbers[:, 0]]
-        taken._sources = self._sources
-        taken._numbers.frombytes(numbers.tobytes())
+        taken.sources, taken.positions = self.sources, self.positions
+        taken.numbers += numbers.tobytes()
         return taken
 
     def end_at(self, row: int) -> int:
@@ -63,10 +72,10 @@ class Marks:
         _, of_sources, positions = numbers[: np.searchsorted(numbers[:, 0], row, "right")].T
         return {
             source: int(positions[of_sources == number].max())
-            for source, number in self._sources.items()
+            for source, number in self.sources.items()
             if (of_sources == number).any()
         }
 
     def _table(self) -> npt.NDArray[np.int64]:
-        # of bytes, because an array can't grow while NumPy sees it
-        return np.frombuffer(self._numbers.tobytes(), np.int64).reshape(-1, 3)
+        # a copy, because they can't grow while NumPy sees them
+        return np.frombuffer(bytes(self.numbers), np.int64).reshape(-1, 3)
