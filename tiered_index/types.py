@@ -686,7 +686,8 @@ class TopicSummary(_Record):
       twice.
     - `begin_ms`: Time of the first entry, epoch milliseconds.
     - `end_ms`: Time of the last entry, inclusive.
-    - `key_names`: What keys with a name begin with, such as `order=`. Only the service tells it.
+    - `key_names`: What keys with a name begin with, such as `order=`.
+    - `connector`: The connector that wrote the topic, such as `kafka`; null: a program put its entries.
     """
 
     topic: str
@@ -695,6 +696,7 @@ class TopicSummary(_Record):
     begin_ms: int
     end_ms: int
     key_names: tuple[str, ...] = ()
+    connector: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

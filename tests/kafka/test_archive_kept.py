@@ -16,6 +16,7 @@ from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
 from tiered_index.base.clock import ManualClock, SystemClock
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.kafka.archive import archived_files
 from tiered_index.connectors.kafka.client.broker import kafka
 from tiered_index.connectors.kafka.columns import RecordLists
@@ -264,6 +265,7 @@ def test_a_record_without_a_time_has_that_of_its_upload_for_an_index_of_the_arch
     uri, new, lists = (tmp_path / "storage").as_uri(), (tmp_path / "new").as_uri(), RecordLists()
     lists.add([kafka.Message(topic="t", partition=0, offset=0, key=b"k", value=b"v", timestamp=(0, 0))])
     with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
+        index.describe_topics(["t"], document_of("kafka", {"cluster": "c", "keys": ["key"]}))
         assert index.archive_columns("kafka:c/t/0", 0, 1, encode_records(("t", 0), lists.table(), ["key"]))
         (segment,) = index.archived()
     uploaded_ms = segment.published_ms // 1_000 * 1_000

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from functools import partial
 from random import Random
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange, kafka, record_of
 from tiered_index.connectors.kafka.names import Name
@@ -155,12 +155,14 @@ def test_headers_with_a_name_that_is_no_text_are_left_out():
 
 def test_topics_of_an_index_of_a_rocketmq_store_are_not_those_of_a_broker():
     broker = SimpleNamespace()
-    for names, is_of_kafka in (
-        (["rocketmq:/store"], False),
-        (["rocketmq:/store", "kafka:c/orders/0"], True),
-        (["kafka:c/payments/0"], True),
+    for connectors, is_of_kafka in (
+        ({"pay": "rocketmq"}, False),
+        ({"pay": "rocketmq", "orders": "kafka"}, True),
+        ({"payments": "kafka"}, True),
+        ({}, True),
     ):
-        index = SimpleNamespace(segment_archives={}, durable_positions=partial(dict.fromkeys, names, 1))
+        documents = {topic: document_of(name) for topic, name in connectors.items()}
+        index = SimpleNamespace(topic_documents=lambda known=documents: known, topic_document=documents.get)
         sources = MessageSources(index, IndexConfig(), {"kafka": broker})
         assert (sources.connector_of("orders") == "kafka") == is_of_kafka
 

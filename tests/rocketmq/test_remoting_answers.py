@@ -37,9 +37,10 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.base.call import active_context
 from tiered_index.base.clock import ManualClock
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.connectors.rocketmq.log.layout import Host, tag_key
+from tiered_index.connectors.rocketmq.log.layout import TAG_NAME, Host, tag_key
 from tiered_index.connectors.rocketmq.log.message import Message
 from tiered_index.connectors.rocketmq.remoting import server as remoting_server
 from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
@@ -55,7 +56,6 @@ from tiered_index.connectors.rocketmq.remoting.frames import (
 )
 from tiered_index.connectors.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
-from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.errors import InvalidArgument
 from tiered_index.storage.metering import Usage
 
@@ -214,9 +214,7 @@ def test_unique_keys_offset_ids_and_kinds_of_keys(index, store, messages):
         assert response_to(broker, QUERY, **by_key(topic, wanted_key, indexType=other)).code == (
             1 if kind == "U" else 22
         )
-    nothing = dict.fromkeys(("topic", "queue_id", "key", "offset", "size", "timestamp_ms"), ())
-    index.put_source_batch(nothing, TAGS_SOURCE, 1)
-    index.flush()
+    index.describe_topics([topic], document_of("rocketmq", {"key_names": [TAG_NAME]}))
     assert response_to(broker, QUERY, **by_key(topic, "none", indexType="T")).code == 22
     # clients keep the offset id if the message has no unique key
     wanted = next(m for m in messages if m.is_visible and not m.uniq_key and m.topic != "TopicPay")

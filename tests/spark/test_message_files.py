@@ -56,7 +56,7 @@ def numbers(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
     values_of_entries: list[tuple[Any, ...]] = []
     for batch in batches:
         keyed = batch.filter(pc.is_valid(batch.column("key"))).select(FIELDS)
-        columns, _ = batch_columns(keyed, SCHEMA, TopicTable())
+        columns = batch_columns(keyed, SCHEMA, TopicTable()).columns
         values_of_entries += zip(*(values.tolist() for values in columns.values()), strict=True)
     return sorted(values_of_entries)
 

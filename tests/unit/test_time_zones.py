@@ -12,10 +12,11 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tiered_index.base.units import MAX_TIMESTAMP_MS
+from tiered_index.connectors.documents import times_in, with_times
 from tiered_index.connectors.files.rows.mapping import RowMapping
 from tiered_index.connectors.files.rows.zone import TimeZone, UnclearTimes
-from tiered_index.connectors.systems import time_zone_of, time_zone_position
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.topic_documents import TopicDocument
 
 EPOCH = datetime.datetime(1970, 1, 1)
 # with changes of an hour, of half an hour, of a day (a day that was left out), in Ramadan, and none
@@ -160,10 +161,15 @@ def test_the_zone_is_that_of_earlier_runs_until_another_is_given(tmp_path):
     assert hour(9, "--time-zone", "UTC")[0] == hour(10)[0] == 12
 
 
-def test_zones_are_recorded_for_each_path():
-    positions = {}
-    for path, zone in (("at", "Europe/Berlin"), ("a/b", "Asia/Tokyo"), ("at", "UTC"), ("b", "Etc/GMT+5")):
-        positions |= [time_zone_position(positions, "linked:-/t/7", path, zone)]
-    zones = {path: time_zone_of(positions, "linked:-/t/7", path) for path in ("at", "a/b", "b", "c")}
-    assert zones == {"at": "UTC", "a/b": "Asia/Tokyo", "b": "Etc/GMT+5", "c": None}
-    assert time_zone_of(positions, "linked:-/t", "7/at") is None
+def test_units_and_zones_are_noted_for_each_path():
+    document = TopicDocument.of("files", 1, {"store": "files:-/t/0"})
+    for path, unit, zone in (
+        ("at", None, "Europe/Berlin"),
+        ("a/b", "s", None),
+        ("at", "ms", "UTC"),
+        ("at", None, None),
+    ):
+        facts = document.facts | {"times": with_times(document, path, unit, zone)}
+        document = TopicDocument.of("files", 1, facts)
+    assert times_in(document) == {"at": {"unit": "ms", "zone": "UTC"}, "a/b": {"unit": "s"}}
+    assert times_in(None) == {} == with_times(None, "at", None, None)

@@ -13,8 +13,11 @@ from typing import Any
 
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.connectors.contract import Connector
-from tiered_index.connectors.registry import CONNECTORS
-from tiered_index.connectors.systems import connector_of_segment
+from tiered_index.connectors.documents import lacking
+from tiered_index.connectors.erasure import may_have
+from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
+from tiered_index.format.names import POINTS, ROWS
+from tiered_index.format.topic_documents import TopicDocument, newest_of
 from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.log.log import StorageLog
@@ -31,19 +34,35 @@ class _Find:
     """Finds the messages of a request in archived segments of any connector: a `FindMessages`."""
 
     request: EraseRequest
-    # the names of positions that may be about the topic
-    positions: frozenset[str]
+    # that of the topic
+    document: TopicDocument | None
     before_ms: int
     keyed: bool
 
+    def _connector_of(self, segment: ArchivedSegment) -> str | None:
+        """Return the name of the connector that may have archived messages of the topic in a segment; None: unknown."""
+        if segment.columns is None:
+            return OF_OTHERS
+        if segment.store.startswith((ROWS, POINTS)):
+            return FILES
+        return None if self.document is None else self.document.connector
+
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
-        connector: Connector = CONNECTORS.connector(connector_of_segment(segment))
-        return connector.erasure(self.request, self.positions)(self.before_ms, self.keyed)(archive, segment)
+        if not may_have(segment.store, self.request):
+            return FoundMessages()
+        if (name := self._connector_of(segment)) is None:
+            return FoundMessages(
+                problem=f"{segment.name}: no document of the topic names the connector that archived it"
+            )
+        if self.document is not None and not CONNECTORS.has(name):
+            return FoundMessages(problem=f"{segment.name}: {lacking(self.document)}")
+        connector: Connector = CONNECTORS.connector(name)
+        return connector.erasure(self.request, self.document)(self.before_ms, self.keyed)(archive, segment)
 
 
 def messages_to_erase(request: EraseRequest, state: LogState) -> MakeFind:
     """Return a function that finds the messages of a request in archived segments. `state` is that of the log."""
-    return partial(_Find, request, frozenset(name for name in state.positions if request.topic in name))
+    return partial(_Find, request, newest_of(request.topic, [state.documents]))
 
 
 def erase_index(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -12,6 +12,7 @@ from tiered_index.types import Explain
 if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
     from tiered_index.connectors.source import Archiver, Source
+    from tiered_index.format.topic_documents import TopicDocument
     from tiered_index.service.index import IndexService
     from tiered_index.service.jobs.erase import EraseRequest, MakeFind
     from tiered_index.service.jobs.repair import SourceOfSegments
@@ -70,14 +71,14 @@ class MessagePlaces:
     - `index`: the index; None: there is only `place`.
     - `config`: the settings of the index.
     - `place`: what `Connector.place` opened, beside the archive; None: nothing.
-    - `names`: returns the names of the index's positions.
+    - `documents`: returns the document of each topic of the index, as `IndexReader.topic_documents`.
     - `keys`: keys of a connector's options, for entries whose keys no durable position names yet.
     """
 
     index: IndexReader[Any] | IndexService[Any] | None
     config: IndexConfig
     place: Any
-    names: Callable[[], set[str]]
+    documents: Callable[[], Mapping[str, TopicDocument]]
     keys: frozenset[str] = frozenset()
 
     @property
@@ -161,10 +162,10 @@ class Connector(Protocol):
         `MessagesResult`. Threads: any, once it is made.
         """
 
-    def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:
+    def erasure(self, request: EraseRequest, document: TopicDocument | None) -> MakeFind:
         """Return a function that finds the messages of a request in archived segments of the connector.
 
-        `positions` are the names of the index's positions. Spark's tasks get the function, so it can be pickled.
+        `document` is that of the topic; None: it has none. Spark's tasks get the function, so it can be pickled.
         """
 
 

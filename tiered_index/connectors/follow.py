@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy.typing as npt
 
 from tiered_index.connectors.source import FIRST, Archiver, Batch, Loss, Source, Stopped, Torn, no_entries
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
+from tiered_index.format.topic_documents import DocumentOf, TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.write.validation import as_mapping, distinct_topics, has_columns_of_keys, numbers_of
@@ -47,7 +49,8 @@ class PatientPut:
     """Puts batches of a source into one index, and tries again while the index pushes back.
 
     `index` is the index. It tries for `patience_s` seconds, or until `stop` is set. `is_outside`: the entries are not
-    those of a source that the index follows, so they may not use its queues and positions.
+    those of a source that the index follows, so they may not use its queues and positions. `document` is that of
+    `put_source_batch`.
 
     `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready. `expired` counts the entries that
     lookups leave out, because they are older than the retention.
@@ -56,6 +59,7 @@ class PatientPut:
     index: IndexService
     patience_s: float
     stop: threading.Event = field(default_factory=threading.Event)
+    document: DocumentOf | None = None
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     expired: int = 0
     is_outside: bool = False
@@ -67,8 +71,10 @@ class PatientPut:
         columns = as_mapping(columns)  # a stream can be read only once
         while True:
             try:
-                put_batch = self.index.put_batch if self.is_outside else self.index.put_source_batch
-                put = put_batch(columns, source, source_position)
+                if self.is_outside:
+                    put = self.index.put_batch(columns, source, source_position)
+                else:
+                    put = self.index.put_source_batch(columns, source, source_position, document=self.document)
                 break
             except BackPressure:
                 waiting_since = waiting_since or time.monotonic()
@@ -219,12 +225,17 @@ class Archiving:
         self._trouble = None
 
 
+def _same(document: TopicDocument | None, topic: str) -> TopicDocument | None:
+    return document
+
+
 class Follower:
     """Puts the messages of a source into an index. Use it as a context manager, which closes the source.
 
     `run` reads the source to its end or, with `follow`, until `stop` is set. `in_background` runs it in a thread.
     `losses` has the first losses, `loss_count` counts all. `note` is called with each message for the operator.
-    `status` is called about once a second. Its attributes are these arguments and counts, which the status line, the
+    `status` is called about once a second. The index notes `document` for each topic that is put, unless the source has
+    one of its own (`Source`). Its attributes are these arguments and counts, which the status line, the
     health and the metrics read.
     """
 
@@ -239,9 +250,11 @@ class Follower:
         stop: threading.Event | None = None,
         archiver: Archiver | None = None,
         note: Callable[[str], None] = _log.warning,
+        document: TopicDocument | None = None,
     ) -> None:
         self.index, self.source, self.stop = index, source, stop or threading.Event()
-        self.put = PatientPut(index, patience_s, self.stop)
+        of_source: DocumentOf | None = getattr(source, "document", None)
+        self.put = PatientPut(index, patience_s, self.stop, of_source or partial(_same, document))
         self.archiving = Archiving(archiver) if archiver is not None else None
         self.messages = self.entries = self.hidden = self.left_out = self.replaced_keys = self.loss_count = 0
         self.losses: list[Loss] = []

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces
+from tiered_index.connectors.documents import lacking
 from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
-from tiered_index.connectors.systems import connector_of, position_names
-from tiered_index.service.read.segments.places import has_files
+from tiered_index.service.read.answers.messages import Fetched
+from tiered_index.types import IndexItem
 
 if TYPE_CHECKING:
+    from tiered_index.format.topic_documents import TopicDocument
     from tiered_index.service.index import IndexService
     from tiered_index.service.read.answers.messages import MessageSource
     from tiered_index.service.reader import IndexReader
+
+
+@dataclass(frozen=True)
+class NotInstalled:
+    """The messages of a connector that is not installed: none, and the advice."""
+
+    problem: str
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """As `MessageSource.fetch`."""
+        return [Fetched(item=item, state="missing", problem=self.problem) for item in items]
 
 
 class MessageSources:
@@ -42,34 +56,36 @@ class MessageSources:
             # a wrong place is an error of the start
             self.of_connector(name)
 
-    def _names(self) -> set[str]:
-        return position_names(self._index) if self._index is not None else set()
+    def _documents(self) -> Mapping[str, TopicDocument]:
+        return self._index.topic_documents() if self._index is not None else {}
+
+    def _document(self, topic: str) -> TopicDocument | None:
+        return self._index.topic_document(topic) if self._index is not None else None
 
     def of_connector(self, name: str) -> Any:
         """Return the source of all messages of a connector. Raises `InvalidArgument` if its place is not one."""
         with self._lock:
             if name not in self._sources:
-                names, place = self._names, self._places.get(name)
-                places = MessagePlaces(
-                    index=self._index, config=self._config, place=place, names=names, keys=self._keys
-                )
+                of_index: dict[str, Any] = {"index": self._index, "documents": self._documents, "keys": self._keys}
+                places = MessagePlaces(config=self._config, place=self._places.get(name), **of_index)
                 self._sources[name] = CONNECTORS.connector(name).messages(places)
             return self._sources[name]
 
     def has_rows(self, topic: str) -> bool:
-        """Return whether a topic has files. No request."""
-        archives = self._index.segment_archives.values() if self._index is not None else ()
-        return has_files([archive.state() for archive in archives], self._names, topic)
+        """Return whether rows of files have a topic. No request."""
+        return self.connector_of(topic) == FILES
 
     def connector_of(self, topic: str) -> str | None:
-        """Return the name of the connector that put a topic; None: no position shows it.
+        """Return the name of the connector that wrote a topic; None: no document says it.
 
-        With a broker of Kafka, topics without positions are Kafka's, unless the index follows another system.
+        If one place of messages is given, its connector has the topics of which the index knows none, unless the index
+        has topics of others.
         """
-        if self.has_rows(topic):
-            return FILES
-        name = connector_of(self._names(), topic)
-        return "kafka" if name is None and "kafka" in self._places else name
+        if (document := self._document(topic)) is not None:
+            return document.connector
+        known = {document.connector for document in self._documents().values()}
+        (name,) = self._places if len(self._places) == 1 else (None,)
+        return name if known <= {name} else None
 
     def of(self, topic: str, sees: Callable[[str], bool] | None = None) -> MessageSource:
         """Return the source of the messages of a topic.
@@ -77,7 +93,10 @@ class MessageSources:
         With `sees` it is for a caller that may see only the topics for which that returns True: a place of a log that
         topics share shows nothing of another topic.
         """
-        source = self.of_connector(self.connector_of(topic) or OF_OTHERS)
+        name = self.connector_of(topic) or OF_OTHERS
+        if (document := self._document(topic)) is not None and not CONNECTORS.has(name):
+            return NotInstalled(lacking(document))
+        source = self.of_connector(name)
         narrowed: MessageSource = source.seen_by(sees) if sees is not None and hasattr(source, "seen_by") else source
         return narrowed
 

@@ -78,6 +78,7 @@ class ConnectorSpec:
     - `open`: ``module:name`` of the connector (`tiered_index.connectors.contract`), which is loaded when it is needed.
     - `claims`: returns whether an address is one of its own. Raises `InvalidArgument` for an address that probably is
       meant to be one.
+    - `version`: that of the facts in the documents of its topics.
     - `offset_space`: what the offsets of its entries count, as the setting of a new index. None: the default.
     - `follows`: whether it has a source that a `Follower` drives.
     - `several`: whether a run may have several addresses.
@@ -95,6 +96,7 @@ class ConnectorSpec:
     open: str
     claims: Callable[[str], bool]
     words: Words = OTHER
+    version: int = 1
     offset_space: str | None = None
     follows: bool = True
     several: bool = False
@@ -120,6 +122,10 @@ class Registry:
             named = [problem for problem in problems if problem.startswith(f"connector {name} ")]
             raise ConfigError(named[0] if named else f"there is no connector {name!r}: install the package that has it")
         return specs[name]
+
+    def has(self, name: str) -> bool:
+        """Return whether a connector is installed, and its spec can be loaded."""
+        return name in _OURS or name in self._others[0]
 
     def of_address(self, address: str) -> ConnectorSpec:
         """Return the spec of the connector that reads an address.
@@ -166,6 +172,10 @@ class Registry:
         spec = self.spec(name)
         return None if spec.queues is None else _loaded(spec, spec.queues)(messages)
 
+    def package(self, name: str) -> str:
+        """Return the package that has a connector; empty: this one, or one that is not known."""
+        return "" if name in _OURS else self._packages.get(name, "")
+
     def others(self) -> list[ConnectorSpec]:
         """Return the specs of connectors of other packages, by name."""
         return [spec for _, spec in sorted(self._others[0].items())]
@@ -179,6 +189,14 @@ class Registry:
     def problems(self) -> tuple[str, ...]:
         """The connectors of other packages that can't be loaded, with the reasons, once these packages were asked."""
         return tuple(self._others[1]) if "_others" in vars(self) else ()
+
+    @cached_property
+    def _packages(self) -> dict[str, str]:
+        """The packages of the connectors of others, by connector."""
+        from importlib.metadata import entry_points
+
+        points = entry_points(group=GROUP)
+        return {point.name: point.dist.name for point in points if point.dist is not None}
 
     @cached_property
     def _others(self) -> tuple[dict[str, ConnectorSpec], list[str]]:

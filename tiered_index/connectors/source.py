@@ -141,6 +141,9 @@ class Source(Protocol):
     - `lacks(messages, hidden, left_out)`: returns reasons, as a list of texts, if a run that read so many messages put
       no entry; see `Batch`.
     - `last_batches()`: yields what a run that is stopped puts in the end, without reading the source.
+    - `document(topic)`: returns the `TopicDocument` of a topic that it puts: the connector and its facts. Let it return
+      the same object as long as nothing changes. Without it the follower's document counts, which has the name of the
+      connector.
     - `counts()`, `gauges()`: return further fields of a command's document, and metrics as `Follower.gauges`.
     """
 

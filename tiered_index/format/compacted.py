@@ -37,6 +37,7 @@ from tiered_index.format.metadata import (
 from tiered_index.format.packed import Packing, PackingOptions, is_packed
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import by_slot, order_chunk, order_giant, pieces_of
+from tiered_index.format.topic_documents import Documents, stored_documents
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 
 Array = npt.NDArray[Any]
@@ -281,6 +282,7 @@ class SealedFile:
     positions: Positions
     writer: str
     log_number: int
+    documents: Documents
 
     def compacted(self, entries: npt.NDArray[Any], filter_: bytes = b"") -> Iterator[bytes | memoryview]:
         """Yield the compacted file in pieces, the trailer last. `entries` and `filter_` are those of `Compaction`."""
@@ -292,7 +294,8 @@ class SealedFile:
             lane=self.lane,
             offset_space=self.offset_space,
             writer=self.writer,
-            more={name: getattr(self, name) for name in _MORE},
+            more={name: getattr(self, name) for name in _MORE}
+            | ({"documents": stored_documents(self.documents)} if self.documents else {}),
         )
 
 

@@ -1,4 +1,4 @@
-"""The journal of an unsealed file: its durable entries, topics and source positions. SPEC.md section 7.
+"""The journal of an unsealed file: its durable entries, topics with their documents, and source positions. SPEC.md 7.
 
 Each record is one write and one sync, after the entries that it describes. So a crash can tear only the last record.
 Pure.
@@ -20,6 +20,16 @@ from tiered_index.base.documents import Count, Crc32, FileId, Milliseconds, Seco
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import Positions, Predecessor, Topics
+from tiered_index.format.topic_documents import (
+    NO_DOCUMENTS,
+    Documents,
+    Revision,
+    StoredDocuments,
+    documents_in,
+    in_parts,
+    newest_documents,
+    stored_documents,
+)
 
 _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 3
@@ -62,6 +72,7 @@ class Journal:
     topics: dict[int, str] = field(default_factory=dict)
     batches: list[BatchRecord] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
+    documents: Documents = field(default_factory=dict)
     sealed: bool = False
     valid_length: int = 0
     log_number: int = 0
@@ -105,15 +116,24 @@ def encode_open(journal: Journal) -> bytes:
     return _START.pack(_MAGIC, JOURNAL_VERSION) + _record(document)
 
 
-def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
-    """Return the record of a durable batch, which may have no entries. `positions` become durable with it.
+def encode_batch(
+    batch: BatchRecord,
+    positions: dict[str, int],
+    topics: Sequence[tuple[int, str]] = (),
+    documents: Documents = NO_DOCUMENTS,
+) -> bytes:
+    """Return the record of a durable batch, which may have no entries. `positions` and `documents` are durable with it.
 
     `topics` are the (id, name) pairs that this batch uses first. They have no record of their own, because a crash may
     lose only the first page of a write. Two records in one write would then look like damage. Raises `InvalidArgument`
     if the record is too long for readers. See `fit_record`.
     """
     document = {"kind": "batch", **asdict(batch), "positions": positions}
-    return _record(document | {"topics": topics} if topics else document)
+    if topics:
+        document["topics"] = topics
+    if documents:
+        document["documents"] = stored_documents(documents)
+    return _record(document)
 
 
 def fit_record(topics: Iterable[tuple[int, str]]) -> bool:
@@ -132,6 +152,11 @@ def in_records(positions: dict[str, int]) -> list[dict[str, int]]:
             size = 32 + 6 * len(source)
         parts[-1][source] = position
     return parts
+
+
+def documents_in_records(documents: Documents) -> list[dict[str, Revision]]:
+    """Return documents in one or more parts. Each part fits a record beside positions of `in_records` and topics."""
+    return in_parts(documents, _MAX_RECORD // 8)
 
 
 def encode_seal() -> bytes:
@@ -219,6 +244,7 @@ class _Open(Struct):
 class _Batch(BatchRecord, frozen=True):
     positions: Positions
     topics: Topics = ()
+    documents: StoredDocuments = ()
 
 
 def _apply(journal: Journal | None, payload: bytes, file: str, position: int) -> Journal:
@@ -246,6 +272,8 @@ def _apply(journal: Journal | None, payload: bytes, file: str, position: int) ->
         journal.batches.append(batch)
         for source, place in stored.positions.items():
             journal.positions[source] = max(place, journal.positions.get(source, place))
+        if stored.documents:
+            journal.documents = newest_documents(journal.documents, documents_in(stored.documents))
     elif kind == "seal":
         journal.sealed = True
     else:

@@ -29,6 +29,7 @@ from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.packed import Packing, StoredOptions, is_packed, read_options
 from tiered_index.format.slots import SlotMap
+from tiered_index.format.topic_documents import Documents, StoredDocuments, documents_in
 
 Array = npt.NDArray[Any]
 
@@ -99,6 +100,11 @@ class Metadata(Struct, frozen=True, dict=True):
         """Return the name and the stats of each topic."""
         names = dict(self.topics)
         return [(names[row[0]], TopicStats(*row)) for row in self.more["topic_stats"]]
+
+    @cached_property
+    def documents(self) -> Documents:
+        """The documents of topics that its writer knew. A shard has none: the log has them."""
+        return documents_in(typed(self.more.get("documents", ()), StoredDocuments))
 
     @cached_property
     def slot_map(self) -> SlotMap:
@@ -236,6 +242,7 @@ class _More(Struct, kw_only=True):
     slot_map: SlotMap | UnsetType = UNSET
     topic_stats: tuple[tuple[Int32, Count, Annotated[int, Meta(ge=-(2**62), le=2**62)], Seconds, Seconds], ...]
     packed: StoredOptions | UnsetType = UNSET
+    documents: StoredDocuments = ()
 
 
 class _Order(Struct):

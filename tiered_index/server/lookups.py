@@ -24,7 +24,6 @@ from tiered_index.base.call import check_deadline, deadline_at
 from tiered_index.base.encoding import BodyFormat
 from tiered_index.connectors.containing import Containing
 from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS
-from tiered_index.connectors.systems import key_names_of, position_names
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.server.http import answers, parameters, wire
 from tiered_index.server.http.calls import Allowance, Calls, Handlers, body_of, caller_of
@@ -414,10 +413,7 @@ class LookupHandlers(Handlers):
 
         def look_up() -> Any:
             answer = self.served.lookups.topics(*params.range_ms(), params.allow_partial)
-            names = position_names(self.served.lookups)
-            seen = (topic for topic in answer.topics if caller.sees(topic.topic))
-            named = (replace(topic, key_names=tuple(key_names_of(names, topic.topic))) for topic in seen)
-            return replace(answer, topics=tuple(named))
+            return replace(answer, topics=tuple([topic for topic in answer.topics if caller.sees(topic.topic)]))
 
         redaction, files = self.served.redaction, _tells_files(request, params)
 

@@ -54,6 +54,7 @@ from tiered_index.format.names import queue_of_log
 from tiered_index.format.schema import Schema
 from tiered_index.format.segments.archived import footer_bytes_of
 from tiered_index.format.segments.segment import LinkedSegment, Times
+from tiered_index.format.topic_documents import DocumentOf, TopicDocument, newest_documents, newest_of, revised
 from tiered_index.service.hooks import Hooks, PositionHook, ProblemHook
 from tiered_index.service.jobs.segments.uploads import MessagesOf, QueuesOf, ReadSegment, SegmentUploads, SourceSegment
 from tiered_index.service.life.context import Progress
@@ -66,6 +67,7 @@ from tiered_index.service.log.replaced import Replacement
 from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import Parts, WriterHealth, open_parts
 from tiered_index.service.read.answers.logs import Logs
+from tiered_index.service.read.answers.rows import check_topic
 from tiered_index.service.read.files.compacted import DamagedFile
 from tiered_index.service.read.files.file_view import LocalView, Viewed, WholeView
 from tiered_index.service.read.files.snapshot import Handle, Snapshot
@@ -156,7 +158,7 @@ class IndexService(Lookups[ItemT]):
             places = RowPlaces(
                 lambda: [alive(this).log_state],
                 lambda: alive(this).segment_archives,
-                lambda: alive(this).durable_positions(),
+                lambda topic: alive(this).topic_document(topic),
             )
             arguments = config, SteadyClock(clock or SystemClock()), disk or Disk(), storage, places
             opening = partial(open_parts, undo, *arguments, begins_anew=begins_anew, takes_over=takes_over)
@@ -371,21 +373,41 @@ class IndexService(Lookups[ItemT]):
         """
         return self._put_columns(columns, source, source_position, of_source=False)
 
-    def put_source_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
+    def put_source_batch(
+        self,
+        columns: Any,
+        source: str | None = None,
+        source_position: int | None = None,
+        *,
+        document: DocumentOf | None = None,
+    ) -> int:
         """Index a batch of entries of a source that this index follows, as `put_batch`. For connectors.
 
         The queues and the name of the position may be the source's own, which `put` and `put_batch` refuse.
+        `document` returns the document of each topic of the batch, as `describe_topics` takes it; None: it has none.
         """
-        return self._put_columns(columns, source, source_position, of_source=True)
+        return self._put_columns(columns, source, source_position, of_source=True, document=document)
 
-    def _put_columns(self, columns: Any, source: str | None, source_position: int | None, *, of_source: bool) -> int:
+    def _put_columns(
+        self,
+        columns: Any,
+        source: str | None,
+        source_position: int | None,
+        *,
+        of_source: bool,
+        document: DocumentOf | None = None,
+    ) -> int:
         self._check_writable()
         source, source_position = check_position(source, source_position)
         if source is not None and not of_source:
             check_position_name(source)
-        batch, topic_ids = batch_columns(columns, self._schema, self._topics, self._rule, self._defaults)
+        checked = batch_columns(columns, self._schema, self._topics, self._rule, self._defaults)
+        batch, topic_ids = checked.columns, checked.topic_ids
         if of_source:
             self._note_source(source)
+            if document is not None:
+                described = {topic: document(topic) for topic in checked.topics}
+                self._topics.describe({topic: made for topic, made in described.items() if made is not None})
         else:
             known_ids = dict(topic_ids)
             self._queues_of_sources().check_columns(
@@ -586,6 +608,26 @@ class IndexService(Lookups[ItemT]):
         self.flush()
         self._check_writable()
         return super().export(topics, begin_ms, end_ms, allow_partial=allow_partial)
+
+    def describe_topics(self, topics: Iterable[str], document: TopicDocument) -> None:
+        """Note which connector writes the entries of topics, and what it says of them.
+
+        Call it before the first entry of a topic is put, and when the document changes: it becomes durable with the
+        next entry or position, and published with the next file. The same document again is no change. Raises
+        `InvalidArgument`, `WriterFenced`, `IndexClosed`. Any thread.
+        """
+        self._check_writable()
+        self._topics.describe({check_topic(topic): document for topic in topics})
+
+    def topic_documents(self) -> dict[str, TopicDocument]:
+        """As `IndexReader.topic_documents`."""
+        self._check_process()
+        return revised(newest_documents(self._session.log.state.documents, self._topics.documents))
+
+    def topic_document(self, topic: str) -> TopicDocument | None:
+        """As `IndexReader.topic_document`."""
+        self._check_process()
+        return newest_of(topic, [self._session.log.state.documents, self._topics.documents])
 
     def durable_position(self, source: str) -> int | None:
         """Return the greatest position of `source` before which all entries are durable. None: unknown source."""

@@ -36,6 +36,7 @@ from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.format.schema import Schema
+from tiered_index.format.topic_documents import newest_documents
 from tiered_index.service.life.context import LifecycleContext
 from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.life.merge_worker import MergeHealth, MergeWorker
@@ -164,6 +165,9 @@ class Parts:
         # positions of the log, or of the root's copy of it, count even if the claim failed
         positions = max_positions(recovered.positions, session.kept_positions)
         positions = max_positions(positions, session.log.state.positions)
+        topics.learn(newest_documents(session.kept_documents, recovered.documents))
+        topics.learn(session.log.state.documents)
+        session.log.documents = lambda: topics.documents
         if positions and not session.claimed:
             # the next files of this root hold these positions: report a restore of the storage before this record
             session.log.identity.note(session.log.state)
@@ -524,6 +528,7 @@ def _join(
         session.log_error = without_frames(error)
         kept_state = _kept_log(root, known)
         session.kept_expired, session.kept_positions = kept_state.expired, kept_state.positions
+        session.kept_documents = kept_state.documents
         _log.warning("starting without the storage; files stay local until it answers: %s", str(error))
         return marker, layout, None
     return marker, layout, session.log.state

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
@@ -30,6 +30,7 @@ from tiered_index.errors import (
     StorageError,
     TieredIndexError,
 )
+from tiered_index.format.topic_documents import TopicDocument, newest_documents, newest_of, revised
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.log.state import LogState
@@ -137,7 +138,7 @@ class IndexReader(Lookups[ItemT]):
                 RowPlaces(
                     lambda: [view.log_state for view in alive(this)._views],
                     lambda: alive(this).segment_archives,
-                    lambda: alive(this).durable_positions(),
+                    lambda topic: alive(this).topic_document(topic),
                 ),
             )
             if self._several is None:
@@ -271,6 +272,21 @@ class IndexReader(Lookups[ItemT]):
             elif isinstance(file, CompactedFile) and file.is_local:
                 positions = max_positions(positions, dict(file.metadata().source_positions))
         return positions
+
+    def topic_documents(self) -> dict[str, TopicDocument]:
+        """Return the document of each topic that has one: it says which connector wrote the topic's entries.
+
+        Of several indexes the first one that has a document of a topic counts. No request. Any thread.
+        """
+        self._check_open()
+        indexes = [reduce(newest_documents, view.documents()) for view in self._views]
+        return {topic: document for known in reversed(indexes) for topic, document in revised(known).items()}
+
+    def topic_document(self, topic: str) -> TopicDocument | None:
+        """Return the document of a topic, as `topic_documents`; None: a program put its entries, or there are none."""
+        self._check_open()
+        newest = (newest_of(topic, view.documents()) for view in self._views)
+        return next((document for document in newest if document is not None), None)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces, SourceConnector, SourceRun
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.source import Batch, Source
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.answers.messages import MessageSource
 from tiered_index.storage.memory import MemoryStorage
@@ -164,6 +165,19 @@ class ConnectorConformance:
                 break
         assert last_step >= 3
 
+    def test_a_document_of_each_topic_names_the_connector_and_stays_the_same(
+        self, tested: TestedSource, open_index: Callable[[], IndexService]
+    ) -> None:
+        topics = {topic for topic, _, _ in tested.write(3)}
+        _ingest(tested, open_index())
+        index = open_index()
+        documents = index.topic_documents()
+        assert documents.keys() == topics
+        assert len({document.connector for document in documents.values()}) == 1
+        tested.write(1)
+        _ingest(tested, index)
+        assert open_index().topic_documents() == documents
+
     # Losses.
 
     def test_messages_that_were_deleted_unread_are_reported_and_named_in_answers(
@@ -297,7 +311,9 @@ def _follower(
 ) -> Follower:
     notes = [] if notes is None else notes
     opened = tested.connector.source(_run_of(tested, notes, follow=follow), index)
-    return Follower(index, opened.source, follow=follow, note=notes.append)
+    # of a source that has no document of its own
+    document = TopicDocument.of("tested", 1)
+    return Follower(index, opened.source, follow=follow, note=notes.append, document=document)
 
 
 def _ingest(tested: TestedSource, index: IndexService, notes: list[str] | None = None) -> Follower:
@@ -373,9 +389,5 @@ def _messages(tested: TestedSource, index: IndexService) -> Iterator[MessageSour
             return opened
 
         place = closed_later(tested.connector.place(tested.options, tested.address))
-
-        def names() -> set[str]:
-            return set(index.durable_positions())
-
-        places = MessagePlaces(index=index, config=index.config, place=place, names=names)
+        places = MessagePlaces(index=index, config=index.config, place=place, documents=index.topic_documents)
         yield closed_later(tested.connector.messages(places))

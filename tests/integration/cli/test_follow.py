@@ -166,7 +166,7 @@ def test_messages_that_the_broker_deleted_are_code_4_and_can_be_passed_over(run_
 
 
 class NoRoom:
-    def put_source_batch(self, *_):
+    def put_source_batch(self, *_, **more):
         raise BackPressure("no room")
 
     flush = put_source_batch

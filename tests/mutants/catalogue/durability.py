@@ -44,7 +44,7 @@ append-journal-before-entries: the journal's record is written before the entrie
   - for piece in batch.pieces():
   + for piece in batch.pieces():
   +     crc = crc32(piece, crc)
-  + log = encode_batch(BatchRecord(batch.first, len(batch), crc, low, high, batch.end_ms), positions, fresh)
+  + log = encode_batch(BatchRecord(batch.first, len(batch), crc, low, high, batch.end_ms), positions, fresh, documents)
   + self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)
   + crc = 0
   + for piece in batch.pieces():

@@ -152,7 +152,7 @@ def test_a_text_that_is_away_while_a_run_goes_on_is_read_when_it_is_back(tmp_pat
     live = lives_of(folder, config)
     (folder / "b.log").write_text(rows_of(range(5, 8)))
     # killed with both files begun, and again with the rows of the second one put
-    live(at_put=lambda number: number >= 1 and crash(number))
+    live(at_put=crash)
     (folder / "a.log").rename(away)
     puts = []
     live(at_put=puts.append, at_link=lambda number: len(puts) > 1 and crash(number))

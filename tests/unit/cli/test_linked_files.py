@@ -384,13 +384,16 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
             index.abandon()
         else:
             index.flush()
-            names = index.durable_positions()
+            names, documents = index.durable_positions(), index.topic_documents()
             queue_id = TOPICS_QUEUE if form == "topics" else 0
             segments = list(index.segment_archive.segments().of_log(linked_store("orders", queue_id)))
             index.close()
     assert kills
-    # as many positions as keys and two, whatever the number of files, and one for each topic by a field
-    assert len(names) == (44 if form == "topics" else 4)
+    # as many positions as keys and one, whatever the number of files
+    assert len(names) == 3
+    # all topics by a field share one document
+    assert len(documents) == (40 if form == "topics" else 1)
+    assert {document.facts["times"]["at"]["unit"] for document in documents.values()} == {"s"}
     assert not any(segment.is_open for segment in segments)
     assert sum(segment.length for segment in segments) == len(lines(0, count))
     with IndexReader.open(where[3]) as reader:
@@ -488,10 +491,10 @@ def test_an_archive_of_rows_makes_their_index_again(tmp_path, where, new, ingest
     assert len(before) == 240 and of_index(new[2:], queue_id) == before
     # later files are read with the same keys and unit of times
     with IndexReader.open(where[3]) as old, IndexReader.open(new[3]) as made:
-        rules = [
-            {name for name in of.log_state.positions if name.startswith(("files-", "topic-key"))} for of in (old, made)
-        ]
-    assert rules[0] == rules[1] and len(rules[0]) > 2
+        rules = [{name for name in of.log_state.positions if name.startswith("topic-key")} for of in (old, made)]
+        documents = [of.topic_documents() for of in (old, made)]
+    assert rules[0] == rules[1] and len(rules[0]) == 2
+    assert documents[0] == documents[1] and documents[0][topic].facts["times"]["at"]["unit"] == "s"
     shown = run_here("query", topic, "c4", "--messages", "--all", *new, "--json").records
     bodies = [record["message"]["body"] for record in shown if "state" in record]
     numbers = [n for n in range(120) if n % 7 == 4 and topic in ("orders", kind_of(n))]

@@ -116,8 +116,8 @@ def test_a_follower_that_is_stopped_ends_before_the_next_put_and_a_later_one_goe
     with followed(logs, index, []) as follower:
         put, of_source = index.put_source_batch, follower.source.linker.store
 
-        def stopping(columns: Any, name: str | None = None, position: int | None = None) -> int:
-            entries = put(columns, name, position)
+        def stopping(columns: Any, name: str | None = None, position: int | None = None, **more: Any) -> int:
+            entries = put(columns, name, position, **more)
             if entries and name == of_source:
                 follower.stop.set()
             return entries

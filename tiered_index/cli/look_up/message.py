@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from tiered_index.base.units import format_time
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.explaining import lost_text, print_failed, print_not_read
 from tiered_index.cli.look_up.commands import MessageOptions
-from tiered_index.cli.look_up.paging import CommandBudget, Pages, similar_with_entries
+from tiered_index.cli.look_up.paging import CommandBudget, Pages, connectors_of, similar_with_entries
 from tiered_index.cli.options import LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
 from tiered_index.cli.places import opened_places
@@ -359,12 +359,12 @@ class MessageQuestion:
         reader = self.stack.enter_context(IndexReader.open(config=self.config)) if self.has_index else None
         return reader, [self._of_index(reader, place, msg_id)]
 
-    def similar(self, reader: IndexReader | None, positions: Collection[str]) -> list[str]:
+    def similar(self, reader: IndexReader | None) -> list[str]:
         """As `similar_with_entries`; nothing is similar to a place."""
         topic, key, index = self.options.topic, self.msg_id, self.client if reader is None else reader
         if topic is None or key is None or index is None or self.of_place is not None:
             return []
-        return similar_with_entries(index, topic, key, positions)
+        return similar_with_entries(index, topic, key)
 
     def _of_index(
         self, reader: IndexReader | None, place: MessageOptions, msg_id: str
@@ -421,7 +421,9 @@ def message(
     with contextlib.ExitStack() as stack:
         question = MessageQuestion(stack, config, client, msg_id, options, kafka)
         question.check()
-        pages = Pages(question.open, NO_MESSAGES, options.cursor, budget, every=False, similar=question.similar)
+        of_pages: dict[str, Any] = {"every": False, "similar": question.similar}
+        of_pages |= {} if client is None else {"connectors": partial(connectors_of, client)}
+        pages = Pages(question.open, NO_MESSAGES, options.cursor, budget, **of_pages)
         (answer,) = pages
         is_found = any(message.message is not None for message in answer.messages)
         if not is_found and pages.exceeded is None and isinstance(pages.reader, IndexReader):

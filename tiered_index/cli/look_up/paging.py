@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tiered_index.base.call import deadline_at
+from tiered_index.base.units import format_time
 from tiered_index.cli.explaining import lost_text, print_explained, print_failed
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, error_document, unknown_topic
-from tiered_index.connectors.registry import Words
-from tiered_index.connectors.systems import connector_of, key_names_of, position_names, words_of
+from tiered_index.connectors.documents import words_of, words_of_connector
+from tiered_index.connectors.registry import OTHER, Words
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.format.keys.spelling import similar_keys
 from tiered_index.service.log.session import WriterStatus
@@ -28,7 +29,7 @@ from tiered_index.service.read.answers.results import PageTotals
 from tiered_index.service.read.answers.rows import once
 from tiered_index.service.read.files.compacted import DamagedFile
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import Explain, FileReport, Freshness, Lookup, QueryResult, TopicsResult, format_time
+from tiered_index.types import Explain, FileReport, Freshness, Lookup, QueryResult, TopicsResult
 
 # Time for a page after the command's time has ended: it only names the files that it would have read
 _MOMENT_S = 1e-6
@@ -41,24 +42,34 @@ _REQUESTS_OF_HINTS, _HINTS_S, _MOST_SIMILAR = 64, 5.0, 5
 R = TypeVar("R", QueryResult, MessagesResult, TopicsResult)
 
 
-def similar_with_entries(
-    index: Any, topic: str, key: str, positions: Collection[str], within: RangeOptions = RangeOptions()
-) -> list[str]:
-    """Return keys like `key` that have entries in a range, by the names of positions. It costs few requests.
+def similar_with_entries(index: Any, topic: str, key: str, within: RangeOptions = RangeOptions()) -> list[str]:
+    """Return keys like `key` that have entries in a range, by the names of the topic's keys. It costs few requests.
 
     `index` is an index or the client of a service, which tells the names of keys of the topics that a token sees.
     """
     bounds: dict[str, Any] = {"allow_partial": True, "max_requests": _REQUESTS_OF_HINTS, "timeout_s": _HINTS_S}
-    names = key_names_of(positions, topic)
-    if not isinstance(index, IndexReader) and not names:
-        names = [name for known in index.topics(**bounds) if known.topic == topic for name in known.key_names]
-    similar = similar_keys(key, names)
+    similar = similar_keys(key, key_names_of(index, topic))
     lookups = [Lookup(topic, other, within.begin, within.end, 1) for other in similar]
     try:
         answers = index.query_many(lookups, **bounds)
     except BudgetExceeded as error:
         answers = error.result if isinstance(error.result, Sequence) else ()
     return [other for other, answer in zip(similar, answers, strict=False) if len(answer)][:_MOST_SIMILAR]
+
+
+def key_names_of(index: Any, topic: str) -> Sequence[str]:
+    """Return what keys of a topic with a name begin with; of the client of a service those that its token sees."""
+    if isinstance(index, IndexReader):
+        document = index.topic_document(topic)
+        return () if document is None else document.key_names
+    topics = index.topics(allow_partial=True, max_requests=_REQUESTS_OF_HINTS, timeout_s=_HINTS_S)
+    return next((known.key_names for known in topics if known.topic == topic), ())
+
+
+def connectors_of(client: Any) -> dict[str, str | None]:
+    """Return the connector of each topic that the client of a service sees."""
+    topics = client.topics(allow_partial=True, max_requests=_REQUESTS_OF_HINTS, timeout_s=_HINTS_S)
+    return {topic.topic: topic.connector for topic in topics}
 
 
 class CommandBudget:
@@ -91,7 +102,8 @@ class Pages(Generic[R]):
 
     If the budget is exceeded, the last page has the entries found so far, and `exceeded` is the error; `settle` raises
     it after the output. With `prices_as_of` the cost is printed. `within` is the time range of the command, if it has
-    one. If nothing was found, `similar` returns similar keys that have entries, by the names of the index's positions.
+    one. If nothing was found, `similar` returns similar keys that have entries, and `connectors` the connector of each
+    topic that a service tells.
     """
 
     open: Callable[[], tuple[IndexReader | None, Iterable[Callable[..., R]]]]
@@ -101,9 +113,8 @@ class Pages(Generic[R]):
     every: bool = field(kw_only=True)
     prices_as_of: str | None = field(default=None, kw_only=True)
     within: RangeOptions = field(default=RangeOptions(), kw_only=True)
-    similar: Callable[[IndexReader | None, Collection[str]], Sequence[str]] = field(
-        default=lambda reader, positions: (), kw_only=True
-    )
+    similar: Callable[[IndexReader | None], Sequence[str]] = field(default=lambda reader: (), kw_only=True)
+    connectors: Callable[[], Mapping[str, str | None]] = field(default=dict, kw_only=True)
     # the index, once it is open; None for a service
     reader: IndexReader | None = field(default=None, init=False)
     exceeded: BudgetExceeded | None = field(default=None, init=False)
@@ -148,12 +159,15 @@ class Pages(Generic[R]):
         return answer
 
     def words(self, topic: str) -> Words:
-        """Return the words of the system that a topic's entries come from, as the answer or the index shows it."""
+        """Return the words of the connector that wrote a topic, as the index or the service shows it."""
         if topic not in self._words:
-            names = [name for index in self.last.freshness for name in index.positions]
-            if connector_of(names, topic) is None and self.reader is not None:
-                names = list(position_names(self.reader))
-            self._words[topic] = words_of(names, topic)
+            self._words[topic] = OTHER
+            if self.reader is not None:
+                self._words[topic] = words_of(self.reader.topic_document(topic))
+            else:
+                # the answer is there: words that can't be asked for are general ones
+                with contextlib.suppress(TieredIndexError):
+                    self._words[topic] = words_of_connector(self.connectors().get(topic))
         return self._words[topic]
 
     @property
@@ -240,9 +254,8 @@ class Pages(Generic[R]):
 
     def _similar(self) -> Sequence[str]:
         """Return similar keys that have entries. A lookup that fails, or takes long, finds none."""
-        names = {name for index in self.last.freshness for name in index.positions}
         with contextlib.suppress(TieredIndexError), self.budget.clock():
-            return self.similar(self.reader, names if self.reader is None else names | position_names(self.reader))
+            return self.similar(self.reader)
         return ()
 
     @property

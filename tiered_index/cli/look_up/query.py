@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from tiered_index.cli.look_up.message import (
     write_messages,
     write_values,
 )
-from tiered_index.cli.look_up.paging import CommandBudget, Pages, similar_with_entries
+from tiered_index.cli.look_up.paging import CommandBudget, Pages, connectors_of, key_names_of, similar_with_entries
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Output
 from tiered_index.cli.places import opened_places
@@ -83,6 +83,7 @@ def query(
         question = KeyQuestion(stack, session, config, client, topic, key, options, within, kafka)
         nothing = NO_MESSAGES if options.messages else QueryResult(items=(), status="partial")
         of_pages |= {} if options.tag else {"similar": question.similar}
+        of_pages |= {} if client is None else {"connectors": partial(connectors_of, client)}
         pages: Pages[Any] = Pages(question.open, nothing, options.cursor, budget, every=options.every, **of_pages)
         if options.rows:
             return write_values(session.out, pages)
@@ -136,10 +137,10 @@ class KeyQuestion:
         reader, look_up = (None, self._of_service(self.client)) if self.client is not None else self._of_index()
         return reader, [partial(self._page_of_tag, reader, look_up) if self.options.tag else look_up]
 
-    def similar(self, reader: IndexReader | None, positions: Collection[str]) -> list[str]:
+    def similar(self, reader: IndexReader | None) -> list[str]:
         """As `similar_with_entries`, in the range of the command."""
         index = self.client if reader is None else reader
-        return similar_with_entries(index, self.topic, self.key, positions, self.within)
+        return similar_with_entries(index, self.topic, self.key, self.within)
 
     def _of_service(self, client: IndexClient) -> Callable[..., Any]:
         self.stack.enter_context(client)
@@ -167,24 +168,23 @@ class KeyQuestion:
     def _page_of_tag(
         self, reader: IndexReader | None, look_up: Callable[..., Any], *, cursor: str | None = None, **limits: Any
     ) -> Any:
-        """Return the next page. Raises `InvalidArgument` if an index without tags has nothing.
+        """Return the next page. Raises `InvalidArgument` if a topic without tags has nothing.
 
-        A service does not tell whether it has tags before anything is published: a remark says so.
+        Nothing tells whether an unknown topic has tags: a remark says so.
         """
-        from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
+        from tiered_index.connectors.rocketmq.log.layout import TAG_NAME
 
         answer = look_up(cursor=cursor, **limits)
         if len(answer) or cursor is not None or answer.status != "complete":
             return answer
-        tag = self.named
-        known = [source.positions for source in answer.freshness] if reader is None else [reader.durable_positions()]
-        if reader is None and not any(known):
+        tag, names = self.named, key_names_of(self.client if reader is None else reader, self.topic)
+        if self.topic in answer.unknown_topics:
             self.session.out.remark(
                 f"no message with the tag {tag!r} was found; an index has tags only with `ingest --index-tags`"
             )
-        elif not any(TAGS_SOURCE in positions for positions in known):
+        elif TAG_NAME not in names:
             raise InvalidArgument(
-                f"no message with the tag {tag!r} was found, and the index has no tags: run `ingest --index-tags`, "
+                f"no message with the tag {tag!r} was found, and the topic has no tags: run `ingest --index-tags`, "
                 "with --restart if the store has been indexed before"
             )
         return answer

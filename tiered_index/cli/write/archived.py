@@ -33,6 +33,7 @@ from tiered_index.cli.write.options import ARCHIVE_SCHEME, IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.archiver import ColumnArchiver
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.files import row_archive
 from tiered_index.connectors.files.known_files import offsets_end
 from tiered_index.connectors.files.row_archive import ArchivedRows, RowsOfLog
@@ -47,12 +48,10 @@ from tiered_index.connectors.kafka.archived import (
 )
 from tiered_index.connectors.kafka.names import Name, positions_by_store
 from tiered_index.connectors.rocketmq.archive.archive import archived_batches, segments_by_store
-from tiered_index.connectors.rocketmq.follow.dispatcher import note_tags
+from tiered_index.connectors.rocketmq.follow.dispatcher import names_of_keys
 from tiered_index.connectors.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX
-from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.connectors.source import FIRST, Loss, no_entries
-from tiered_index.connectors.systems import positions_of_files
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.keys.hashing import assigned_topic_id
@@ -60,8 +59,10 @@ from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
 from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.format.shard import entry_checksum
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
+from tiered_index.service.log import topic_keys
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.hidden import HIDES_NOTHING
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, RangeKind
@@ -100,6 +101,7 @@ class ArchivedMessages:
         # archived segments may still have erased messages
         self.hidden = self.old.log_state.expired
         self.erased = Expired(tombstones=self.hidden.tombstones)
+        self._documents = self.old.topic_documents()
 
     @property
     def size_bytes(self) -> int:
@@ -124,8 +126,16 @@ class ArchivedMessages:
         known = self.old.log_state.positions
         positions = rule_positions([*self.stores], known)
         for rows in filter(None, map(self.rows_of, self.stores)):
-            positions |= positions_of_files(known, rows.log)
+            positions |= topic_keys.positions_of(known, rows.log)
         return positions
+
+    def topic_document(self, topic: str) -> TopicDocument | None:
+        """Return the document of a topic: that of the old index, and whether the new one has tags."""
+        known = self._documents.get(topic)
+        if known is None or known.connector != "rocketmq":
+            return known
+        others = {name: fact for name, fact in known.facts.items() if name != "key_names"}
+        return document_of("rocketmq", others | names_of_keys(has_tags=self.selection.tags))
 
     @property
     def expired_records(self) -> dict[str, int]:
@@ -273,8 +283,7 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
         _check_empty(index, {*sources.values(), *archived.rule_positions})
         # before the first entry is put
         take_over(index.storage, structs.replace(archived.hidden, segments=archived.expired_records), SystemClock())
-        note_tags(index, selection)
-        put, entries, copies = putting.patient(), 0, Copies(index, archived)
+        put, entries, copies = putting.patient(document=archived.topic_document), 0, Copies(index, archived)
         waiting = list[tuple[Any, str, int]]()
 
         def put_waiting() -> int:
@@ -465,7 +474,7 @@ def _place_of(uri: str) -> tuple[str, str, Path]:
 def _check_empty(index: IndexService, own: set[str]) -> None:
     """Raise `ConfigError` if the new index has other entries than those whose positions are `own`."""
     known = index.durable_positions()
-    if known.keys() - {TAGS_SOURCE, *own} or (index.files() and not known):
+    if known.keys() - own or (index.files() and not known):
         raise ConfigError(
             f"{index.storage.uri} holds other entries, or those of an interrupted run without --root: give an "
             f"empty prefix"
@@ -480,7 +489,7 @@ def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
 def _is_shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> npt.NDArray[np.bool_]:
     """Return which rows (bool, n) are neither expired nor erased."""
     topics = TopicTable()
-    hashed, _ = batch_columns(columns, like.layout.schema, topics)
+    hashed = batch_columns(columns, like.layout.schema, topics).columns
     names = {topic_id: topics.name(topic_id) for topic_id in np.unique(hashed["topic_id"]).tolist()}
     return hidden.keeps(hashed, hashed["second"], names)
 
@@ -505,7 +514,7 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
             if of_files is not None:
                 # a copy has no carriage return at the end of its line
                 columns = _without_sizes(columns)
-            hashed, _ = batch_columns(columns, schema, topics, rule)
+            hashed = batch_columns(columns, schema, topics, rule).columns
             entries, checksum = entries + len(columns), checksum + _checksum_of(hashed, topics, schema.item)
             progress.update(archived.read_bytes, f"{entries:,} entries")
     begins, ends = (np.array([getattr(segment, name) for segment in segments], np.int64) for name in ("start", "end"))

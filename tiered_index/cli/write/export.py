@@ -239,7 +239,7 @@ def _places_of(reader: IndexReader) -> RowPlaces | None:
     """Return the places of rows of files; None: the index has no files."""
     archive = reader.segment_archive
     return (
-        RowPlaces(lambda: [archive.state()], lambda: {None: archive}, reader.durable_positions)
+        RowPlaces(lambda: [archive.state()], lambda: {None: archive}, reader.topic_document)
         if archive.segments().have_links
         else None
     )

@@ -20,7 +20,9 @@ from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.connectors.contract import SourceConnector, SourceRun
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.registry import CONNECTORS
 from tiered_index.connectors.source import Source
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.index import IndexService
@@ -37,6 +39,8 @@ def opened_follower(
     source, archiver, name = connector.source(run, index)
     how: dict[str, Any] = {"follow": run.follow, "stop": stop, "archiver": archiver, "note": run.note}
     how["poll_s"] = run.poll_s or getattr(source, "poll_s", _POLL_S)
+    if not hasattr(source, "document"):
+        how["document"] = document_of(CONNECTORS.of_address(run.addresses[0]).name)
     return Follower(index, source, **how, **of_follower), name
 
 

@@ -21,6 +21,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.connectors.follow import PatientPut
 from tiered_index.errors import BackPressure, CloseTimeout, StorageUnavailable, TieredIndexError
 from tiered_index.format.names import COMPACTED, UNSEALED
+from tiered_index.format.topic_documents import DocumentOf
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.files.compacted import DamagedFile
 
@@ -93,13 +94,15 @@ class Putting:
             # all entries are on the disk, which is what a command without --wait promises
             session.out.note(str(error))
 
-    def patient(self, stop: threading.Event | None = None, *, is_outside: bool = False) -> PatientPut:
+    def patient(
+        self, stop: threading.Event | None = None, *, is_outside: bool = False, document: DocumentOf | None = None
+    ) -> PatientPut:
         """Return a `put` that waits while the disk is full or the storage does not answer, until `stop` is set.
 
-        `is_outside` as of `PatientPut`.
+        `is_outside` and `document` as of `PatientPut`.
         """
         stop = threading.Event() if stop is None else stop
-        return PatientPut(self.index, self.intake.patience, stop, is_outside=is_outside)
+        return PatientPut(self.index, self.intake.patience, stop, document, is_outside=is_outside)
 
     @contextlib.contextmanager
     def progress(self, title: str, total: int | None, stop: threading.Event | None = None) -> Iterator[ProgressDisplay]:

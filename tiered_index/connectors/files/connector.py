@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from tiered_index.connectors.files.row_archive import FORMAT
 from tiered_index.connectors.files.rows.restart import has_points, windows_to_erase
 from tiered_index.connectors.files.source import FileSource
 from tiered_index.connectors.files.table_folders import check_outside_tables
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest, MakeFind
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
@@ -78,7 +79,7 @@ class FilesConnector:
         assert places.index is not None
         return FileRows(places.index)
 
-    def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:
+    def erasure(self, request: EraseRequest, document: TopicDocument | None) -> MakeFind:
         """As `Connector.erasure`."""
         return partial(_CopiesToErase, request)
 

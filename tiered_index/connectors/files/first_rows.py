@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import SourceRun
+from tiered_index.connectors.documents import key_rules, of_store
 from tiered_index.connectors.files.listing import HEAD_BYTES, SourceFile, Unlisted, listed_files
 from tiered_index.connectors.files.rows.batch import UNREADABLE, RowFile
 from tiered_index.connectors.files.rows.columns import MAX_ROW_BYTES
@@ -26,11 +27,9 @@ from tiered_index.connectors.files.rows.zone import TimeZone
 from tiered_index.connectors.files.spec import DEFAULT_TIME, FilesOptions, RowOptions
 from tiered_index.connectors.files.table_folders import check_outside_tables
 from tiered_index.connectors.json_paths import key_texts
-from tiered_index.connectors.systems import position_names
 from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
-from tiered_index.service.log.topic_keys import rules_in
 from tiered_index.service.read.segments.places import FILES_QUEUE
 from tiered_index.service.reader import IndexReader
 
@@ -335,5 +334,6 @@ def _known_keys(config: IndexConfig, topic: str | None) -> set[str]:
     """Return the keys of the rows of files of a topic (None: of all topics by a field) that an index has already."""
     store = linked_store("", TOPICS_QUEUE) if topic is None else linked_store(topic, FILES_QUEUE)
     with contextlib.suppress(ConfigError), IndexReader.open(config=config) as reader:
-        return {*rules_in(position_names(reader), store)}
+        described = of_store(reader.topic_documents().values(), store)
+        return key_rules(() if described is None else (described,))
     return set()

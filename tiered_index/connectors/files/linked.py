@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import structs
 
+from tiered_index.connectors.documents import document_of, of_store, times_in, with_times
 from tiered_index.connectors.files.added_keys import NO_ENTRIES, AddedKeys, KeyCounts
 from tiered_index.connectors.files.damaged import DamageCounts, DamagedFiles, WrittenFiles
 from tiered_index.connectors.files.first_rows import first_problem
@@ -59,15 +60,16 @@ from tiered_index.connectors.files.rows.small import SmallText, gathered, read_t
 from tiered_index.connectors.files.rows.table import ColumnsReading
 from tiered_index.connectors.files.rows.text import BLOCK_BYTES, decompressed, text_before_damage
 from tiered_index.connectors.files.rows.zone import TimeZone
+from tiered_index.connectors.registry import FILES
 from tiered_index.connectors.source import FIRST, Put, ReadTime
-from tiered_index.connectors.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store
 from tiered_index.format.segments.segment import LinkedSegment, Times
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import Replacement
 from tiered_index.service.read.answers.rows import check_topic
-from tiered_index.service.read.segments.places import FILES_QUEUE, files_topic
+from tiered_index.service.read.segments.places import FILES_QUEUE
 
 # files whose offsets one record reserves, about the bytes that are read before a record finishes them, and the bytes of
 # small files, which are in memory meanwhile
@@ -163,6 +165,7 @@ class FileLinker:
         self._read_time: ReadTime | None = None
         self._told_rows = 0
         self._topics = set[str]()
+        self._document = document_of(FILES, {"store": self._store})
         self._archiver = RowArchiver(self.index, self._store) if self.archive else None
         # the offset before which restart points are archived, and the places of objects without a name in the log
         self._points_end, self._points_sent = 0, list[tuple[str, int]]()
@@ -307,6 +310,8 @@ class FileLinker:
 
     def _settle(self, end: int) -> None:
         """Settle the keys of the log. Rows before offset `end` are read again for new ones."""
+        # before the first entry by a new one
+        self._describe(keys=sorted({*self._document.facts.get("keys", ()), *self._given.keys}))
         self.mapping = self.mapping.with_keys(self._keys.settle(self._given.keys, self.dropped_keys, end))
 
     def _without_written(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
@@ -326,6 +331,8 @@ class FileLinker:
     def _learn(self) -> None:
         """Learn the segments of the log."""
         self._waiting = []
+        known = of_store(self.index.topic_documents().values(), self._store)
+        self._document = known or self._document
         self.index.flush()
         self._put_copied()
         segments = self.index.segment_archive.segments()
@@ -423,13 +430,24 @@ class FileLinker:
             self.counts.changed_while_read.append(listed.uri)
         return damages[0] if damages else None
 
-    def _positions(self) -> dict[str, int]:
-        return {**self.index.log_state.positions, **self.index.durable_positions()}
+    def document(self, topic: str) -> TopicDocument:
+        """Return the document of a topic of the rows. As `Source`."""
+        return self._document
+
+    def _describe(self, **facts: Any) -> None:
+        """Note facts about the rows of the log in the documents of its topics, also of those that will come."""
+        if facts.items() <= self._document.facts.items():
+            return
+        self._document = document_of(FILES, self._document.facts | facts)
+        documents = self.index.topic_documents().items()
+        self.index.describe_topics(
+            [topic for topic, known in documents if known.facts.get("store") == self._store], self._document
+        )
 
     def _learn_times(self) -> None:
         """Read times that are numbers, and those without a zone, as earlier runs did, unless unit or zone are given."""
-        mapping, of_times = self.mapping, (self._positions(), self._store, self.mapping.time)
-        self._unit, self._zone = time_unit_of(*of_times), time_zone_of(*of_times)
+        mapping, known = self.mapping, times_in(self._document).get(self.mapping.time, {})
+        self._unit, self._zone = known.get("unit"), known.get("zone")
         if not mapping.has_numbers:
             self.unit_before = self._unit
         if not mapping.has_zoneless:
@@ -440,42 +458,36 @@ class FileLinker:
             mapping.zone = TimeZone(self._zone)
 
     def _keep_times(self) -> None:
-        """Put the unit of times that are numbers, and the zone of those that have none, before their first entry."""
-        mapping, of_times = self.mapping, (self._store, self.mapping.time)
-        if mapping.has_numbers and (unit := mapping.unit) is not None and unit != self._unit:
-            self._put_position(*time_unit_position(self._positions(), *of_times, unit))
-            self._unit = unit
-        if mapping.has_zoneless and mapping.zone is not None and (zone := mapping.zone.name) != self._zone:
-            self._put_position(*time_zone_position(self._positions(), *of_times, zone))
-            self._zone = zone
-
-    def _put_name(self, name: str) -> None:
-        """Put a position whose name says something of the files, unless the index has it."""
-        if self.index.durable_position(name) is None:
-            self._put_position(name, 1)
+        """Note the unit of times that are numbers, and the zone of those that have none, before their first entry."""
+        mapping = self.mapping
+        if mapping.has_numbers and mapping.unit is not None:
+            self._unit = mapping.unit
+        if mapping.has_zoneless and mapping.zone is not None:
+            self._zone = mapping.zone.name
+        if times := with_times(self._document, mapping.time, self._unit, self._zone):
+            self._describe(times=times)
 
     def _topics_of(self, batch: RowBatch) -> pa.DictionaryArray | npt.NDArray[np.object_]:
         """Return the topic of each row. A topic is named before its first entry."""
         if batch.topics is None:
+            assert self.topic is not None
+            self._name_topics([self.topic])
             return np.broadcast_to(np.array(self.topic, np.object_), len(batch.positions))
         topics = batch.topics.cast(pa.string()).dictionary_encode()
         self._name_topics(topics.dictionary.to_pylist())
         return topics
 
     def _name_topics(self, topics: Iterable[str]) -> None:
-        """Name the topics of rows whose topic is a field, before their first entry."""
-        for topic in topics if self.topic is None else ():
-            if topic not in self._topics:
-                if len(self._topics) == _MOST_TOPICS:
-                    raise InvalidArgument(
-                        f"{self.mapping.topic} has more than {_MOST_TOPICS:,} values, the last one {topic!r:.80}: "
-                        "choose another field for --topic, and make this one a --key"
-                    )
-                self._put_name(files_topic(topic))
-                self._topics.add(topic)
-
-    def _put_position(self, source: str, position: int) -> None:
-        self.patient(NO_ENTRIES, source, position)
+        """Give topics their document, before their first entry."""
+        new = [topic for topic in topics if topic not in self._topics]
+        if len(self._topics) + len(new) > _MOST_TOPICS:
+            raise InvalidArgument(
+                f"{self.mapping.topic} has more than {_MOST_TOPICS:,} values, the last one {new[-1]!r:.80}: "
+                "choose another field for --topic, and make this one a --key"
+            )
+        if new:
+            self.index.describe_topics(new, self._document)
+            self._topics |= {*new}
 
     def _put_at(self, columns: dict[str, Any], position: int) -> None:
         """Put entries and the position of the log. If rows are archived, they wait for that."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Self, cast
@@ -24,6 +24,7 @@ from tiered_index.base.kernels import crc32
 from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import each
 from tiered_index.connectors.archive import record_at
+from tiered_index.connectors.documents import key_rules, of_store
 from tiered_index.connectors.files.listing import LinkedFiles, SourceFile, as_it_is
 from tiered_index.connectors.files.rows.batch import RowFile
 from tiered_index.connectors.files.rows.columns import MAX_ROW_BYTES
@@ -41,12 +42,10 @@ from tiered_index.connectors.files.rows.text import (
     read_text,
 )
 from tiered_index.connectors.files.rows.values import rows_as_json
-from tiered_index.connectors.systems import position_names
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import linked_store, rows_store
 from tiered_index.format.segments.segment import LOST, LinkedSegment
 from tiered_index.service.index import IndexService
-from tiered_index.service.log.topic_keys import rules_in
 from tiered_index.service.read.answers.messages import Fetched, Search
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.places import file_place, has_files
@@ -168,7 +167,7 @@ class FileRows:
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files in one of the indexes. No request."""
-        return has_files([archive.state() for archive in self._archives.values()], self._names, topic)
+        return has_files([archive.state() for archive in self._archives.values()], self._index.topic_document, topic)
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of files are in the answers."""
@@ -441,13 +440,10 @@ class FileRows:
         """
         store, topic_field = segment.store, segment.topic_field
         if (store, topic_field) not in self._mappings or again:
-            keys = rules_in(self._names(), store)
+            described = of_store(self._index.topic_documents().values(), store)
+            keys = sorted(key_rules(() if described is None else (described,)))
             self._mappings[store, topic_field] = RowMapping(keys, "@", topic=topic_field) if keys else None
         mapping = self._mappings[store, topic_field]
         if segment.topic is None and (mapping is None or mapping.topic is None):
             raise _NoRow
         return mapping
-
-    def _names(self) -> Collection[str]:
-        """Return the names of all positions of the index."""
-        return position_names(self._index)

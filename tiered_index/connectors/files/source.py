@@ -25,6 +25,7 @@ from tiered_index.connectors.files.listing import SourceFile, Unlisted, listed_f
 from tiered_index.connectors.files.spec import FilesOptions
 from tiered_index.connectors.source import FIRST, Batch, Lag, Put, Stopped
 from tiered_index.errors import ObjectNotFound, StorageUnavailable, listed
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 
 # the time for which a file without an end stands still before it is read
@@ -81,6 +82,10 @@ class FileSource:
         self._looks, self._is_interrupted, self._is_ending = 0, False, False
         self._put_batch: Put = index.put_source_batch
         self._stop = Event()
+
+    def document(self, topic: str) -> TopicDocument:
+        """As `Source`."""
+        return self.linker.document(topic)
 
     def attach(self, put: Put, stop: Event) -> None:
         """As `Source.attach`."""

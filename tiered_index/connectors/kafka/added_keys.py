@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tiered_index.base.clock import Clock
 from tiered_index.base.units import MAX_TIMESTAMP_MS
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange
 from tiered_index.connectors.kafka.columns import FORMAT, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
@@ -24,6 +25,7 @@ from tiered_index.connectors.kafka.record import KafkaRecord
 from tiered_index.connectors.source import Batch, no_entries
 from tiered_index.errors import InvalidArgument, StorageUnavailable, listed
 from tiered_index.format.names import topic_of_store
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import LostRange
 from tiered_index.service.log.topic_keys import (
@@ -60,6 +62,7 @@ class AddedRules:
     is_live: Callable[[Name], bool | None]
     # by topic
     _keys: dict[str, RecordKeys] = field(default_factory=dict)
+    _documents: dict[str, TopicDocument] = field(default_factory=dict)
     _positions: dict[str, int] = field(default_factory=dict)
 
     def of(self, topic: str) -> RecordKeys:
@@ -70,6 +73,11 @@ class AddedRules:
         if topic not in self._keys:
             self._settle(topic)
         return self._keys[topic]
+
+    def document(self, topic: str) -> TopicDocument:
+        """Return the document of a topic: the cluster, and all rules by which records have keys, or had."""
+        self.of(topic)
+        return self._documents[topic]
 
     def _settle(self, topic: str) -> None:
         durable = self.index.durable_positions()
@@ -84,6 +92,10 @@ class AddedRules:
         ends = {log: at for log, at in positions_by_store(durable).items() if scope_of(log) == scope}
         dropped = [rule for rule in known if rule in self.dropped]
         added = [rule for rule in rules if rule not in known]
+        self._documents[topic] = document_of("kafka", {"cluster": self.cluster, "keys": sorted({*ever, *rules})})
+        if added:
+            # before the first entry by a new rule
+            self.index.describe_topics([topic], self._documents[topic])
         for rule in added:
             self._put(added_positions(self._positions, scope, rule, {} if self.restart else ends))
         for rule in dropped:

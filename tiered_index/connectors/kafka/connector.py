@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
+from tiered_index.connectors.documents import key_rules
 from tiered_index.connectors.erasure import columns_to_erase
 from tiered_index.connectors.kafka.archive import EVERY_S, KafkaArchiver
 from tiered_index.connectors.kafka.client.broker import KafkaAddress, KafkaBroker, check_setting, read_settings
@@ -15,11 +16,12 @@ from tiered_index.connectors.kafka.client.calls import Watch
 from tiered_index.connectors.kafka.columns import FORMAT
 from tiered_index.connectors.kafka.keys import RecordKeys
 from tiered_index.connectors.kafka.messages import KafkaMessages, parse_place
-from tiered_index.connectors.kafka.names import keys_in
+from tiered_index.connectors.kafka.names import documents_of
 from tiered_index.connectors.kafka.source import KafkaSource, check_cluster, is_pattern
 from tiered_index.connectors.kafka.spec import KafkaClientOptions, KafkaOptions
 from tiered_index.connectors.options import pairs
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest, MakeFind
 from tiered_index.service.read.answers.messages import Fetched
@@ -57,7 +59,8 @@ class IndexRecords:
 
     def _now(self) -> KafkaMessages:
         places = self.places
-        return KafkaMessages(places.archives, places.place, keys_in(places.names()) | places.keys)
+        keys = key_rules(documents_of(places.documents().values()))
+        return KafkaMessages(places.archives, places.place, keys | places.keys)
 
 
 class KafkaConnector:
@@ -132,9 +135,9 @@ class KafkaConnector:
         """As `Connector.messages`."""
         return IndexRecords(places)
 
-    def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:
+    def erasure(self, request: EraseRequest, document: TopicDocument | None) -> MakeFind:
         """As `Connector.erasure`."""
-        return columns_to_erase(FORMAT, request, keys_in(positions, request.topic))
+        return columns_to_erase(FORMAT, request, key_rules(documents_of([document])))
 
 
 CONNECTOR: SourceConnector = KafkaConnector()

@@ -17,10 +17,11 @@ import pyarrow as pa
 from tiered_index.base.threads import each
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.archive import record_at
+from tiered_index.connectors.documents import key_rules
 from tiered_index.connectors.kafka.client.broker import Deleted, KafkaBroker, NoTopic
 from tiered_index.connectors.kafka.columns import keys_in_notes, keys_of_rows, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, KeyFunction, RecordKeys
-from tiered_index.connectors.kafka.names import Name, keys_in
+from tiered_index.connectors.kafka.names import Name, documents_of
 from tiered_index.connectors.kafka.record import KafkaRecord
 from tiered_index.connectors.kafka.spec import SPEC
 from tiered_index.errors import (
@@ -32,6 +33,7 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.format.segments.columnar import notes_of
+from tiered_index.format.topic_documents import newest_of
 from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.segments import Segments
@@ -130,7 +132,8 @@ class KafkaMessages:
     def _settle(self, search: RecordSearch) -> None:
         sources = [search.item.source] if search.item is not None else list(self.archives)
         archives = [self.archives[source] for source in sources if source in self.archives]
-        rules = {*self.keys, *(key for archive in archives for key in keys_in(archive.state().positions))}
+        documents = [newest_of(search.place[0], [archive.state().documents]) for archive in archives]
+        rules = {*self.keys, *key_rules(documents_of(documents))}
         if self.broker is not None:
             self._ask_broker(self.broker, search, rules)
         for archive in archives:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
-from tiered_index.service.log.topic_keys import rules_in, scopes_in
+from tiered_index.format.topic_documents import TopicDocument
 
 BEGIN_PREFIX = "kafka-begin:"
 """Before a log's name in the archive: the position is the offset at which the log was read first, if it is not 0."""
@@ -62,9 +62,6 @@ def positions_by_store(positions: Mapping[str, int]) -> dict[str, int]:
     return greatest
 
 
-def keys_in(positions: Iterable[str], topic: str | None = None) -> set[str]:
-    """Return what `--key` gave for a topic (None: any), by the names of positions; "function": keys of a function."""
-    names = list(positions)
-    scopes = [scope for scope in scopes_in(names) if scope.startswith("kafka:")]
-    chosen = [scope for scope in scopes if topic is None or scope.rpartition("/")[2] == topic]
-    return {rule for scope in chosen for rule in rules_in(names, scope)}
+def documents_of(documents: Iterable[TopicDocument | None]) -> list[TopicDocument]:
+    """Return the documents of topics of Kafka."""
+    return [document for document in documents if document is not None and document.connector == "kafka"]

@@ -9,10 +9,11 @@ from typing import Literal
 
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.connectors.archiver import archived_end
+from tiered_index.connectors.documents import key_rules
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange, Place
 from tiered_index.connectors.kafka.columns import topic_id_of_file
 from tiered_index.connectors.kafka.keys import RecordKeys
-from tiered_index.connectors.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, keys_in
+from tiered_index.connectors.kafka.names import BEGIN_PREFIX, EPOCH_PREFIX, Name, documents_of
 from tiered_index.connectors.kafka.partitions import OffsetOutOfRange, OldestTimes, Partition, ReadBatch
 from tiered_index.connectors.source import Loss, no_entries
 from tiered_index.errors import ConfigError, CorruptFile, ObjectNotFound
@@ -66,7 +67,7 @@ class LogPositions:
         """Return the extraction of all keys that this run and earlier runs put."""
         if self.keys.function is not None:
             return self.keys
-        return RecordKeys.by_rules({*self.keys.rules, *keys_in(self.index.durable_positions())})
+        return RecordKeys.by_rules({*self.keys.rules, *key_rules(documents_of(self.index.topic_documents().values()))})
 
     def taken_up(
         self, before: Partition | None, place: Place, durable: tuple[Name, int] | None, topic_id: str, log: LogRange

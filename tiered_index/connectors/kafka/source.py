@@ -88,6 +88,7 @@ from tiered_index.errors import (
     TieredIndexError,
     did_you_mean,
 )
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 
 _log = logging.getLogger(__name__)
@@ -522,6 +523,10 @@ class KafkaSource:
         return self._positions.all_keys()
 
     # the protocol `Source`
+
+    def document(self, topic: str) -> TopicDocument:
+        """As `Source`."""
+        return self._added.document(topic)
 
     def lacks(self, messages: int, hidden: int, left_out: int) -> list[str]:
         """Return why none of the records has a key."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.connectors.rocketmq.log.layout import decode_offset_msg_id
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory, check_apart, unreadable_queues
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, folder_of
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest, MakeFind
 from tiered_index.storage.probe import AbilityFinding
@@ -105,11 +106,11 @@ class RocketmqConnector:
 
     def messages(self, places: MessagePlaces) -> RocketmqMessages:
         """As `Connector.messages`. Raises `InvalidArgument` for a store beside several indexes."""
-        names = places.names if places.index is not None else None
+        documents = places.documents if places.index is not None else None
         of_index: dict[str, Any] = {"threads": places.config.query_threads, "root": places.config.root}
-        return RocketmqMessages(places.place, places.archives, **of_index, positions=names)
+        return RocketmqMessages(places.place, places.archives, **of_index, documents=documents)
 
-    def erasure(self, request: EraseRequest, positions: Collection[str]) -> MakeFind:
+    def erasure(self, request: EraseRequest, document: TopicDocument | None) -> MakeFind:
         """As `Connector.erasure`."""
         return partial(MessagesToErase, request)
 

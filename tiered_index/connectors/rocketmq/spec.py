@@ -11,8 +11,6 @@ from urllib.parse import unquote, urlsplit
 from tiered_index.connectors.options import declare
 from tiered_index.connectors.registry import ConnectorSpec, Words
 
-TAGS_SOURCE = "rocketmq-tags:"
-"""The source whose position an index has once messages are also indexed by their tags."""
 _of_store = partial(declare, rich_help_panel="RocketMQ stores")
 
 

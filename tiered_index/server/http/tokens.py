@@ -34,7 +34,6 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from tiered_index.base.documents import typed
-from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable, did_you_mean
 from tiered_index.server.http.problems import Refused
 from tiered_index.service.write.owned import prefix_of_follower
@@ -74,13 +73,9 @@ class Caller:
     def sees_source(self, source: str) -> bool:
         """Return whether the caller may see a source of entries, whose name may have names of other topics.
 
-        A token may have the name of a kind of followed sources. `TAGS_SOURCE` names no topic.
+        A token may have the name of a kind of followed sources.
         """
-        return (
-            self.topics is None
-            or source == TAGS_SOURCE
-            or (source.startswith(f"{self.name}:") and not prefix_of_follower(source))
-        )
+        return self.topics is None or (source.startswith(f"{self.name}:") and not prefix_of_follower(source))
 
     def need_topic(self, topic: str) -> None:
         """Raise `Refused` if the caller may not see a topic."""

@@ -277,7 +277,9 @@ class Lifecycle:
                     # before the claim, as at the start
                     context.root.name_storage(context.config.storage)
                 session.claim()
-            context.flusher.learn(self.refresh().positions)
+            state = self.refresh()
+            context.flusher.topics.learn(state.documents)
+            context.flusher.learn(state.positions)
             session.log_error = None
         self._time.learn(session.log.state)
         self._time.follow_wall()

@@ -32,7 +32,8 @@ from tiered_index.errors import (
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
-from tiered_index.service.life.context import has_newer_positions, own_positions
+from tiered_index.format.topic_documents import Documents, newest_documents
+from tiered_index.service.life.context import has_newer_positions, own_documents, own_positions
 from tiered_index.service.life.same_file import check_same, is_in
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
@@ -73,6 +74,7 @@ class Recovered:
     journals: dict[str, Journal] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     topics: list[tuple[int, str]] = field(default_factory=list)
+    documents: Documents = field(default_factory=dict)
     next_sequence: int = 1
     notes: list[str] = field(default_factory=list)
 
@@ -171,12 +173,14 @@ class _Recovery:
         files: list[CompactedFile | UnsealedFile] = [*recovered.compacted, *recovered.uploaded, *recovered.unsealed]
         for file in files:
             recovered.positions = max_positions(recovered.positions, own_positions(file))
+            recovered.documents = newest_documents(recovered.documents, own_documents(file))
             recovered.topics += (
                 file.journal.topics.items() if isinstance(file, UnsealedFile) else file.metadata().topics
             )
             recovered.next_sequence = max(recovered.next_sequence, file.sequence + 1)
         if state is not None:
             recovered.positions = max_positions(recovered.positions, state.positions)
+            recovered.documents = newest_documents(state.documents, recovered.documents)
             recovered.next_sequence = max([recovered.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
 
     def _set_strangers_aside(self, wanted: Layout) -> None:

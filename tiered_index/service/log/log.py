@@ -50,6 +50,7 @@ from tiered_index.format.names import (
     log_name,
     number_of,
 )
+from tiered_index.format.topic_documents import NO_DOCUMENTS, Documents, missing_documents
 from tiered_index.service.log.identity import Identity
 from tiered_index.service.log.range_objects import whole_record, whole_state
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
@@ -279,6 +280,8 @@ class StorageLog:
         self.clock = clock
         self.state = LogState()  # the state after the newest record read
         self.shows: Callable[[LogState], object] = lambda _: None
+        self.documents: Callable[[], Documents] = lambda: NO_DOCUMENTS
+        """Returns the documents of the writer's topics. Each of its records has those that the log lacks."""
         """Gets each state, so that lookups see it."""
         self._checkpoints = Checkpoints(storage, checkpoint_every)
         # the listing of the newest record that was read: a replaced one has another size or time
@@ -662,6 +665,8 @@ class StorageLog:
             made = make(state)
             if made is None:
                 return state
+            if root_id and (documents := missing_documents(self.documents(), state.documents)):
+                made = replace(made, documents=documents)
             made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
             record, data = _as_read(replace(made, previous=state.digest, root=root_id))
             after = state.apply(record, log_name(record.number))

@@ -47,6 +47,7 @@ from tiered_index.format.segments.segment import ArchivedSegment as ArchivedSegm
 from tiered_index.format.segments.segment import Stored as Stored
 from tiered_index.format.segments.segment import Text
 from tiered_index.format.slots import SlotMap
+from tiered_index.format.topic_documents import Documents, StoredDocuments, documents_in, stored_documents
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.service.log.expired import NOTHING, Expired, StoredExpired
 from tiered_index.service.log.replaced import Range, RangeTable
@@ -468,6 +469,8 @@ class LogRecord:
     add: tuple[StoredObject, ...] = ()
     remove: tuple[str, ...] = ()
     positions: dict[str, int] = field(default_factory=dict)
+    documents: Documents = field(default_factory=dict)
+    """The new revisions of topics' documents."""
     genesis: IndexDescriptor | None = None
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: tuple[LostObject, ...] = ()
@@ -516,6 +519,7 @@ class LogRecord:
                 "positions": self.positions,
                 "genesis": self.genesis.to_json() if self.genesis else None,
                 **optional_members(self.batches, self.lost, self.catalogs, self.ranges),
+                **documents_member(self.documents),
                 **retired_member(self.retired),
                 **expired_member(self.expired, self.range_tables),
                 **({"retire": [segment.to_json() for segment in self.retire]} if self.retire else {}),
@@ -549,6 +553,11 @@ def optional_members(
     groups: dict[str, Iterable[Stored]] = {"catalogs": catalogs, "ranges": ranges}
     members |= {name: [part.to_json() for part in group] for name, group in groups.items()}
     return {name: member for name, member in members.items() if member}
+
+
+def documents_member(documents: Documents) -> dict[str, Any]:
+    """Return the field `documents` unless it is empty."""
+    return {"documents": stored_documents(documents)} if documents else {}
 
 
 def retired_member(retired: RetiredPlaces) -> dict[str, Any]:
@@ -613,6 +622,7 @@ class Common(Struct, kw_only=True):
     """The stored fields that records and checkpoints have."""
 
     positions: Positions
+    documents: StoredDocuments = ()
     catalogs: tuple[StoredCatalog, ...] = ()
     retired: dict[str, tuple[tuple[Place, ...], tuple[Count, ...]]] = msgspec.field(default_factory=dict)
     batches: dict[str, _StoredBatch] = msgspec.field(default_factory=dict)
@@ -627,6 +637,7 @@ class Common(Struct, kw_only=True):
         members["batches"] = {
             name: StreamBatch(batch.number, batch.entries, int(batch.checksum, 16)) for name, batch in stored
         }
+        members["documents"] = documents_in(self.documents)
         members["expired"] = self.expired.read() if self.expired else NOTHING
         members["retired"] = {store: dict(zip(*of, strict=True)) for store, of in self.retired.items()}
         return members

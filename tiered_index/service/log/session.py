@@ -40,6 +40,7 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import LEASE_PREFIX, lease_name
+from tiered_index.format.topic_documents import Documents
 from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.log import LAST, StorageLog, fenced, own_objects
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, LostObject
@@ -312,6 +313,7 @@ class StorageSession:
     mixed: StorageBehind | None = None  # the storage also has another history of the index
     kept_expired: Expired = NOTHING  # by the copy of the log in the root
     kept_positions: dict[str, int] = field(default_factory=dict)  # by the same copy
+    kept_documents: Documents = field(default_factory=dict)  # by the same copy
     _lease: Lease | None = None
     _is_probed: bool = False
     _watch: LeaseWatch = field(init=False)

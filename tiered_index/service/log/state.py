@@ -12,6 +12,7 @@ from msgspec import structs
 from tiered_index.errors import CorruptFile
 from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.format.segments.catalog import LogRows
+from tiered_index.format.topic_documents import Documents, newest_documents
 from tiered_index.service.log import checkpoint
 from tiered_index.service.log.columns import columns_of
 from tiered_index.service.log.expired import NOTHING, Expired
@@ -29,6 +30,7 @@ from tiered_index.service.log.records import (
     StoredRanges,
     StreamBatch,
     check_slots,
+    documents_member,
     expired_member,
     max_positions,
     optional_members,
@@ -79,6 +81,8 @@ class LogState:
     genesis: IndexDescriptor | None = None
     objects: dict[str, StoredObject] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
+    documents: Documents = field(default_factory=dict)
+    """The newest document of each topic that a connector wrote."""
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: dict[str, LostObject] = field(default_factory=dict)
     expired: Expired = NOTHING
@@ -258,6 +262,7 @@ class LogState:
                 **optional_members(
                     self.batches, self.lost.values(), self.catalogs.values(), self.range_objects.values()
                 ),
+                **documents_member(self.documents),
                 **retired_member(self.retired),
                 **expired_member(self.expired, self.range_tables),
                 **({"range_tables": tables} if tables else {}),
@@ -423,6 +428,7 @@ class LogReplay:
             epoch=max(now.epoch, record.epoch),
             genesis=genesis,
             positions=positions,
+            documents=newest_documents(now.documents, record.documents),
             catalogs=catalogs,
             retired=retired,
             batches={**held, **later},

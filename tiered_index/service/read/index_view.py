@@ -33,6 +33,7 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.schema import Schema
+from tiered_index.format.topic_documents import NO_DOCUMENTS, Documents
 from tiered_index.service.log.identity import RootBeside, exceeds, other_file
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
@@ -436,6 +437,11 @@ class IndexView(Polled):
             assert local is not None, "there is a root"
             return self._local_and_stored(local, snapshot, *ALWAYS) + unread(local.error or local.not_asked)
 
+    def documents(self) -> list[Documents]:
+        """Return the documents of topics in the log and in the root's files. The caller must check as above."""
+        known = [documents for handle in self.all_handles() if (documents := _documents_of(handle))]
+        return [self.log_state.documents, *known]
+
     def _look(self, root_view: RootView) -> _Local:
         """Look at the root, then read the log if the folders have changed since it was last read."""
         # In this order, because a file that leaves the root in between is in at least one of them.
@@ -526,3 +532,10 @@ def _backed(local: Handle, stored: Handle | None) -> Handle:
         return replace(local, stored=stored.stored)
     # the root has an earlier state of the file, or its writer has published more meanwhile
     return stored if local.count < stored.count else local
+
+
+def _documents_of(handle: Handle) -> Documents:
+    """Return the documents in a file of a root, which the log may lack."""
+    if isinstance(handle, UnsealedView):
+        return handle.journal.documents
+    return handle.metadata().documents if isinstance(handle, CompactedFile) and handle.is_local else NO_DOCUMENTS

@@ -12,6 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
@@ -23,6 +24,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed, InvalidArgument, PartialAnswer, TieredIndexError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.budget import Limits, LookupBudget, LookupLimits
@@ -40,7 +42,7 @@ from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT, 
 from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
-from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResult
+from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResult, TopicSummary
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -238,7 +240,14 @@ class Lookups(ABC, Generic[ItemT]):
         def answer(search_all: SearchAll[StatsScan]) -> TopicsResult:
             return self._engine.topics(search_all, lambda files: self._once(files, *within), *within)
 
-        return self._answer("topics", answer, allow_partial, bounds)
+        result = self._answer("topics", answer, allow_partial, bounds)
+        documents = self.topic_documents()
+        topics = [_described(topic, documents.get(topic.topic)) for topic in result.topics]
+        return replace(result, topics=tuple(topics))
+
+    @abstractmethod
+    def topic_documents(self) -> dict[str, TopicDocument]:
+        """See `IndexReader.topic_documents`."""
 
     def export(
         self,
@@ -507,3 +516,10 @@ def _refuse_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_refuse_after_fork)
+
+
+def _described(topic: TopicSummary, document: TopicDocument | None) -> TopicSummary:
+    """Return the summary of a topic with what its document says."""
+    if document is None:
+        return topic
+    return replace(topic, key_names=document.key_names, connector=document.connector)

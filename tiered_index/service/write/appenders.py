@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from tiered_index.base.clock import Clock, StepTimes
 from tiered_index.errors import DiskFull, TieredIndexError
-from tiered_index.format.journal import Journal, fit_record, in_records
+from tiered_index.format.journal import Journal, documents_in_records, fit_record, in_records
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import UNSEALED, new_file_id
+from tiered_index.format.topic_documents import Documents, Revision, missing_documents
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.files.snapshot import Catalog
@@ -108,6 +109,8 @@ class Appender:
     _given_up: list[UnsealedFile] = field(default_factory=list)
     # the length of the active file's journal when room for more of it was last found
     _journal_bytes: int = 0
+    # the active file, and the documents that it or the log has
+    _documented: tuple[str, Documents | None] = "", None
 
     def write(self, run: FlushRun) -> None:
         """Make the remaining rows durable. Raises typed errors; a repeated call continues."""
@@ -151,15 +154,33 @@ class Appender:
         positions: dict[str, int],
         interval: tuple[int, int] | None,
     ) -> None:
+        known = self.context.topics.documents
         *before, carried = in_records(self._carried)
+        *earlier, documents = documents_in_records(self._lacking(file, names, known))
+        nothing = {name: values[:0] for name, values in piece.items()}
         for part in before:
-            file.append({name: values[:0] for name, values in piece.items()}, [], part)
-        file.append(piece, names, max_positions(carried, positions), interval)
+            file.append(nothing, [], part)
+        for described in earlier:
+            file.append(nothing, [], {}, documents=described)
+        file.append(piece, names, max_positions(carried, positions), interval, documents)
+        self._documented = file.file_id, known
         self._show(file)
         self._carried = {}
         while self._given_up:
             self._given_up[-1].discard(self.context.deletions)
             self._given_up.pop()
+
+    def _lacking(self, file: UnsealedFile, names: list[tuple[int, str]], known: Documents) -> dict[str, Revision]:
+        """Return the documents that a file lacks: of its topics, and those that neither it nor the log has."""
+        if not known:
+            return {}
+        stored = file.journal.documents
+        lacking = dict[str, Revision]()
+        if self._documented[0] != file.file_id or self._documented[1] is not known:
+            published = self.context.log.state.documents
+            lacking = missing_documents(missing_documents(known, published), stored)
+        fresh = (topic for topic_id, topic in names if topic_id not in file.journal.topics)
+        return lacking | missing_documents({topic: known[topic] for topic in fresh if topic in known}, stored)
 
     def _show(self, file: UnsealedFile) -> None:
         """Make a file's entries visible to lookups."""

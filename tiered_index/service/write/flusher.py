@@ -18,6 +18,7 @@ from tiered_index.service.log.records import max_positions
 from tiered_index.service.write.appenders import Appender, FlushRun
 from tiered_index.service.write.buffer import WriteBuffer
 from tiered_index.service.write.marks import Marks
+from tiered_index.service.write.validation import TopicTable
 
 # entries of one round, unless a single `put_batch` has more
 _ROUND = 1 << 19
@@ -46,6 +47,11 @@ class Flusher:
     _round: list[tuple[Appender, FlushRun]] | None = None
     _closed: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def topics(self) -> TopicTable:
+        """The topics of the writer, with their documents."""
+        return self.main.context.topics
 
     def end(self) -> None:
         """Make every later call raise `IndexClosed`, since another writer may own the files."""

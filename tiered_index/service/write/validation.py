@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,17 @@ from tiered_index.format.keys.hashing import (
     next_topic_id,
 )
 from tiered_index.format.schema import Column, Schema
+from tiered_index.format.topic_documents import NO_DOCUMENTS, Documents, TopicDocument, new_revisions, newest_documents
 from tiered_index.service.read.answers.rows import check_integer, check_key, check_text, check_topic
 from tiered_index.types import MAX_KEY_UNITS, IndexItem
 
 
 class TopicTable:
-    """The topics of one writer: names by id, and ids by name."""
+    """The topics of one writer: names by id, ids by name, and the documents of topics."""
 
     def __init__(self) -> None:
+        self.documents: Documents = NO_DOCUMENTS
+        """The newest document of each topic; immutable, replaced by `describe` and `learn`."""
         self._lock = call_lock()
         self._names: dict[int, str] = {}
         self._ids: dict[str, frozenset[int]] = {}
@@ -92,6 +95,16 @@ class TopicTable:
                 fresh[topic_id] = topic
             for topic_id, topic in fresh.items():
                 self._add(topic_id, topic)
+
+    def describe(self, described: Mapping[str, TopicDocument]) -> None:
+        """Note the documents of topics, each as a new revision if the topic has another one."""
+        with self._lock:
+            self.documents = newest_documents(self.documents, new_revisions(self.documents, described))
+
+    def learn(self, documents: Documents) -> None:
+        """Take over documents that others wrote, or an earlier process."""
+        with self._lock:
+            self.documents = newest_documents(documents, self.documents)
 
     def ids(self, topic: str) -> frozenset[int]:
         """Return all ids of `topic`."""
@@ -263,14 +276,22 @@ def column_defaults(item_type: type[IndexItem] | None) -> dict[str, Any]:
         raise ConfigError(f"a default of {schema.name}: {error}") from error
 
 
+class CheckedBatch(NamedTuple):
+    """A batch as checked and hashed columns, the (id, name) pairs that it gives, and its distinct topics."""
+
+    columns: Columns
+    topic_ids: list[tuple[int, str]]
+    topics: list[str]
+
+
 def batch_columns(
     batch: Any,
     schema: Schema,
     topics: TopicTable,
     rule: HashRule = "abs",
     defaults: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[Columns, list[tuple[int, str]]]:
-    """Return a batch of `put_batch` as checked and hashed columns, and its (id, name) pairs.
+) -> CheckedBatch:
+    """Return a batch of `put_batch` as checked and hashed columns.
 
     Columns: `topic`, `queue_id`, `key`, `offset`, `size`, `timestamp_ms`, optionally `topic_id`, and every caller
     column of the schema without a default. A topic is text, or dictionary-encoded; a time is an integer, or an Arrow
@@ -343,7 +364,7 @@ def batch_columns(
     else:
         for name in key_names:
             columns[name] = columns[name].astype(np.uint32 if name == "fingerprint" else np.int32)
-    return columns, given_ids
+    return CheckedBatch(columns, given_ids, distinct)
 
 
 def has_columns_of_keys(keys: Any) -> bool:

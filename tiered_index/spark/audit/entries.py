@@ -141,7 +141,7 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
     """Yield the picked entries of a source. Raises `InvalidArgument`."""
     for whole in batches:
         batch = whole.filter(pc.is_valid(whole.column("key"))) if whole.column("key").null_count else whole
-        columns, _ = batch_columns(batch, schema, TopicTable(), picked.rule) if len(batch) else ({}, [])
+        columns = batch_columns(batch, schema, TopicTable(), picked.rule).columns if len(batch) else {}
         if not columns:
             continue
         topics, keys = batch.column("topic").dictionary_encode(), batch.column("key")

@@ -103,7 +103,7 @@ class RowWriter(EntryWriter):
                     f"`tiered-index ingest ... --drop-key {further[0]}`"
                 )
             wanted = self._rows.mapping().given
-            self._rows = self._rows.with_times_of(log.state.positions)
+            self._rows = self._rows.with_times_of(log.state)
             plan = FilePlan.of(self._rows, Segments(log.state, storage), files, config, wanted=wanted)
             plan.state_known(log)
         if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:

@@ -13,7 +13,6 @@ from tiered_index.base.encoding import MAX_BODY_BYTES, json_text
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.connectors.registry import CONNECTORS
-from tiered_index.connectors.systems import connector_of
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageSource
@@ -40,7 +39,7 @@ _ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 def check_place(messages: str, state: LogState) -> None:
     """Raise `ConfigError` if messages can't be read at an address, or not those of an index with this state."""
     if messages == ARCHIVE:
-        if not (connector_of(state.positions) or state.listed_logs or state.given_up or state.expired.segments):
+        if not (state.documents or state.listed_logs or state.given_up or state.expired.segments):
             raise ConfigError(
                 f"messages is {ARCHIVE!r}, but the index has no archived messages, and its entries are not those of "
                 "RocketMQ, Kafka or files that were ingested"

@@ -24,6 +24,7 @@ from msgspec import structs
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.base.kernels import crc32
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.documents import document_of, key_rules, of_store, times_in, with_times
 from tiered_index.connectors.files.damaged import DamageCounts, DamagedFiles
 from tiered_index.connectors.files.first_rows import FieldSearch, first_problem
 from tiered_index.connectors.files.identity import OldOffsets
@@ -39,12 +40,13 @@ from tiered_index.connectors.files.rows.places import local_path
 from tiered_index.connectors.files.rows.restart import RestartPoint, send_points, taken_points
 from tiered_index.connectors.files.rows.table import TABLES, ColumnsFile, ColumnsReading
 from tiered_index.connectors.files.rows.zone import TimeZone, UnclearTimes
-from tiered_index.connectors.systems import time_unit_of, time_unit_position, time_zone_of, time_zone_position
+from tiered_index.connectors.registry import FILES
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segments.segment import LinkedSegment, Segment
+from tiered_index.format.topic_documents import Documents, TopicDocument, new_revisions
 from tiered_index.service.jobs.segments.catalogs import check_behind, send_catalog
 from tiered_index.service.jobs.segments.linking import link
 from tiered_index.service.log.log import StorageLog
@@ -53,7 +55,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, Replace
 from tiered_index.service.log.state import LogState
 from tiered_index.service.log.topic_keys import added_positions, rules_of
 from tiered_index.service.read.answers.rows import check_topic
-from tiered_index.service.read.segments.places import FILES_QUEUE, files_topic
+from tiered_index.service.read.segments.places import FILES_QUEUE
 from tiered_index.service.read.segments.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark.addresses import AddressOf, StorageAddress
@@ -104,12 +106,27 @@ class RowsOfFiles:
         zone = None if self.zone is None else TimeZone(self.zone)
         return RowMapping(self.keys, self.time, self.unit, self.topic_path, self.dialect, self.is_guessed, zone)
 
-    def with_times_of(self, positions: Mapping[str, int]) -> RowsOfFiles:
-        """Return them with unit and zone of earlier runs, by the positions of an index, unless they have them."""
-        unit = time_unit_of(positions, self.store, self.time) if self.unit is None else None
-        zone = self.zone or time_zone_of(positions, self.store, self.time)
-        rows = replace(self, zone=zone)
+    def document_in(self, state: LogState) -> TopicDocument | None:
+        """Return the document of the topics of earlier runs; None: there was none."""
+        return of_store((revision.document for revision in state.documents.values()), self.store)
+
+    def with_times_of(self, state: LogState) -> RowsOfFiles:
+        """Return them with unit and zone of earlier runs, by the state of an index, unless they have them."""
+        known = times_in(self.document_in(state)).get(self.time, {})
+        unit = known.get("unit") if self.unit is None else None
+        rows = replace(self, zone=self.zone or known.get("zone"))
         return rows if unit is None else replace(rows, unit=unit, is_guessed=True)
+
+    def documents_after(self, state: LogState, topics: Collection[str]) -> Documents:
+        """Return the new documents of the topics of the log, for the record that adds rows of `topics`."""
+        known = self.document_in(state)
+        keys = {*key_rules(() if known is None else (known,)), *self.keys}
+        facts: dict[str, Any] = {"store": self.store, "keys": sorted(keys)}
+        if times := with_times(known, self.time, self.unit, self.zone):
+            facts["times"] = times
+        document = document_of(FILES, facts)
+        of_log = (topic for topic, revision in state.documents.items() if revision.document == known)
+        return new_revisions(state.documents, dict.fromkeys([*of_log, *topics], document))
 
     def with_times_read(self, units: Collection[str | None], *, has_zoneless: bool) -> RowsOfFiles:
         """Return them with the unit that tasks found, and without a zone that no time needed.
@@ -600,7 +617,7 @@ def link_files(
         log, of_source = index.log, settings.changed(storage=storage, root=None)
         check_own_columns(index.genesis.layout.schema)
         wanted = rows.mapping().given
-        rows = rows.with_keys_of(log.state.positions).with_times_of(log.state.positions)
+        rows = rows.with_keys_of(log.state.positions).with_times_of(log.state)
         mapping = rows.mapping()
         damage_counts = DamageCounts()
         damaged = DamagedFiles(damage_counts, mapping, is_strict=strict)
@@ -731,12 +748,7 @@ def publish_files(
     known, positions = log.state.positions, {rows.store: offsets[1]}
     if not rules_of(known, rows.store):
         positions |= {n: at for key in rows.keys for n, at in added_positions(known, rows.store, key, {}).items()}
-    if rows.unit not in (None, time_unit_of(known, rows.store, rows.time)):
-        positions |= [time_unit_position(known, rows.store, rows.time, rows.unit)]
-    if rows.zone not in (None, time_zone_of(known, rows.store, rows.time)):
-        positions |= [time_zone_position(known, rows.store, rows.time, rows.zone)]
-    if rows.topic is None:
-        positions |= {files_topic(topic): 1 for topic in topics}
+    topics = {*topics} if rows.topic is None else {rows.topic}
     publication = Publication(log, sent, named=names_object(log.storage))
     publication.check()
     stored = tuple(shard.stored for shard in shards)
@@ -750,7 +762,8 @@ def publish_files(
         if rules_of(state.positions, rows.store) not in ([], sorted(rows.keys)):
             raise InvalidArgument("another run has changed the keys of this topic meanwhile: build again")
         check_behind(state, [segment for segment in segments if isinstance(segment, LinkedSegment)])
-        record = LogRecord(0, "build", 0, "", 0, stored, (), positions, put_before_ms=latest_ms(stored))
+        more: dict[str, Any] = {"put_before_ms": latest_ms(stored), "documents": rows.documents_after(state, topics)}
+        record = LogRecord(0, "build", 0, "", 0, stored, (), positions, **more)
         return replace(record, catalogs=(catalog,), replaced=tuple(replaced))
 
     return publication.record("a build", make)

@@ -272,7 +272,7 @@ def _hashed(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[Colu
     def hashed(batch: pa.RecordBatch) -> Columns:
         if batch.column("key").null_count:
             batch = batch.filter(pc.is_valid(batch.column("key")))
-        columns, topic_ids = batch_columns(_with_topic_ids(batch, topics), layout.schema, topics, layout.hash)
+        columns, topic_ids, _ = batch_columns(_with_topic_ids(batch, topics), layout.schema, topics, layout.hash)
         if plan.queues is not None:
             names = dict(topic_ids)
             name_of: Callable[[int], str] = lambda topic_id: names.get(topic_id) or topics.name(topic_id)  # noqa: E731

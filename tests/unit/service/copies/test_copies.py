@@ -21,6 +21,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, Storag
 from tiered_index.format import verify
 from tiered_index.format.names import linked_store
 from tiered_index.format.segments.ranges import encode_ranges, ranges_crc32
+from tiered_index.format.topic_documents import Revision, TopicDocument
 from tiered_index.service.jobs import copying
 from tiered_index.service.jobs.copying import Copier, CopyStopped, difference
 from tiered_index.service.jobs.expiry import record_expiry
@@ -102,6 +103,7 @@ def test_every_member_of_the_state_is_copied():
         epoch=4,
         genesis=GENESIS,
         positions={"s": 5},
+        documents={"t": Revision(2, TopicDocument.of("kafka", 1, {"keys": ["order"]}))},
         batches={"q": StreamBatch(3, 10, 99)},
         put_before_ms=1_700_000_000_000,
         expiry_ms=1_700_000_000_001,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from tiered_index.base.call import check_deadline
 from tiered_index.base.threads import each
+from tiered_index.connectors.documents import words_of
 from tiered_index.connectors.registry import Words
 from tiered_index.connectors.rocketmq.archive.search import MessageSearch
 from tiered_index.connectors.rocketmq.follow.tail import TruncatedTail
@@ -33,10 +34,10 @@ from tiered_index.connectors.rocketmq.log.message import (
 )
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.connectors.rocketmq.spec import SPEC
-from tiered_index.connectors.systems import words_of
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import topic_of_store
 from tiered_index.format.segments.archived import DAMAGED_PIECE, SegmentTable
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.log.records import ArchivedSegment, LostRange
 from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.answers.messages import MANY, Fetched, MessageSource, MessagesResult, MessageState
@@ -91,9 +92,8 @@ class RocketmqMessages:
     For several indexes, `archive` maps the `source` of entries to archives, as `IndexReader.segment_archives`, and
     `store` must be None. `store` is the folder that has ``commitlog``. `store_name` limits the archive to one store's
     segments (None: all). `threads` bounds concurrent requests. `root` is the root of an index that follows the store;
-    its follower's fingerprints show which messages the broker cut off. `positions` returns the names of the indexes'
-    positions, which show the system that entries come from (None: RocketMQ). Raises `InvalidArgument` if `store` is not
-    a RocketMQ store.
+    its follower's fingerprints show which messages the broker cut off. `documents` returns the documents of topics,
+    which say what connector wrote them (None: RocketMQ's). Raises `InvalidArgument` if `store` is not a RocketMQ store.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RocketmqMessages:
         store_name: str | None = None,
         threads: int = 8,
         root: Path | None = None,
-        positions: Callable[[], Iterable[str]] | None = None,
+        documents: Callable[[], Mapping[str, TopicDocument]] | None = None,
     ) -> None:
         # Folder of the store directory
         self.store = StoreDirectory.open(store).folder if store is not None else None
@@ -119,7 +119,7 @@ class RocketmqMessages:
         self._store_name = store_name
         self._threads = threads
         self.root = root
-        self._positions = positions
+        self._documents = documents
         self._sees: Callable[[str], bool] | None = None
 
     @property
@@ -128,10 +128,10 @@ class RocketmqMessages:
         return tuple(self._archives.values())
 
     def words(self, topic: str) -> Words:
-        """Return the words of the system that a topic comes from."""
-        if self._folder is not None or self._positions is None:
+        """Return the words of the connector that wrote a topic."""
+        if self._folder is not None or self._documents is None:
             return SPEC.words
-        return words_of(self._positions(), topic)
+        return words_of(self._documents().get(topic))
 
     def seen_by(self, sees: Callable[[str], bool]) -> RocketmqMessages:
         """Return a copy for a caller that may see only the topics for which `sees` returns True.

@@ -26,6 +26,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.connectors.documents import document_of, of_store
 from tiered_index.connectors.rocketmq.follow.fingerprints import (
     FAR_BYTES,
     LogFingerprints,
@@ -51,11 +52,12 @@ from tiered_index.connectors.rocketmq.follow.tail import (
 from tiered_index.connectors.rocketmq.log.columns import IndexBatch, Selection, SkippedRange
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.connectors.rocketmq.log.evidence import dledger_log, gather, problem_of
+from tiered_index.connectors.rocketmq.log.layout import TAG_NAME
 from tiered_index.connectors.rocketmq.log.segments import End, Segment
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
-from tiered_index.connectors.source import Batch, Lag, Loss, ReadTime, no_entries
+from tiered_index.connectors.source import Batch, Lag, Loss, ReadTime
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import LostRange
 from tiered_index.storage.disk import Disk
@@ -111,10 +113,16 @@ def check_one_store(index: IndexService, source: str, *, restart: bool = False) 
         )
 
 
-def note_tags(index: IndexService, selection: Selection) -> None:
-    """Note durably that an index has entries of tags, if `selection` has them: a tag without entries is then none."""
-    if selection.tags and index.durable_position(TAGS_SOURCE) is None:
-        index.put_source_batch(no_entries(index), TAGS_SOURCE, 1)
+def document_of_store(index: IndexService, name: str, selection: Selection) -> TopicDocument:
+    """Return the document of the topics of a store. It names tags if the index has, or had, entries of them."""
+    known = of_store(index.topic_documents().values(), name)
+    has_tags = selection.tags or (known is not None and TAG_NAME in known.key_names)
+    return document_of("rocketmq", {"store": name, **names_of_keys(has_tags=has_tags)})
+
+
+def names_of_keys(*, has_tags: bool) -> dict[str, list[str]]:
+    """Return the fact in the document of a topic that says whether the tags of its messages are keys, too."""
+    return {"key_names": [TAG_NAME]} if has_tags else {}
 
 
 class Dispatcher:
@@ -214,11 +222,15 @@ class Dispatcher:
         # ended there; and the begin of the last such round
         self._zeros: tuple[int, int] | None = None
         self._passed_ms = 0
-        note_tags(index, self._reader.selection)
+        self._document = document_of_store(index, store.name, self._reader.selection)
 
     def positions(self) -> dict[str, int]:
         """Return the commit log offset after the last put message, by source; empty before the first message."""
         return {} if self.position is None else {self.store.source: self.position}
+
+    def document(self, topic: str) -> TopicDocument:
+        """As `Source`."""
+        return self._document
 
     def close(self) -> None:
         """Do nothing: a dispatcher keeps no file open."""

@@ -150,6 +150,10 @@ def tag_key(tags: str) -> str:
     return f"T#{tags}"
 
 
+TAG_NAME = tag_key("")
+"""What the keys of tags begin with."""
+
+
 def is_system_topic(topic: str) -> bool:
     """Return whether a topic is RocketMQ's own or a light queue's; its tiered store leaves these out.
 

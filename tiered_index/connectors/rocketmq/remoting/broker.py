@@ -22,7 +22,7 @@ from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.base.version import __version__
 from tiered_index.connectors.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
-from tiered_index.connectors.rocketmq.log.layout import Host, decode_offset_msg_id, is_system_topic, tag_key
+from tiered_index.connectors.rocketmq.log.layout import TAG_NAME, Host, decode_offset_msg_id, is_system_topic, tag_key
 from tiered_index.connectors.rocketmq.log.message import Message
 from tiered_index.connectors.rocketmq.log.store import queues_in
 from tiered_index.connectors.rocketmq.remoting.frames import (
@@ -47,7 +47,6 @@ from tiered_index.connectors.rocketmq.remoting.queue_sources import (
     queues_at_hand,
 )
 from tiered_index.connectors.rocketmq.remoting.throttled_log import ThrottledLog
-from tiered_index.connectors.rocketmq.spec import TAGS_SOURCE
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
@@ -480,7 +479,7 @@ class ReadOnlyBroker:
         remark = self._shortfall(topic, key, answer.messages)
         fields = self._updated(answer, caller)
         is_bare = not answer.messages and kind == _TAG and not unique and cursor is None
-        if is_bare and TAGS_SOURCE not in self._index.durable_positions():
+        if is_bare and not self._has_tags:
             return request.answered(ResponseCode.SYSTEM_ERROR, _NO_TAGS)
         if not messages:
             return request.answered(ResponseCode.QUERY_NOT_FOUND, remark or _NO_MESSAGE, fields=fields)
@@ -489,6 +488,11 @@ class ReadOnlyBroker:
             messages.reverse()
         body = b"".join([message.encode() for message in messages])
         return request.answered(ResponseCode.SUCCESS, remark, fields=fields, body=body)
+
+    @property
+    def _has_tags(self) -> bool:
+        """Whether messages are also indexed by their tags."""
+        return any(TAG_NAME in document.key_names for document in self._index.topic_documents().values())
 
     def _shortfall(self, topic: str, key: str, answered: Sequence[Fetched]) -> str | None:
         """Return a text about messages that the response lacks, and log the reasons; None: it lacks none."""

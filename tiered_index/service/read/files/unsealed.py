@@ -31,6 +31,7 @@ from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import row_form
+from tiered_index.format.topic_documents import NO_DOCUMENTS, Documents, newest_documents
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chains
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.answers.batch import LookupBatch, Matches, matching, search_batch
@@ -326,12 +327,13 @@ class UnsealedFile(UnsealedEntries):
         names: Iterable[tuple[int, str]],
         positions: dict[str, int],
         interval: tuple[int, int] | None = None,
+        documents: Documents = NO_DOCUMENTS,
     ) -> None:
         """Make a batch durable and visible. Space must be allocated (`lacking`).
 
         `columns` (native order, n rows that fit) have whole seconds. `names` are the (id, name) pairs of its topics.
-        `interval` is the smallest and the greatest second, if known. `positions` become durable with it. Raises
-        `OSError`. After any error the file accepts no more entries.
+        `interval` is the smallest and the greatest second, if known. `positions` and `documents` become durable with
+        it. Raises `OSError`. After any error the file accepts no more entries.
         """
         seconds = columns["second"]
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.journal.topics]
@@ -347,7 +349,7 @@ class UnsealedFile(UnsealedEntries):
         if len(batch):
             self._disk.sync(self._descriptor)
         record = BatchRecord(batch.first, len(batch), crc, low, high, batch.end_ms)
-        log = encode_batch(record, positions, fresh)
+        log = encode_batch(record, positions, fresh, documents)
         self._is_blank = False
         self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)
         self._disk.sync(self._journal_descriptor)
@@ -369,6 +371,7 @@ class UnsealedFile(UnsealedEntries):
         self.journal.valid_length += len(log)  # before the next line, because `_cut` must keep the records in memory
         self.journal.batches.append(record)
         self.journal.positions = max_positions(self.journal.positions, positions)
+        self.journal.documents = newest_documents(self.journal.documents, documents)
         self.failed = False
 
     def seal(self) -> None:

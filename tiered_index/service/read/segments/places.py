@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tiered_index.errors import IndexClosed
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segments.segment import LinkedSegment
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.segments import Segments
@@ -22,15 +23,10 @@ FILES_QUEUES = (FILES_QUEUE, TOPICS_QUEUE)
 """The queues that rows of files may have."""
 
 
-def files_topic(topic: str) -> str:
-    """Return the name of the position that says that rows of files have a topic by one of their fields."""
-    return f"files-topic:{topic}"
-
-
-def has_files(states: Sequence[LogState], names: Callable[[], Iterable[str]], topic: str) -> bool:
+def has_files(states: Sequence[LogState], document: Callable[[str], TopicDocument | None], topic: str) -> bool:
     """Return whether a topic has, or had, rows of files in one of the indexes with these states. No request.
 
-    `names` returns the names of all positions of the indexes.
+    `document` returns the document of a topic.
     """
     # each lookup asks this, and most indexes have no segments
     if not any(state.listed_logs or state.given_up for state in states):
@@ -39,7 +35,11 @@ def has_files(states: Sequence[LogState], names: Callable[[], Iterable[str]], to
         any(store in state.listed_logs or store in state.given_up for state in states)
         for store in (linked_store(topic, queue_id) for queue_id in FILES_QUEUES)
     )
-    return of_topic or (of_topics and files_topic(topic) in names())
+    if of_topic or not of_topics:
+        return of_topic
+    # its rows have it in one of their fields
+    described = document(topic)
+    return described is not None and described.facts.get("store") == linked_store("", TOPICS_QUEUE)
 
 
 def alive(index: weakref.ref[T]) -> T:
@@ -62,17 +62,17 @@ def file_place(segment: LinkedSegment, offset: int) -> FilePlace:
 class RowPlaces:
     """The places of the rows of files.
 
-    `states` returns the states of the indexes' logs, `archives` their archives, by the `source` of entries, and `names`
-    the names of all positions. The archives are asked for only if there are files.
+    `states` returns the states of the indexes' logs, `archives` their archives, by the `source` of entries, and
+    `document` the document of a topic. The archives are asked for only if there are files.
     """
 
     states: Callable[[], Sequence[LogState]]
     archives: Callable[[], Mapping[str | None, SegmentArchive]]
-    names: Callable[[], Iterable[str]]
+    document: Callable[[str], TopicDocument | None]
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files. No request."""
-        return has_files(self.states(), self.names, topic)
+        return has_files(self.states(), self.document, topic)
 
     def of(
         self, topic: str, sources: Sequence[str | None], queue_ids: Sequence[int], offsets: Sequence[int]
