@@ -1,25 +1,30 @@
 """A connector for streams of Redis, as a package of its own has it: a stream is a topic, and an entry a message.
 
-An entry MS-SEQ has the offset MS * 2^20 + SEQ, and its field ``key`` is its key. Needs Redis 7 and the package `redis`.
+An entry MS-SEQ has the offset MS * 2^20 + SEQ, and its field ``key`` is its key. Entries are archived: they are found
+after Redis has trimmed them. Needs Redis 7 and the package `redis`.
 """
 
 import contextlib
 import re
 from dataclasses import dataclass
 
+import pyarrow as pa
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tiered_index.connectors.archive import SHARED, ArchiveFormat, entries_of
+from tiered_index.connectors.archiver import PutArchiver
+from tiered_index.connectors.connector_messages import ConnectorMessages
 from tiered_index.connectors.contract import OpenedSource
+from tiered_index.connectors.erasure import columns_to_erase
 from tiered_index.connectors.registry import ConnectorSpec
 from tiered_index.connectors.source import Batch, Lag, Loss
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.keys.spelling import key_text
-from tiered_index.service.read.answers.messages import Fetched
 
-SCHEME = "redis://"
-ADDRESS = re.compile(r"redis://([^/:]+):(\d+)/(.+)")
+SCHEME = "redis:"
+ADDRESS = re.compile(r"redis://([^/:]+):(\d+)/([^/]+)")
 SEQ_BITS = 20
 # entries of a batch, and the longest wait for an answer: a source must close within 10 s
 COUNT, TIMEOUT_S = 1000, 2
@@ -27,7 +32,15 @@ SPEC = ConnectorSpec(
     name="redis",
     title="a stream of Redis",
     open="redis_streams:CONNECTOR",
-    claims=lambda address: address.startswith(SCHEME),
+    claims=lambda address: address.startswith(f"{SCHEME}//"),
+)
+FIELDS = pa.list_(pa.struct({"name": pa.binary(), "value": pa.binary()}))
+FORMAT = ArchiveFormat(
+    "archived entries of Redis",
+    "redis_streams.entries",
+    1,
+    pa.schema({**SHARED, "fields": FIELDS}),
+    texts=("fields.list.element.name", "fields.list.element.value", "keys.list.element"),
 )
 
 
@@ -42,48 +55,66 @@ def id_of(offset):
     return f"{offset >> SEQ_BITS}-{offset & (1 << SEQ_BITS) - 1}"
 
 
-def parse(address):
-    matched = ADDRESS.fullmatch(address)
-    if matched is None:
-        raise InvalidArgument(f"{address}: write redis://HOST:PORT/STREAM")
-    return matched[1], int(matched[2]), matched[3]
+class Stream:
+    """A stream of a server."""
 
+    def __init__(self, address):
+        if (matched := ADDRESS.fullmatch(address)) is None:
+            raise InvalidArgument(f"{address}: write redis://HOST:PORT/STREAM")
+        host, port, self.topic = matched.groups()
+        waits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        self.client = redis.Redis(host, int(port), retry=Retry(NoBackoff(), 0), **waits)
+        # its log in the archive, and its position
+        self.place, self.store = address, f"{SCHEME}{host}:{port}/{self.topic}/0"
 
-def connect(host, port):
-    waits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
-    return redis.Redis(host, port, retry=Retry(NoBackoff(), 0), **waits)
+    @contextlib.contextmanager
+    def asking(self):
+        try:
+            yield self.client
+        except redis.RedisError as error:
+            raise StorageUnavailable(f"{self.place}: {error}") from error
 
+    def table(self, rows):
+        """Return entries as the columns of the archive."""
+        columns = {
+            "topic": [self.topic] * len(rows),
+            "offset": [offset_of(entry_id) for entry_id, _ in rows],
+            "timestamp": [offset_of(entry_id) >> SEQ_BITS for entry_id, _ in rows],
+            "keys": [[key_text(fields[b"key"])] if b"key" in fields else [] for _, fields in rows],
+            "fields": [[{"name": name, "value": text} for name, text in fields.items()] for _, fields in rows],
+        }
+        return pa.table(columns, FORMAT.schema)
 
-@contextlib.contextmanager
-def asking(place):
-    try:
-        yield
-    except redis.RedisError as error:
-        raise StorageUnavailable(f"{place}: {error}") from error
+    def read(self, topic, queue_id, offset):
+        """Return the entry at an offset as columns of the archive: one row, or none. None: it is another stream's."""
+        with self.asking() as client:
+            return self.table(client.xrange(self.topic, id_of(offset), id_of(offset))) if topic == self.topic else None
+
+    def close(self):
+        self.client.close()
 
 
 class StreamSource:
     unit, offsets = "milliseconds", "offsets"
 
-    def __init__(self, index, address, follow):
-        host, port, self.stream = parse(address)
-        self.place, self.follow, self.trouble = address, follow, None
-        self.client, self.deleted = connect(host, port), 0
+    def __init__(self, index, stream, follow):
+        self.stream, self.place, self.follow = stream, stream.place, follow
+        self.trouble, self.deleted, self.generation = None, 0, 0
         # each stream that replaced an earlier one has positions under a name of its own
-        self.name, generation = f"redis:{address}", 0
-        while index.durable_position(f"redis:{address}#{generation + 1}") is not None:
-            generation += 1
-            self.name = f"redis:{address}#{generation}"
-        self.generation = generation
+        while index.durable_position(self.named(self.generation + 1)) is not None:
+            self.generation += 1
+        self.name = self.named(self.generation)
         self.position = index.durable_position(self.name) or 0
+
+    def named(self, generation):
+        return f"{self.stream.store}#{generation}" if generation else self.stream.store
 
     def positions(self):
         return {self.name: self.position}
 
     def batches(self):
         try:
-            with asking(self.place):
-                yield from self.round()
+            yield from self.round()
             self.trouble = None
         except StorageUnavailable as error:
             self.trouble = str(error)
@@ -97,31 +128,23 @@ class StreamSource:
         for loss in losses:
             if loss.kind == "rewritten":
                 self.generation, self.position = self.generation + 1, 0
-                self.name = f"redis:{self.place}#{self.generation}"
+                self.name = self.named(self.generation)
                 info, rows = self.look()
-        keyed = [(offset_of(entry_id), fields) for entry_id, fields in rows if b"key" in fields]
-        columns = {
-            "topic": [self.stream] * len(keyed),
-            "queue_id": [0] * len(keyed),
-            "key": [key_text(fields[b"key"]) for _, fields in keyed],
-            "offset": [offset for offset, _ in keyed],
-            "size": [sum(map(len, (*fields, *fields.values()))) for _, fields in keyed],
-            "timestamp_ms": [offset >> SEQ_BITS for offset, _ in keyed],
-        }
+        entries = entries_of(FORMAT, self.stream.table(rows))
         caught_up = len(rows) < COUNT
         # entries before the end of a loss are gone, unless there is a next batch
         ends = [loss.end for loss in losses if caught_up and loss.kind == "missing"]
         end = max([self.position, *ends, *(offset_of(entry_id) + 1 for entry_id, _ in rows[-1:])])
-        counts = {"messages": len(rows), "left_out": len(rows) - len(keyed)}
-        yield Batch(source=self.name, position=end, columns=columns, losses=losses, caught_up=caught_up, **counts)
+        counts = {"messages": len(rows), "left_out": len(rows) - len(entries)}
+        yield Batch(source=self.name, position=end, columns=entries, losses=losses, caught_up=caught_up, **counts)
         self.position = end
 
     def look(self):
         """Return what Redis says of the stream, and the next entries, of one moment."""
-        with asking(self.place), self.client.pipeline(transaction=True) as pipeline:
-            pipeline.exists(self.stream)
-            pipeline.xrange(self.stream, id_of(self.position), "+", COUNT)
-            pipeline.xinfo_stream(self.stream)
+        with self.stream.asking() as client, client.pipeline(transaction=True) as pipeline:
+            pipeline.exists(self.stream.topic)
+            pipeline.xrange(self.stream.topic, id_of(self.position), "+", COUNT)
+            pipeline.xinfo_stream(self.stream.topic)
             exists, rows, info = pipeline.execute(raise_on_error=False)
         for answer in (rows, info) if exists else ():
             if isinstance(answer, redis.RedisError):
@@ -146,9 +169,17 @@ class StreamSource:
         self.deleted = deleted + 1
         return tuple(why)
 
+    def entries(self, store, begin, end):
+        """Yield the entries of a log for the archive."""
+        while begin < end:
+            with self.stream.asking() as client:
+                rows = client.xrange(self.stream.topic, id_of(begin), id_of(end - 1), COUNT)
+            begin = end if len(rows) < COUNT else offset_of(rows[-1][0]) + 1
+            yield self.stream.table(rows), begin
+
     def lag(self):
         try:
-            info = self.client.xinfo_stream(self.stream)
+            info = self.stream.client.xinfo_stream(self.stream.topic)
         except redis.ResponseError:  # there is no such stream yet
             return Lag(self.position, 0, 0.0)
         except redis.RedisError:
@@ -158,7 +189,7 @@ class StreamSource:
         return Lag(end, -int(-behind_ms // 1), behind_ms / 1000)
 
     def close(self):
-        self.client.close()
+        self.stream.close()
 
 
 @dataclass(frozen=True)
@@ -166,59 +197,37 @@ class StreamEntry:
     entry_id: str
     fields: dict
 
+    @classmethod
+    def of(cls, row):
+        return cls(id_of(row["offset"]), {field["name"]: field["value"] for field in row["fields"]})
+
     def to_dict(self, body="text", max_body_bytes=1 << 20):
         return {"id": self.entry_id, "fields": {key_text(name): key_text(text) for name, text in self.fields.items()}}
 
 
-class StreamMessages:
-    def __init__(self, address):
-        host, port, self.stream = parse(address)
-        self.client, self.place = connect(host, port), address
-
-    def fetch(self, items, topic, key):
-        return [self.fetched(item, topic, key) for item in items]
-
-    def fetched(self, item, topic, key):
-        if topic != self.stream:
-            return Fetched(item=item, state="no_topic", problem=f"{self.place} is not the stream {topic}")
-        entry_id = id_of(item.offset)
-        try:
-            rows = self.client.xrange(self.stream, entry_id, entry_id)
-        except redis.RedisError as error:
-            return Fetched(item=item, state="unavailable", problem=f"{self.place}: {error}")
-        if not rows:
-            return Fetched(item=item, state="expired", problem=f"{self.place} has no entry {entry_id} any more")
-        carries_key = key_text(rows[0][1].get(b"key", b"")) == key
-        entry = StreamEntry(entry_id, rows[0][1])
-        return Fetched(item=item, state="local", message=entry, carries_key=carries_key, read_from=self.place)
-
-    def close(self):
-        self.client.close()
-
-
 class RedisConnector:
     def check(self, run, config):
-        host, port, _ = parse(run.address)
-        with asking(run.address), contextlib.closing(connect(host, port)) as client:
+        with contextlib.closing(Stream(run.address)) as stream, stream.asking() as client:
             client.ping()
 
     def source(self, run, index):
-        source = StreamSource(index, run.address, run.follow)
-        return OpenedSource(source, None, source.place)
+        source = StreamSource(index, Stream(run.address), run.follow)
+        archiver = PutArchiver(index, FORMAT, lambda: [source.name], source.entries)
+        return OpenedSource(source, archiver, source.place)
 
     def watch(self, tell):
         return contextlib.nullcontext(list)
 
     def place(self, options, address=None):
-        return None if address is None else StreamMessages(address)
+        return None if address is None else Stream(address)
 
     def messages(self, places):
-        if places.place is None:
-            raise InvalidArgument("messages of Redis are read by an address redis://HOST:PORT/STREAM")
-        return places.place
+        stream = places.place
+        live = {} if stream is None else {"read": stream.read, "place": stream.place}
+        return ConnectorMessages(places=places, scheme=SCHEME, message_of=StreamEntry.of, **live)
 
-    def erasure(self, request, positions):
-        raise InvalidArgument("nothing of Redis is archived: delete the entry in the stream")
+    def erasure(self, request, document):
+        return columns_to_erase(FORMAT, request)
 
 
 CONNECTOR = RedisConnector()

@@ -20,7 +20,8 @@ class Topics(TestedSource):
     """Two topics of a cluster."""
 
     connector = CONNECTOR
-    options = KafkaOptions(restart_at="begin")
+    options = KafkaOptions(restart_at="begin", archive=True)
+    archives = True
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.producing = cluster, Producing(cluster.servers)

@@ -1,4 +1,4 @@
-"""The columnar archive: the form of its files, and how one record is read.
+"""The columnar archive: the form of its files, and how one record is read and found by its place.
 
 A connector names the columns of its files by an `ArchiveFormat`: records of Kafka, rows of files, and restart points of
 packed texts. The footer has their version, and says which row group has an offset, so a record costs one ranged read
@@ -8,7 +8,7 @@ once its footer is known. Threads: any.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.base.call import check_deadline
-from tiered_index.errors import CorruptFile, ObjectNotFound, UnsupportedVersion
+from tiered_index.base.units import MAX_TIMESTAMP_MS
+from tiered_index.errors import BudgetExceeded, CorruptFile, ObjectNotFound, StorageError, UnsupportedVersion
+from tiered_index.format.names import generation_of_store, queue_of_log
 from tiered_index.format.segments.columnar import (
     NUMBER,
     RowGroup,
@@ -29,11 +31,14 @@ from tiered_index.format.segments.columnar import (
 )
 from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.answers.messages import Search
+from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
 from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.read.segments.segments import Segments
 
 # how often a segment is looked for that was replaced since the log was read
 _LOOKS = 5
+CLOCK_STEP_S = 1
+"""Entries of the preset `rocketmq` may be one second off."""
 # the bytes of a key in memory, about
 _KEY_BYTES = 40
 
@@ -62,7 +67,7 @@ class ArchiveFormat:
     - `schema`: the columns. The records are in order of the column `offset`.
     - `texts`: the paths of columns that are compressed.
     - `text_bytes`: returns the bytes of the texts of each record (i64, n), without those of its keys, by which a file
-      is divided into row groups. None: the bytes of the columns of `texts` that are no lists.
+      is divided into row groups. None: the bytes of the columns of `texts`.
     - `keys`: returns all keys of each record by the notes of its file, and by further rules of keys that an index has;
       or the reason why they are not known, as text about the file. None: those of the column ``keys``.
     """
@@ -77,14 +82,19 @@ class ArchiveFormat:
 
     def encode(self, records: pa.Table, notes: Mapping[str, str] | None = None) -> bytes:
         """Return the file of records, with further notes."""
-        columns = [path for path in self.texts if "." not in path]
-        sizes = byte_lengths(records, columns) if self.text_bytes is None else self.text_bytes(records)
+        sizes = self.sizes_of(records)
         if "keys" in records.column_names:
             counts = pc.list_value_length(records["keys"]).fill_null(0).to_numpy()
             sizes = sizes + _KEY_BYTES * counts.astype(np.int64)
         # a compressor for each column of a row group costs more than what it saves of an empty one
         texts = [path for path in self.texts if records[path.partition(".")[0]].null_count < len(records)]
         return encode_columns(records, sizes, texts, {self.note: str(self.version), **(notes or {})})
+
+    def sizes_of(self, records: pa.Table) -> npt.NDArray[np.int64]:
+        """Return the bytes of each record (i64, n): see `text_bytes`."""
+        if self.text_bytes is not None:
+            return self.text_bytes(records)
+        return byte_lengths(records, {path.partition(".")[0] for path in self.texts} - {"keys"})
 
     def decode(self, file: bytes, name: str) -> ArchivedTable:
         """Return the records of a file, which errors call `name`. Raises `CorruptFile`, `UnsupportedVersion`."""
@@ -107,10 +117,23 @@ class ArchiveFormat:
 
 
 def byte_lengths(records: pa.Table, names: Iterable[str]) -> npt.NDArray[np.int64]:
-    """Return the bytes of each record in some columns of text or bytes, together (i64, n). A null has none."""
+    """Return the bytes of each record in some columns of text or bytes, or of lists of these, together (i64, n)."""
     lengths = np.zeros(len(records), np.int64)
     for name in names:
-        lengths += pc.binary_length(records[name]).fill_null(0).to_numpy()
+        lengths += _bytes_of(records[name].combine_chunks())
+    return lengths
+
+
+def _bytes_of(texts: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the bytes of texts, of lists of texts, or of structs of texts (i64, n). A null has none."""
+    lengths = np.zeros(len(texts), np.int64)
+    if pa.types.is_struct(texts.type):
+        for part in texts.flatten():
+            lengths += _bytes_of(part)
+    elif not pa.types.is_list(texts.type):
+        lengths += pc.binary_length(texts).fill_null(0).to_numpy()
+    elif texts.null_count < len(texts):
+        np.add.at(lengths, pc.list_parent_indices(texts).to_numpy(), _bytes_of(pc.list_flatten(texts)))
     return lengths
 
 
@@ -120,12 +143,108 @@ def times_in(records: pa.Table) -> Times | None:
     return None if times.null_count else times_of(times.cast(pa.int64()).to_numpy())
 
 
+def entries_of(
+    form: ArchiveFormat, records: pa.Table, keys: pa.ListArray | None = None, queue_id: int = 0, no_time_ms: int = 0
+) -> pa.RecordBatch:
+    """Return an entry for each key of each record, as columns of a batch; `keys` None: those of the column ``keys``.
+
+    A record without a time gets `no_time_ms`. A time beyond the greatest one becomes that, and is quarantined. The size
+    of an entry is that of the column ``size``, if the form has it.
+    """
+    keys = records["keys"].combine_chunks() if keys is None else keys
+    of_entry = pc.list_parent_indices(keys)
+    sizes = records["size"] if "size" in records.column_names else pa.array(form.sizes_of(records))
+    times_ms = records["timestamp"].cast(pa.int64()).fill_null(no_time_ms)
+    columns = {
+        "topic": records["topic"].combine_chunks().dictionary_encode().take(of_entry),
+        "queue_id": np.full(len(of_entry), queue_id, np.int64),
+        "key": pc.list_flatten(keys).cast(pa.large_string()),
+        "offset": records[NUMBER].take(of_entry).combine_chunks(),
+        "size": sizes.take(of_entry).to_numpy(),
+        "timestamp_ms": np.minimum(times_ms.take(of_entry).to_numpy(), MAX_TIMESTAMP_MS),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
 class ArchivedRecord(NamedTuple):
     """The record at an offset, as a table of one row, or of none if `segment` has no record there."""
 
     segment: ArchivedSegment
     footer: bytes
     row: pa.Table
+
+
+@dataclass(slots=True)
+class ArchiveSearch(Search):
+    """The search for the message of an entry, or of a place: at the source, and in the archive.
+
+    - `state`: of a message that is not found.
+    - `is_archived`: whether a segment has its offset.
+    - `no_archive`: the reason why there is no message, if none has.
+    """
+
+    state: MessageState = "missing"
+    is_archived: bool = False
+    no_archive: str = "no archive has it"
+
+    def result(self) -> Fetched:
+        """Return the result and its cost."""
+        if not self.is_archived:
+            self.problems.append(self.no_archive)
+        return self.outcome(lambda: self.missing(self.state, damaged=self.damaged))
+
+
+def read_archived(
+    archive: SegmentArchive,
+    scheme: str,
+    place: tuple[str, int, int],
+    search: ArchiveSearch,
+    take: Callable[[ArchivedRecord], None],
+) -> None:
+    """Look for the record of a place (topic, queue and offset) in the archived logs of its queue, the newest first.
+
+    `scheme` begins the names of the connector's stores. `take` judges a record; the look ends once `search` has found
+    the message.
+    """
+    topic, queue_id, offset = place
+    before = len(search.problems)
+    for store in _logs_of(archive.segments(), scheme, topic, queue_id):
+        try:
+            record = record_at(archive, store, offset, search)
+        except (CorruptFile, StorageError, BudgetExceeded) as error:
+            search.note(error)
+            continue
+        if record is None:
+            segments = archive.segments()
+            if offset < segments.state.expired.segments.get(store, 0):
+                # what only the source could tell stays open
+                search.state = "expired" if search.error is None else search.state
+                search.problems.append(f"it has expired in the archive of {store}")
+            elif (lost := segments.given_up(store, offset)) is not None:
+                search.problems.append(lost.reason)
+            continue
+        search.is_archived = True
+        if len(record.row):
+            take(record)
+        elif record.segment.source is not None:
+            search.state = "erased"
+            name = record.segment.name
+            search.problems.append(f"records were erased out of {name}, and it has none at this offset")
+        else:
+            name = record.segment.name
+            search.problems.append(f"{name} has no record at this offset: the source had none, either")
+        if search.found is not None:
+            search.error = None
+            # what archives of other logs of the queue have there is no problem
+            search.found = replace(search.found, problem="; ".join(search.problems[:before]) or None)
+            break
+
+
+def _logs_of(segments: Segments, scheme: str, topic: str, queue_id: int) -> list[str]:
+    """Return the stores of a queue's logs that are archived or were, the newest first."""
+    stores = {*segments.stores, *segments.state.expired.segments, *segments.state.given_up}
+    mine = [store for store in stores if store.startswith(scheme) and queue_of_log(store) == (topic, queue_id)]
+    return sorted(mine, key=generation_of_store, reverse=True)
 
 
 class GroupRows(NamedTuple):

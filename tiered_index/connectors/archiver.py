@@ -1,19 +1,22 @@
-"""The writer of the columnar archive: sends files of records, and names them in the index's log.
+"""The writers of the columnar archive: send files of records, and name them in the index's log.
 
 The log alone says which records are archived. So a file is sent before a record of the log names it, and one record
 names many files. After an error, or a crash, what was not named is sent again. A connector archives records before it
-puts their entries, or follows its own durable positions.
+puts their entries, or follows its own durable positions, as a `PutArchiver` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.connectors.archive import ArchiveFormat, times_in
+from tiered_index.connectors.source import Loss
 from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment
@@ -21,6 +24,8 @@ from tiered_index.service.read.segments.segments import Segments
 
 # One log record names at most so many files, and about so many bytes of them
 _NAMED, _NAMED_BYTES = 256, 64 << 20
+# about the bytes of records in a file, before they are compressed, and how often records are archived if they are few
+_FILE_BYTES, _EVERY_S = 32 << 20, 300.0
 
 
 def archived_end(segments: Segments, store: str) -> int | None:
@@ -146,3 +151,64 @@ class ColumnArchiver:
         """Forget the records that wait, and the files that have no name. They must be added again."""
         self.size_bytes, self._sent_bytes = 0, 0
         self._waiting, self._sent, self._sent_ends = {}, [], {}
+
+
+class PutArchiver:
+    """Archives the records that a source has put, by reading them again: an `Archiver`.
+
+    - `stores`: returns the logs of the source. The position of a log has the name of its store.
+    - `read`: yields the records of a log at offsets from a begin to an end, as columns of `form`, in order, and the
+      offset behind each table. The last one is the end.
+
+    Records are archived every `every_s`, and at the end of a run. The source should keep them longer than that.
+    """
+
+    # records that wait may be deleted while the command is not running
+    ends_whole = True
+
+    def __init__(
+        self,
+        index: IndexService,
+        form: ArchiveFormat,
+        stores: Callable[[], Iterable[str]],
+        read: Callable[[str, int, int], Iterator[tuple[pa.Table, int]]],
+        every_s: float = _EVERY_S,
+    ) -> None:
+        self._index, self._stores, self._read, self._every_s = index, stores, read, every_s
+        self._columns = ColumnArchiver(index, form)
+        self._stopped = threading.Event()
+        self._began_s = time.monotonic()
+        self.losses = list[Loss]()
+        self.passed_over = ()
+
+    @property
+    def archived(self) -> int:
+        """The number of archived files."""
+        return self._columns.archived
+
+    def stop(self) -> None:
+        """End the round soon. Any thread."""
+        self._stopped.set()
+
+    def run_once(self) -> int:
+        """Archive records if the last time is long ago. Return the number of files. Raises as `finish`."""
+        return self._run() if time.monotonic() - self._began_s >= self._every_s else 0
+
+    def finish(self) -> int:
+        """Archive the records of all puts. Raises as `read` and `IndexService.archive_columns`; call it again later."""
+        self._index.flush()
+        return self._run()
+
+    def _run(self) -> int:
+        self._began_s, before = time.monotonic(), self.archived
+        for store in self._stores():
+            begin = self._columns.end(store)
+            for records, end in self._read(store, begin, self._index.durable_position(store) or 0):
+                self._columns.add(store, begin, end, records)
+                begin = end
+                if self._columns.size_bytes >= _FILE_BYTES:
+                    self._columns.archive()
+                if self._stopped.is_set():
+                    break
+        self._columns.archive()
+        return self.archived - before

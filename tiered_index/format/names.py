@@ -44,6 +44,7 @@ _OBJECT = re.compile(
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
 _MAX_STORE = 128
 _PARTITION = re.compile(r"[a-z]+:[^/]+/([^/]+)/([0-9]{1,19})(?:[@#].*)?")
+_GENERATION = re.compile(r".*#([0-9]+)[.0-9]*", re.DOTALL)
 _QUEUE = re.compile(r".*/([0-9]{1,19})(?:[@#].*)?", re.DOTALL)
 
 
@@ -65,6 +66,12 @@ def queue_id_of_store(store: str) -> int:
     """Return the queue of all records of a store of columnar segments: the number at the end of its name, or 0."""
     queue = _QUEUE.fullmatch(store)
     return 0 if queue is None else int(queue[1])
+
+
+def generation_of_store(store: str) -> int:
+    """Return the number of a log among those that its queue has had: ``#NUMBER`` ends the name of its store, or 0."""
+    generation = _GENERATION.fullmatch(store)
+    return 0 if generation is None else int(generation[1])
 
 
 def linked_store(topic: str, queue_id: int) -> str:

@@ -31,6 +31,8 @@ from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.source import Batch, Source
 from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.answers.messages import MessageSource
 from tiered_index.storage.memory import MemoryStorage
 
@@ -54,6 +56,7 @@ class TestedSource:
     - `options`: options with which it goes on after messages are lost.
     - `settings`: settings of an index, in addition to the defaults, such as ``offset_space``.
     - `reads_messages`: whether the connector reads messages again.
+    - `archives`: whether what is put is in a columnar archive at the end of a run, with `options`.
     - `tells_of_unread`: whether the source tells of messages that were deleted before they were read.
     """
 
@@ -64,6 +67,7 @@ class TestedSource:
     options: Any = None
     settings: Mapping[str, Any] = MappingProxyType({})
     reads_messages: bool = True
+    archives: bool = False
     tells_of_unread: bool = True
 
     def write(self, count: int) -> list[WrittenMessage]:
@@ -161,6 +165,8 @@ class ConnectorConformance:
             index = open_index()
             _ingest(tested, index)
             _check_stored(index, written)
+            if tested.archives:
+                assert sum(segment.rows or 0 for segment in index.archived()) == len(written)
             if not is_killed:
                 break
         assert last_step >= 3
@@ -248,7 +254,7 @@ class ConnectorConformance:
             tested.write(1)
             states = [index.messages(topic, key, source=source).messages[0] for topic, key, _ in written]
         assert all(fetched.message is not None or fetched.problem for fetched in states)
-        assert any(fetched.message is None for fetched in states)
+        assert tested.archives or any(fetched.message is None for fetched in states)
 
     def test_a_message_is_shown_only_for_its_topic_and_key(
         self, tested: TestedSource, open_index: Callable[[], IndexService]
@@ -263,6 +269,61 @@ class ConnectorConformance:
                     for fetched in source.fetch(items, other_topic, other_key):
                         shown = fetched.message if fetched.carries_key else None
                         assert shown is None or text not in json.dumps(shown.to_dict(), default=str)
+
+    # The archive.
+
+    def test_archived_messages_are_found_after_the_source_has_deleted_them(
+        self, tested: TestedSource, open_index: Callable[[], IndexService]
+    ) -> None:
+        written, index = self._archived(tested, open_index)
+        segments = index.archived()
+        tested.trim()
+        states = set[str]()
+        with _messages(tested, index) as source:
+            for topic, key, text in written:
+                (fetched,) = index.messages(topic, key, source=source).messages
+                assert fetched.state in ("local", "archived") and fetched.message is not None, fetched.problem
+                assert text in json.dumps(fetched.message.to_dict(), default=str)
+                states.add(fetched.state)
+        assert "archived" in states
+        # nothing is archived twice
+        index = open_index()
+        _ingest(tested, index)
+        assert index.archived()[: len(segments)] == segments
+
+    def test_erased_messages_are_gone_from_the_archive(
+        self, tested: TestedSource, open_index: Callable[[], IndexService]
+    ) -> None:
+        written, index = self._archived(tested, open_index)
+        erased, *others = written
+        (item,) = index.query(erased.topic, erased.key).items
+        tested.trim()
+        storage, log = index.storage, StorageLog(index.storage, index.clock)
+        log.open()
+        request = EraseRequest(erased.topic, (erased.key,))
+        sought = tested.connector.erasure(request, index.topic_document(erased.topic))
+        done = erase(storage, log, request, index.clock, yes=True, now=True, grace_s=0, threads=1, messages=sought)
+        assert (done.messages_erased, done.segments_remaining, done.segment_problems) == (1, (), ())
+        index = open_index()
+        with _messages(tested, index) as source:
+            (fetched,) = source.fetch([item], erased.topic, erased.key)
+            assert fetched.message is None and fetched.problem
+            for topic, key, text in others:
+                (fetched,) = index.messages(topic, key, source=source).messages
+                assert text in json.dumps(fetched.message and fetched.message.to_dict(), default=str), fetched.problem
+        for segment in index.archived():
+            assert erased.text.encode() not in storage.get(segment.name)
+
+    def _archived(
+        self, tested: TestedSource, open_index: Callable[[], IndexService]
+    ) -> tuple[list[WrittenMessage], IndexService]:
+        """Return messages that are archived, and their index."""
+        if not tested.archives:
+            pytest.skip("the connector archives nothing")
+        written, index = tested.write(self.many), open_index()
+        _ingest(tested, index)
+        assert sum(segment.rows or 0 for segment in index.archived()) == len(written)
+        return written, index
 
     # The end.
 
@@ -312,14 +373,15 @@ def _follower(
     notes = [] if notes is None else notes
     opened = tested.connector.source(_run_of(tested, notes, follow=follow), index)
     # of a source that has no document of its own
-    document = TopicDocument.of("tested", 1)
-    return Follower(index, opened.source, follow=follow, note=notes.append, document=document)
+    how: dict[str, Any] = {"document": TopicDocument.of("tested", 1), "follow": follow, "note": notes.append}
+    return Follower(index, opened.source, archiver=opened.archiver if tested.archives else None, **how)
 
 
 def _ingest(tested: TestedSource, index: IndexService, notes: list[str] | None = None) -> Follower:
     """Read the source to its end, and flush."""
     with _follower(tested, index, notes) as follower:
         follower.run()
+        follower.finish_archiving()
     index.flush()
     return follower
 

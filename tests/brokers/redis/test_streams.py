@@ -69,6 +69,8 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> SourceConnector:
 class Stream(TestedSource):
     """One stream of the server."""
 
+    archives = True
+
     def __init__(self, server: Server, connector: SourceConnector, stream: str) -> None:
         self.server, self.connector, self.stream = server, connector, stream
         self.address = f"redis://127.0.0.1:{server.port}/{stream}"

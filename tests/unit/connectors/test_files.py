@@ -29,7 +29,8 @@ class Logs(TestedSource):
     """A folder with a log of two topics, which is followed."""
 
     connector = CONNECTOR
-    options = FilesOptions(rows=RowOptions(topic="field:topic", time="at"), key=["k"])
+    options = FilesOptions(rows=RowOptions(topic="field:topic", time="at"), key=["k"], archive=True)
+    archives = True
     tells_of_unread = False
 
     def __init__(self, folder: Path, patched: pytest.MonkeyPatch) -> None:

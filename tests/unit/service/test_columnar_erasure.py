@@ -7,9 +7,11 @@ import pytest
 
 from tiered_index.connectors.archive import SHARED, ArchiveFormat
 from tiered_index.connectors.archiver import ColumnArchiver
+from tiered_index.connectors.archives import messages_to_erase
 from tiered_index.connectors.erasure import columns_to_erase
 from tiered_index.connectors.files import row_archive
 from tiered_index.connectors.kafka import columns
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.jobs.erase import EraseRequest
 
 OTHER = ArchiveFormat("messages of a test", "test.messages", 1, pa.schema({**SHARED, "text": pa.binary()}), ("text",))
@@ -93,3 +95,25 @@ def test_a_store_without_topic_and_queue_in_its_name_has_queue_0(open_index):
     assert erased(archived, queue_id=0) == erased(archived) == [1, 3]
     assert erased(archived, keys=("b",)) == [1, 2, 3, 4]
     assert erased(archived, queue_id=1) is None
+
+
+def test_a_connector_that_is_not_installed_is_a_problem_of_its_own_topics_alone(open_index):
+    index = open_index()
+    index.describe_topics(["t"], TopicDocument.of("test", 1, package="package-of-test"))
+    index.put_source_batch(entry(), "test:here/t/1", 6)
+    archiver = ColumnArchiver(index, OTHER)
+    archiver.add("test:here/t/1", 0, 5, pa.Table.from_pylist([MESSAGES[0] | {"topic": "t"}], OTHER.schema))
+    archiver.archive()
+    index.seal()
+    index.run_lifecycle()
+    (segment,) = index.archived()
+    lack = "the connector 'test' wrote this topic: install the package package-of-test"
+    for topic, problem in (("t", lack), ("u", None)):
+        make = messages_to_erase(EraseRequest(topic), index.log_state)
+        erasure = make(10_000, True)(index.segment_archive, segment)
+        assert erasure.problem == (problem and f"{segment.name}: {problem}")
+        assert erasure.messages == 0
+
+
+def entry():
+    return {"topic": ["t"], "queue_id": [1], "key": ["a"], "offset": [0], "size": [1], "timestamp_ms": [1_000]}

@@ -192,7 +192,7 @@ class FileRows:
     def _settle(self, search: Search, topic: str, key: str) -> None:
         item = search.item
         assert item is not None
-        if self._is_archived(search, item, key):
+        if self._is_archived(search, item, topic, key):
             return
         try:
             segment = self._segment(search, topic, item)
@@ -216,9 +216,9 @@ class FileRows:
         except (CorruptFile, StorageError, BudgetExceeded) as error:
             search.note(error)
 
-    def _is_archived(self, search: Search, item: IndexItem, key: str) -> bool:
+    def _is_archived(self, search: Search, item: IndexItem, topic: str, key: str) -> bool:
         """Look for the archived copy of a row. Return whether there is one; `search` has it then."""
-        archive, store = self._archives[item.source], rows_store(linked_store(item.topic, item.queue_id))
+        archive, store = self._archives[item.source], rows_store(linked_store(topic, item.queue_id))
         try:
             record = record_at(archive, store, item.offset, search)
         except (CorruptFile, StorageError, BudgetExceeded) as error:
@@ -228,11 +228,11 @@ class FileRows:
         if record is None or not len(record.row):
             return False
         (row,) = record.row.to_pylist()
-        if row["topic"] != item.topic:
-            _hide(search, item.topic)
+        if row["topic"] != topic:
+            _hide(search, topic)
             return True
         search.file_place = FilePlace(row["file"], row["row"], "byte" if item.size else "row")
-        message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
+        message = FileRow(topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
         search.settle(search.fetched("archived", message=message, carries_key=key in row["keys"]))
         return True
 

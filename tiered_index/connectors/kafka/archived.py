@@ -18,15 +18,7 @@ from msgspec import structs
 from tiered_index.connectors.archive import ArchivedTable
 from tiered_index.connectors.archiver import ColumnArchiver
 from tiered_index.connectors.kafka.client.broker import Place
-from tiered_index.connectors.kafka.columns import (
-    FORMAT,
-    SCHEMA,
-    SIZE,
-    entry_columns,
-    keys_in_notes,
-    keys_of_rows,
-    sizes_of,
-)
+from tiered_index.connectors.kafka.columns import FORMAT, SCHEMA, SIZE, entry_columns, keys_in_notes, keys_of_rows
 from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
@@ -160,7 +152,7 @@ def archived_records(
 def _record_file(segment: ArchivedSegment, file: bytes, table: ArchivedTable, keys: Sequence[list[str]]) -> RecordFile:
     """Return a file with its records and entries. An entry of a record without a time gets that of its upload."""
     texts = pa.array([key for of_record in keys for key in of_record], pa.string())
-    records = table.records.append_column(SIZE, pa.array(sizes_of(table.records)))
+    records = table.records.append_column(SIZE, pa.array(FORMAT.sizes_of(table.records)))
     counts = list(map(len, keys))
     entries = pa.RecordBatch.from_pydict(entry_columns(_place(segment), records, texts, counts, segment.published_ms))
     return RecordFile(segment, file, table, entries)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tiered_index.base.documents import decoder_of, encoded
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.archive import SHARED, ArchivedTable, ArchiveFormat, byte_lengths
+from tiered_index.connectors.archive import SHARED, ArchivedTable, ArchiveFormat
 from tiered_index.connectors.kafka.client.broker import Place, headers_of, kafka
 from tiered_index.connectors.kafka.keys import FUNCTION, Headers, RecordKeys
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
@@ -41,16 +40,6 @@ KEYS_NOTE = "tiered_index.keys"
 TOPIC_ID_NOTE = "tiered_index.topic_id"
 """The id of the topic that a file's records are from, in its footer: 32 hexadecimal digits."""
 _NO_TIME_MS = -1
-
-
-def sizes_of(records: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the bytes of key, value and headers of each record (i64, n)."""
-    sizes = byte_lengths(records, ("key", "value"))
-    headers = records["headers"].combine_chunks()
-    if headers.null_count < len(headers):
-        pairs = pa.Table.from_struct_array(pc.list_flatten(headers))
-        np.add.at(sizes, pc.list_parent_indices(headers).to_numpy(), byte_lengths(pairs, ("key", "value")))
-    return sizes
 
 
 class RecordLists:
@@ -214,7 +203,6 @@ FORMAT = ArchiveFormat(
     2,
     SCHEMA,
     texts=("key", "value", "headers.list.element.key", "headers.list.element.value", "keys.list.element"),
-    text_bytes=sizes_of,
     keys=archived_keys,
 )
 

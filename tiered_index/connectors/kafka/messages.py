@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from tiered_index.base.threads import each
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.archive import record_at
+from tiered_index.connectors.archive import CLOCK_STEP_S, ArchivedRecord, ArchiveSearch, read_archived
 from tiered_index.connectors.documents import key_rules
 from tiered_index.connectors.kafka.client.broker import Deleted, KafkaBroker, NoTopic
 from tiered_index.connectors.kafka.columns import keys_in_notes, keys_of_rows, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, KeyFunction, RecordKeys
-from tiered_index.connectors.kafka.names import Name, documents_of
+from tiered_index.connectors.kafka.names import documents_of
 from tiered_index.connectors.kafka.record import KafkaRecord
 from tiered_index.connectors.kafka.spec import SPEC
 from tiered_index.errors import (
@@ -34,16 +34,13 @@ from tiered_index.errors import (
 )
 from tiered_index.format.segments.columnar import notes_of
 from tiered_index.format.topic_documents import newest_of
-from tiered_index.service.read.answers.messages import Fetched, MessageState, Search
+from tiered_index.service.read.answers.messages import Fetched, MessageState
 from tiered_index.service.read.segments.archive import SegmentArchive
-from tiered_index.service.read.segments.segments import Segments
 from tiered_index.types import IndexItem
 
 _PLACE = re.compile(r"kafka:([^/\0]+)/([0-9]{1,19})/([0-9]{1,19})")
 # Kafka's partitions have 32 bits, and its offsets 64
 _MOST_PARTITION, _MOST_OFFSET = 2**31 - 1, 2**63 - 1
-# entries of the preset `rocketmq` may be one second off
-_CLOCK_STEP_S = 1
 
 
 def parse_place(text: str) -> tuple[str, int, int]:
@@ -55,15 +52,12 @@ def parse_place(text: str) -> tuple[str, int, int]:
     raise InvalidArgument(f"write a record's place as kafka:TOPIC/PARTITION/OFFSET, not {text!r:.200}")
 
 
-@dataclass(slots=True)
-class RecordSearch(Search):
+@dataclass(slots=True, kw_only=True)
+class RecordSearch(ArchiveSearch):
     """The search for the record of one place, and of its entry if there is one."""
 
     place: tuple[str, int, int]
     key: str | None = None
-    has_broker: bool = True
-    state: MessageState = "missing"
-    is_archived: bool = False
 
     def take(self, record: KafkaRecord, state: MessageState, carries: Callable[[KafkaRecord, str], bool]) -> None:
         """Judge a record that was read at the place."""
@@ -74,19 +68,13 @@ class RecordSearch(Search):
         carried = self.key is None or carries(record, self.key)
         if item is not None and not (
             record.size == (item.size or record.size)
-            and (second is None or abs(second - item.timestamp_ms // 1000) <= _CLOCK_STEP_S)
+            and (second is None or abs(second - item.timestamp_ms // 1000) <= CLOCK_STEP_S)
         ):
             self.problems.append(f"{self.read_from}: another record is there: the log is another one")
             if carried and second is not None:
                 self.instead = self.instead or replace(item, size=record.size, timestamp_ms=second * 1000)
             return
         self.settle(self.fetched(state, message=record, carries_key=carried))
-
-    def result(self) -> Fetched:
-        """Return the result and its cost."""
-        if not self.is_archived:
-            self.problems.append("no archive has it" if self.has_broker else SPEC.words.no_message)
-        return self.outcome(lambda: self.missing(self.state, damaged=self.damaged))
 
 
 def _second(timestamp_ms: int) -> int:
@@ -111,14 +99,13 @@ class KafkaMessages:
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of places are in the answers."""
-        has_broker = self.broker is not None
-        searches = [RecordSearch((topic, item.queue_id, item.offset), key, has_broker, item=item) for item in items]
+        searches = [self._search((topic, item.queue_id, item.offset), key, item) for item in items]
         each(searches, self._settle, self.threads)
         return [search.result() for search in searches]
 
     def at(self, topic: str, partition: int, offset: int) -> Fetched:
         """Return the record at an offset of a partition. Raises what made the place impossible to ask."""
-        search = RecordSearch((topic, partition, offset), None, self.broker is not None, item=None)
+        search = self._search((topic, partition, offset))
         self._settle(search)
         if (fetched := search.result()).error is not None:
             raise fetched.error
@@ -128,6 +115,14 @@ class KafkaMessages:
         """Leave the cluster."""
         if self.broker is not None:
             self.broker.close()
+
+    def _search(
+        self, place: tuple[str, int, int], key: str | None = None, item: IndexItem | None = None
+    ) -> RecordSearch:
+        search = RecordSearch(item=item, place=place, key=key)
+        if self.broker is None:
+            search.no_archive = SPEC.words.no_message
+        return search
 
     def _settle(self, search: RecordSearch) -> None:
         sources = [search.item.source] if search.item is not None else list(self.archives)
@@ -165,38 +160,13 @@ class KafkaMessages:
 
     def _read_archive(self, archive: SegmentArchive, search: RecordSearch, rules: set[str]) -> None:
         """Look into the archived logs of a partition, the newest first."""
-        topic, partition, offset = search.place
-        before = len(search.problems)
-        for store in _logs_of(archive.segments(), topic, partition):
-            try:
-                record = record_at(archive, store, offset, search)
-            except (CorruptFile, StorageError, BudgetExceeded) as error:
-                search.note(error)
-                continue
-            if record is None:
-                segments = archive.segments()
-                if offset < segments.state.expired.segments.get(store, 0):
-                    # what only the broker could tell stays open
-                    search.state = "expired" if search.error is None else search.state
-                    search.problems.append(f"it has expired in the archive of {store}")
-                elif (lost := segments.given_up(store, offset)) is not None:
-                    search.problems.append(lost.reason)
-                continue
-            search.is_archived = True
-            segment = record.segment
-            if len(record.row):
-                carries = partial(self._archived_carries, record.row, keys_in_notes(notes_of(record.footer)), rules)
-                search.take(records_of(record.row)[0], "archived", carries)
-            elif segment.source is not None:
-                search.state = "erased"
-                search.problems.append(f"records were erased out of {segment.name}, and it has none at this offset")
-            else:
-                search.problems.append(f"{segment.name} has no record at this offset: the broker had none, either")
-            if search.found is not None:
-                search.error = None
-                # what archives of other logs of the partition have there is no problem
-                search.found = replace(search.found, problem="; ".join(search.problems[:before]) or None)
-                break
+
+        def take(record: ArchivedRecord) -> None:
+            of_file = keys_in_notes(notes_of(record.footer))
+            carries = partial(self._archived_carries, record.row, of_file, rules)
+            search.take(records_of(record.row)[0], "archived", carries)
+
+        read_archived(archive, "kafka:", search.place, search, take)
 
     def _archived_carries(
         self, row: pa.Table, of_file: list[str], rules: set[str], record: KafkaRecord, key: str
@@ -212,11 +182,3 @@ class KafkaMessages:
         if FUNCTION in rules and self.function is None:
             raise InvalidArgument("the keys of this index are those of a function: pass it to KafkaMessages(function=)")
         return self.function is not None and key in self.function(record)
-
-
-def _logs_of(segments: Segments, topic: str, partition: int) -> list[str]:
-    """Return the stores of a partition's logs that are archived or were, the newest first."""
-    stores = {*segments.stores, *segments.state.expired.segments, *segments.state.given_up}
-    logs = [(name, store) for store in stores if (name := Name.parse(store)) is not None]
-    mine = [(name.generation, store) for name, store in logs if (name.topic, name.partition) == (topic, partition)]
-    return [store for _, store in sorted(mine, reverse=True)]
