@@ -13,6 +13,7 @@ from tiered_index.connectors.options import declare
 from tiered_index.connectors.registry import ConnectorSpec
 from tiered_index.connectors.source import Batch, Lag
 from tiered_index.errors import InvalidArgument
+from tiered_index.service.read.answers.messages import Fetched
 
 @dataclass(frozen=True)
 class ToyOptions:
@@ -62,9 +63,20 @@ class ToySource:
     def close(self):
         pass
 
+@dataclass(frozen=True)
+class ToyMessage:
+    number: int
+
+    def to_dict(self, body="text", max_body_bytes=1 << 20):
+        return {"toy": self.number}
+
 @dataclass
 class ToyMessages:
     address: str
+
+    def fetch(self, items, topic, key):
+        read = dict(state="local", read_from=self.address)
+        return [Fetched(item=item, message=ToyMessage(item.offset), **read) for item in items]
 
     def close(self):
         pass
@@ -86,7 +98,7 @@ class Toy:
         return ToyMessages(address)
 
     def messages(self, places):
-        return places.place
+        return places.place or ToyMessages("nowhere")
 
 CONNECTOR = Toy()
 SPEC = ConnectorSpec(

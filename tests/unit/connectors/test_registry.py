@@ -25,9 +25,14 @@ def toy_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     install_toys(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     # the registry of the process reads entry points once
-    vars(CONNECTORS).pop("_others", None)
+    _forget()
     yield
-    vars(CONNECTORS).pop("_others", None)
+    _forget()
+
+
+def _forget() -> None:
+    for name in ("_others", "_packages"):
+        vars(CONNECTORS).pop(name, None)
 
 
 def test_an_address_belongs_to_one_of_our_connectors(tmp_path: Path) -> None:
@@ -224,3 +229,28 @@ def test_doctor_asks_the_check_of_a_connector_that_has_no_more(command: Command)
     assert (code, row["of"], row["state"]) == (0, "source", "ok")
     code, _, told = command("doctor", "--source", "toy:x")
     assert (code, "toy:x has no number" in told) == (2, True)
+
+
+def test_messages_of_a_topic_are_read_by_the_connector_that_its_document_names(
+    toy_package: None, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--root", str(tmp_path / "root"), "--storage", (tmp_path / "cold").as_uri())
+    assert command("ingest", "toy:3", *where, "--wait")[0] == 0
+    with IndexReader.open(where[3]) as reader:
+        document = reader.topic_document("toys")
+    assert document is not None and (document.connector, document.version, document.package) == ("toy", 1, "toy")
+    code, out, _ = command("query", "toys", "k2", "--messages", "--store", "toy:3", "--json", *where)
+    (shown,) = json.loads(out)["messages"]
+    assert (code, shown["state"], shown["message"], shown["read_from"]) == (0, "local", {"toy": 2}, "toy:3")
+    assert json.loads(command("topics", "--json", *where)[1])["topics"][0]["connector"] == "toy"
+    # without the package
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
+    _forget()
+    advice = "the connector 'toy' wrote this topic: install the package toy"
+    code, out, _ = command("query", "toys", "k2", "--messages", "--json", *where)
+    (shown,) = json.loads(out)["messages"]
+    assert (code, shown["state"], shown["message"], shown["problem"]) == (0, "missing", None, advice)
+    code, out, _ = command("query", "toys", "k2", *where)
+    assert code == 0 and "1 found, complete" in out
+    code, out, _ = command("message", "k2", "--topic", "toys", *where)
+    assert code == 1 and advice in out

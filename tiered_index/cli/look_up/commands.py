@@ -43,7 +43,9 @@ class QueryOptions:
     messages: bool = declare(
         False, "--messages", help="Print the messages, from --store, a broker, the archive or files."
     )
-    store: Path | None = declare(help="With --messages: folder of the RocketMQ store.")
+    store: str | None = declare(
+        metavar="SOURCE", help="With --messages: folder of a RocketMQ store, or another source."
+    )
     body: Literal["text", "json", "hex", "none"] | None = declare(
         help="With --messages: form of the bodies (default text)."
     )
@@ -161,7 +163,7 @@ class MessageOptions:
     queue_offset: int | None = declare(
         None, "--offset", min=0, help="Queue offset, with --topic and --queue-id in place of ID."
     )
-    store: Path | None = declare(help="Folder of the RocketMQ store.")
+    store: str | None = declare(metavar="SOURCE", help="Folder of the RocketMQ store, or another source.")
     body: Literal["text", "json", "hex", "none"] = declare("text", help="Form of the body.")
     raw: bool = declare(False, "--raw", help="Print the whole of values of more than 4,000 characters or 50 lines.")
     cursor: str | None = declare(help="With --topic: continue the truncated answer that gave this cursor.")

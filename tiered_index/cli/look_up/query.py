@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.base.units import format_time
@@ -98,7 +97,7 @@ def _open_in(stack: contextlib.ExitStack, session: Session, config: IndexConfig)
 
 
 def _sources_in(
-    stack: contextlib.ExitStack, config: IndexConfig, store: Path | None, kafka: KafkaClientOptions, reader: IndexReader
+    stack: contextlib.ExitStack, config: IndexConfig, store: str | None, kafka: KafkaClientOptions, reader: IndexReader
 ) -> MessageSources:
     """Return the sources of messages, which `stack` closes."""
     sources = MessageSources(reader, config, opened_places(store, kafka))

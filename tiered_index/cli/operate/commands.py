@@ -257,7 +257,9 @@ class BoundOptions:
 @done_with_others("tiered_index.cli.operate.serve:serve")
 def serve(
     address: AddressOptions,
-    store: Path | None = Option(None, readable=False, help="Folder of the RocketMQ store, for reading messages."),
+    store: str | None = Option(
+        None, metavar="SOURCE", help="Folder of a RocketMQ store, or another source, for reading messages."
+    ),
     *,
     writing: WritingOptions,
     tools: ToolsOptions,

@@ -32,7 +32,7 @@ def serve(
     session: Session,
     *,
     address: AddressOptions,
-    store: Path | None,
+    store: str | None,
     writing: WritingOptions,
     tools: ToolsOptions,
     audit_log: Path | None,

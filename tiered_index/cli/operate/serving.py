@@ -20,7 +20,7 @@ from tiered_index.cli.ending import Ending
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.options import given_flags, refuse_others
 from tiered_index.cli.others import groups_of, options_of
-from tiered_index.cli.places import FollowedSource, opened_places
+from tiered_index.cli.places import FollowedSource, opened_places, spec_of_store
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.follow import opened_follower
 from tiered_index.config import IndexConfig
@@ -28,7 +28,7 @@ from tiered_index.connectors.contract import SourceRun, checked
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.connectors.registry import CONNECTORS, FILES, ConnectorSpec
+from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS, ConnectorSpec
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, StoreOptions
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
 from tiered_index.server.app import HttpService
@@ -66,7 +66,7 @@ class Serving:
 
     session: Session
     address: AddressOptions
-    store: Path | None
+    store: str | None
     writing: WritingOptions
     tools: ToolsOptions
     audit_log: Path | None
@@ -85,6 +85,12 @@ class Serving:
             self.session.out.note(problem)
         # files can't be followed here: a path may be that of a store whose disk is not mounted yet
         return spec if spec.name != FILES else CONNECTORS.spec("rocketmq")
+
+    @property
+    def _folder(self) -> Path | None:
+        """The folder of the RocketMQ store that has the messages; None: they are elsewhere."""
+        is_folder = self.store is not None and spec_of_store(self.store).name == OF_OTHERS
+        return Path(self.store) if self.store is not None and is_folder else None
 
     @cached_property
     def _source(self) -> FollowedSource | None:
@@ -191,8 +197,8 @@ class Serving:
     def _check_files(self) -> None:
         """Refuse folders that are no stores, and TLS files that lack another."""
         with _later(InvalidArgument):
-            for folder in filter(None, (self.store, self._followed)):
-                CONNECTORS.connector("rocketmq").place(None, str(folder))
+            for folder in filter(None, (self._folder, self._followed)):
+                CONNECTORS.connector(OF_OTHERS).place(None, str(folder))
         address = self.address
         if (address.tls_cert is None) != (address.tls_key is None) or (address.tls_clients and not address.tls_cert):
             raise InvalidArgument("--tls-cert and --tls-key belong together, and --tls-clients needs both")
@@ -246,15 +252,15 @@ class Serving:
         self, stack: ExitStack, lookups: Index, audit: Audit, tokens: Tokens | None, follower: Follower | None
     ) -> Served:
         """Return the parts of the service."""
-        bounds, store = self.bounds, self.store or self._followed
+        bounds, folder = self.bounds, self._folder or self._followed
         caps = Caps(
             limits=LookupLimits(bounds.lookup_requests, bounds.lookup_bytes, bounds.lookup_timeout),
             max_cost_usd=bounds.lookup_cost,
             body_bytes=bounds.max_body,
             message_bytes=bounds.message_bytes,
         )
-        redaction = redaction_of(lookups, store, self.session.storages)
-        places = opened_places(store, self.kafka, self._source)
+        redaction = redaction_of(lookups, folder, self.session.storages)
+        places = opened_places(self.store, self.kafka, self._source)
         # entries in a writer's buffer are found before the positions that name their keys are durable
         keys = (self.kafka.key or ("key",)) if isinstance(lookups, IndexService) else ()
         sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, places, keys)))
@@ -290,7 +296,7 @@ class Serving:
             served,
             service.metrics,
             bound=bound,
-            store=self.store or self._followed,
+            store=self._folder or self._followed,
             keys=self.tools.rocketmq_keys,
             tls=self._tls,
             threads=self.bounds.threads,
