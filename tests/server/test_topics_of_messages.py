@@ -27,6 +27,7 @@ from tests.support.archived_records import encode_records
 from tests.support.batches import batch, columns_of
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.kafka.columns import SCHEMA, SIZE
 from tiered_index.connectors.message_sources import MessageSources
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
@@ -89,6 +90,7 @@ def index_files(folder, where, form):
 
 def archive_records(index):
     """Archive the records of a partition of each topic. One of the store's files has records of the other topic."""
+    document = document_of("kafka", {"cluster": "c", "keys": ["key"]})
     for topic, of_rows, begin, text in (
         (MINE, MINE, 0, "mine"),
         (THEIRS, THEIRS, 0, SECRET),
@@ -102,7 +104,7 @@ def archive_records(index):
         table = pa.Table.from_pylist(rows, SCHEMA.append(pa.field(SIZE, pa.int64())))
         assert index.archive_columns(f"kafka:c/{topic}/0", begin, 10, encode_records((of_rows, 0), table, ("key",)))
         entries = [(topic, 0, KEY, r["offset"], r[SIZE], r["timestamp"]) for r in rows if topic == of_rows]
-        index.put_source_batch(columns_of(entries), f"kafka:c/{topic}/0", begin + 10)
+        index.put_source_batch(columns_of(entries), f"kafka:c/{topic}/0", begin + 10, document=lambda _: document)
     index.flush()
 
 

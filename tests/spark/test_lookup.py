@@ -205,14 +205,15 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
         look_up(spark, long, storage=index, columns={"key": "k"})
 
 
-def test_messages_at_an_address_of_another_package_are_refused(index, tmp_path, monkeypatch):
+def test_messages_are_read_at_an_address_of_any_connector_but_files(index, tmp_path, monkeypatch):
     install_toys(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     # the registry of the process reads entry points once
-    monkeypatch.setattr("tiered_index.spark.lookup.messages.CONNECTORS", registry := Registry())
-    assert registry.of_address("toy:3").name == "toy"
-    for address in ("toy:3", f"{tmp_path}/toy_connectors.py", "s3://bucket/file"):
-        with pytest.raises(ConfigError, match=rf"the folder of a RocketMQ store or kafka://\.\.\., not '{address}'"):
+    monkeypatch.setattr("tiered_index.spark.lookup.messages.CONNECTORS", Registry())
+    _, _, names = opened_index(index, IndexConfig(), max_count=1, messages="toy:3")
+    assert "message_body" in names
+    for address in ("nobody:3", f"{tmp_path}/toy_connectors.py", "s3://bucket/file"):
+        with pytest.raises(ConfigError, match=rf"the folder of a RocketMQ store, or .* not '{address}'"):
             opened_index(index, IndexConfig(), max_count=1, messages=address)
 
 

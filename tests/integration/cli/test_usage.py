@@ -116,7 +116,7 @@ LINES = [
         (f"{{tmp}}/keys.csv --max {2**31}", "--max is a whole number from 1 on"),
         ("{tmp}/keys.csv --messages {tmp}", "messages of a RocketMQ store are found by offsets in 'commitlog'"),
         ("{tmp}/keys.csv --messages archive", "the index has no archived messages"),
-        ("{tmp}/keys.csv --messages {tmp}/keys.csv", "messages is 'archive', the folder of a RocketMQ store or kafka"),
+        ("{tmp}/keys.csv --messages {tmp}/keys.csv", "messages is 'archive', the folder of a RocketMQ store, or the"),
     )),
     ("spark lookup --storage file://{tmp}/none --out {tmp}/answers --keys {tmp}/keys.csv", "holds no tiered index"),
     # sources

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tiered_index.base.encoding import MAX_BODY_BYTES, json_text
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.message_sources import MessageSources
-from tiered_index.connectors.registry import CONNECTORS
+from tiered_index.connectors.registry import CONNECTORS, FILES
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageSource
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 # Value of `messages` for what the index's storage and its files have.
 ARCHIVE = "archive"
-# The connectors whose messages are read at an address.
-_JOINED = ("kafka", "rocketmq")
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
 _TYPES = (pa.string(), pa.binary(), pa.string(), pa.map_(pa.string(), pa.string()), pa.string())
 _MESSAGE = pa.schema(list(zip(MESSAGE_COLUMNS, _TYPES, strict=True)))
@@ -41,13 +39,16 @@ def check_place(messages: str, state: LogState) -> None:
     if messages == ARCHIVE:
         if not (state.documents or state.listed_logs or state.given_up or state.expired.segments):
             raise ConfigError(
-                f"messages is {ARCHIVE!r}, but the index has no archived messages, and its entries are not those of "
-                "RocketMQ, Kafka or files that were ingested"
+                f"messages is {ARCHIVE!r}, but the index has no archived messages, and none of its topics was "
+                "ingested from RocketMQ, Kafka, files or another source"
             )
         return
     spec = CONNECTORS.of_address(messages)
-    if spec.name not in _JOINED:
-        raise ConfigError(f"messages is {ARCHIVE!r}, the folder of a RocketMQ store or kafka://..., not {messages!r}")
+    if spec.name == FILES:
+        raise ConfigError(
+            f"messages is {ARCHIVE!r}, the folder of a RocketMQ store, or the address of brokers such as kafka://..., "
+            f"not {messages!r}"
+        )
     assert state.genesis is not None
     if spec.offset_space not in (None, space := state.genesis.offset_space):
         raise ConfigError(
