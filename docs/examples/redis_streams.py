@@ -14,6 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tiered_index.connectors.archive import SHARED, ArchiveFormat, entries_of
+from tiered_index.connectors.archived_log import logs_of
 from tiered_index.connectors.archiver import PutArchiver
 from tiered_index.connectors.connector_messages import ConnectorMessages
 from tiered_index.connectors.contract import OpenedSource
@@ -225,6 +226,9 @@ class RedisConnector:
         stream = places.place
         live = {} if stream is None else {"read": stream.read, "place": stream.place}
         return ConnectorMessages(places=places, scheme=SCHEME, message_of=StreamEntry.of, **live)
+
+    def archived_logs(self, archive, takes):
+        return logs_of(FORMAT, SCHEME, archive, takes)
 
     def erasure(self, request, document):
         return columns_to_erase(FORMAT, request)

@@ -1,4 +1,4 @@
-"""The archived messages of every connector: how those of an erasure are found, and an index erased with its archive.
+"""The archived messages of every connector: their logs, those of an erasure, and an index erased with its archive.
 
 Threads: any.
 """
@@ -6,17 +6,18 @@ Threads: any.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tiered_index.base.clock import Clock, SystemClock
+from tiered_index.connectors.archived_log import ColumnLog
 from tiered_index.connectors.contract import Connector
 from tiered_index.connectors.documents import lacking
 from tiered_index.connectors.erasure import may_have
 from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
-from tiered_index.format.names import POINTS, ROWS
+from tiered_index.format.names import LINKED, POINTS, ROWS, topic_of_store
 from tiered_index.format.topic_documents import TopicDocument, newest_of
 from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
@@ -24,9 +25,30 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import no_progress
+
+
+def archived_logs(reader: IndexReader, takes: Callable[[str], bool]) -> dict[str, ColumnLog]:
+    """Return the logs of columnar archives in an index, by their stores, and those of which it has only entries.
+
+    `takes` returns whether the messages of a topic are asked for. Raises `ConfigError` if their connector is not
+    installed.
+    """
+    known, names = reader.segments(), {document.connector for document in reader.topic_documents().values()}
+    names |= {position.partition(":")[0] for position in reader.log_state.positions}
+    for store in known.stores:
+        if store not in known.byte_stores and ((topic := topic_of_store(store)) is None or takes(topic)):
+            # also without a document, which may have been lost with a root
+            name = FILES if store.startswith((LINKED, ROWS, POINTS)) else store.partition(":")[0]
+            names.add(CONNECTORS.spec(name).name)
+    logs: dict[str, ColumnLog] = {}
+    for name in sorted(filter(CONNECTORS.has, names)):
+        if (logs_of := getattr(CONNECTORS.connector(name), "archived_logs", None)) is not None:
+            logs |= {log.store: log for log in logs_of(reader.segment_archive, takes)}
+    return logs
 
 
 @dataclass(frozen=True)

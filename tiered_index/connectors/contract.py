@@ -148,6 +148,9 @@ class Connector(Protocol):
     If `ConnectorSpec.places` has a form, `parse_place(text)` returns the topic and the further parts of such a place,
     or raises `InvalidArgument`, and the source that `messages` returns has ``at(topic, *parts)``, which returns a
     `Fetched`. If messages have ids, `check_id(text)` raises `InvalidArgument` for a text that is none.
+
+    If it archives columns, `archived_logs(archive, takes)` returns a `ColumnLog` for each of its logs in an archive,
+    also for those of which the index has only entries. `takes` returns whether the messages of a topic are asked for.
     """
 
     def place(self, options: Any, address: str | None = None) -> Any:

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import redis
 
+from tests.integration.cli.command_lines import run_here
 from tests.support.hanging import until
+from tiered_index import IndexReader
 from tiered_index.connectors.contract import SourceConnector, SourceRun
 from tiered_index.connectors.follow import Follower
+from tiered_index.connectors.registry import CONNECTORS
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.index import IndexService
 from tiered_index.testing.connector_conformance import ConnectorConformance, TestedSource, WrittenMessage
@@ -164,3 +167,35 @@ def test_a_wrong_address_and_a_server_that_is_not_there_are_refused(
     for address, error in (("redis://host", InvalidArgument), ("redis://127.0.0.1:1/s", StorageUnavailable)):
         with pytest.raises(error, match=address):
             connector.check(SourceRun(addresses=(address,), note=print), index.config)
+
+
+def test_commands_find_erase_and_ingest_again_what_is_archived(
+    server: Server, connector: SourceConnector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "redis_streams-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: redis-streams\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[tiered_index.connectors]\nredis = redis_streams:SPEC\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for known in ("_others", "_packages"):
+        vars(CONNECTORS).pop(known, None)
+    stream = Stream(server, connector, "commands")
+    first, *_, last = stream.write(25)
+    places = ("--root", f"{tmp_path}/root", "--storage", f"file://{tmp_path}/store")
+    done = run_here("ingest", stream.address, *places, "--wait", "--json")
+    assert (done.document["entries"], done.code) == (25, 0), done.err
+    stream.trim()
+    for message in (first, last):
+        query = ("query", message.topic, message.key, "--messages", "--json", *places[2:])
+        (message_of,) = run_here(*query).document["messages"]
+        assert (message_of["state"], message_of["message"]["fields"]["text"]) == ("archived", message.text)
+    erased = ("--topic", first.topic, "--key", first.key, "--yes", "--now", "--grace", "0")
+    done = run_here("erase", *erased, *places[2:], "--json")
+    assert (done.document["segments"]["messages_erased"], done.document["status"]) == (1, "erased"), done.out
+    done = run_here("ingest", f"archive:file://{tmp_path}/store", "--storage", f"file://{tmp_path}/again", "--json")
+    assert (done.document["entries"], done.document["copied"], done.code) == (24, 24, 0), done.err
+    with IndexReader.open(f"file://{tmp_path}/again") as reader:
+        assert [len(reader.query(message.topic, message.key)) for message in (first, last)] == [0, 1]
+        assert reader.topic_documents().keys() == {"commands"}
+    for known in ("_others", "_packages"):
+        vars(CONNECTORS).pop(known, None)

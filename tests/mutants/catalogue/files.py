@@ -186,7 +186,7 @@ copies-of-rows-that-are-none: the archive says that it has rows which a run with
   + begin = self.end(store)
   tests/unit/cli/test_linked_files.py::test_an_archive_that_lacks_rows_makes_no_short_index_in_silence
 short-index-of-an-archive: an index of archived rows lacks those without a copy, and nothing says so
-  in RowsOfLog.missing
+  in RowsLog.missing
   - if losses and not skip_missing:
   + if False:
   tests/unit/cli/test_linked_files.py::test_an_archive_that_lacks_rows_makes_no_short_index_in_silence

@@ -9,7 +9,6 @@ One thread beside the index's own; memory: some chunks of 16 MiB.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -32,40 +31,25 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.cli.write.options import ARCHIVE_SCHEME, IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.archiver import ColumnArchiver
+from tiered_index.connectors.archived_log import ArchivedFile, ColumnCopies, ColumnLog
+from tiered_index.connectors.archives import archived_logs
 from tiered_index.connectors.documents import document_of
-from tiered_index.connectors.files import row_archive
-from tiered_index.connectors.files.known_files import offsets_end
-from tiered_index.connectors.files.row_archive import ArchivedRows, RowsOfLog
-from tiered_index.connectors.kafka.archived import (
-    ArchivedRecords,
-    RecordCopies,
-    RecordFile,
-    archived_records,
-    begin_of,
-    rule_positions,
-    source_of,
-)
-from tiered_index.connectors.kafka.names import Name, positions_by_store
-from tiered_index.connectors.rocketmq.archive.archive import archived_batches, segments_by_store
+from tiered_index.connectors.rocketmq.archive.archive import StoreLog, segments_by_store
 from tiered_index.connectors.rocketmq.follow.dispatcher import names_of_keys
-from tiered_index.connectors.rocketmq.log.columns import Selection, SkippedRange
+from tiered_index.connectors.rocketmq.log.columns import Selection
 from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.connectors.source import FIRST, Loss, no_entries
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names
 from tiered_index.format.keys.hashing import assigned_topic_id
-from tiered_index.format.names import LINKED, ROWS, rows_store, topic_of_store
 from tiered_index.format.segments.columnar import NUMBER
-from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.format.shard import entry_checksum
 from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
-from tiered_index.service.log import topic_keys
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.hidden import HIDES_NOTHING
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, RangeKind
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.read.export import entries_checksum
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
@@ -74,19 +58,18 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import split_uri
 from tiered_index.types import inclusive
 
-# files that one record names
-_LINKS_AT_ONCE = 10_000
+Log = ColumnLog | StoreLog
 
 
 @dataclass
 class ArchivedMessages:
-    """The messages in the archived segments of `stores`, by the options of `ingest`, and counts of what was read.
+    """The messages in the archived segments of `logs`, by the options of `ingest`, and counts of what was read.
 
-    Entries that expired or were erased in the index of the segments, `old`, are left out.
+    Entries that expired or were erased in the index of the segments, `old`, are left out. `logs` are by their stores.
     """
 
     old: IndexReader
-    stores: dict[str, list[ArchivedSegment]]
+    logs: dict[str, Log]
     selection: Selection
     skip_corrupt: bool
     skip_missing: bool
@@ -106,28 +89,12 @@ class ArchivedMessages:
     @property
     def size_bytes(self) -> int:
         """The bytes of the segments."""
-        return sum(segment.size_bytes for segments in self.stores.values() for segment in segments)
-
-    def source(self, store: str) -> str:
-        """Return the name of the position of a store in the new index: that of the index of the segments."""
-        if (rows := self.rows_of(store)) is not None:
-            return rows.log
-        if Name.parse(store) is None:
-            return SOURCE_PREFIX + store
-        return source_of(store, self.old.log_state.positions)
-
-    def rows_of(self, store: str) -> RowsOfLog | None:
-        """Return the rows of files of a store; None: it has other messages."""
-        return RowsOfLog(self.old.segment_archive, store, self.selection.takes) if store.startswith(ROWS) else None
+        return sum(segment.size_bytes for log in self.logs.values() for segment in log.segments)
 
     @property
-    def rule_positions(self) -> dict[str, int]:
-        """The positions that say how records and rows were indexed."""
-        known = self.old.log_state.positions
-        positions = rule_positions([*self.stores], known)
-        for rows in filter(None, map(self.rows_of, self.stores)):
-            positions |= topic_keys.positions_of(known, rows.log)
-        return positions
+    def positions(self) -> dict[str, int]:
+        """The positions that say how the messages were indexed."""
+        return {name: at for log in self.logs.values() for name, at in log.positions.items()}
 
     def topic_document(self, topic: str) -> TopicDocument | None:
         """Return the document of a topic: that of the old index, and whether the new one has tags."""
@@ -139,69 +106,53 @@ class ArchivedMessages:
 
     @property
     def expired_records(self) -> dict[str, int]:
-        """The offset before which the records of each partition's log have expired."""
-        known = self.old.log_state.expired.segments
-        return {store: known[store] for store in self.stores if store in known and Name.parse(store) is not None}
-
-    def check_missing(self) -> None:
-        """Raise `InvalidArgument` if rows of files are missing, unless these are skipped."""
-        for rows in filter(None, map(self.rows_of, self.stores)):
-            rows.missing(None, skip_missing=self.skip_missing)
+        """The offset of each log before which its messages have expired."""
+        return {log.store: log.expired for log in self.logs.values() if log.expired is not None}
 
     def batches(
-        self,
-        store: str,
-        position: int | None,
-        keep: Callable[[ArchivedRows | ArchivedRecords, Any], None] = lambda batch, shown: None,
+        self, log: Log, position: int | None, keep: Callable[[ArchivedFile], None] = lambda whole: None
     ) -> Iterator[tuple[int, Any, tuple[Loss, ...]]]:
-        """Yield the columns of one store's entries that are shown, from a position on, and their ends in the store.
+        """Yield the columns of one log's entries that are shown, from a position on, and their ends in the log.
 
-        The last part has the ranges before that end that were skipped. `keep` gets records and the rows of files before
-        their entries.
+        The last part has the ranges before that end that were skipped. `keep` gets each columnar file before its
+        entries.
         """
-        archive, segments, before = self.old.segment_archive, self.stores[store], self.read_bytes
-        skips = {"skip_corrupt": self.skip_corrupt, "skip_missing": self.skip_missing}
+        segments, before = log.segments, self.read_bytes
         size_bytes = sum(segment.size_bytes for segment in segments)
-        state = self.old.log_state
-        batches: Iterator[Any]
-        if (rows := self.rows_of(store)) is not None:
-            batches = rows.batches(segments, position, **skips)
-        elif Name.parse(store) is not None:
-            begin = begin_of(store, segments, state.positions, state.expired.segments)
-            begin = begin if position is None else position
-            batches = archived_records(archive, segments, begin, **skips)
-        else:
-            batches = archived_batches(archive, segments, position, self.selection, **skips)
-        for batch in batches:
+        for batch in log.batches(position, skip_corrupt=self.skip_corrupt, skip_missing=self.skip_missing):
             shown = _shown(batch.columns, self.hidden, self.old.genesis)
-            if isinstance(batch, ArchivedRows | ArchivedRecords):
-                keep(batch, shown)
+            if batch.whole is not None:
+                keep(batch.whole)
             self.expired += len(batch.columns) - len(shown)
             self.messages += batch.messages
-            skipped = tuple(map(_loss_of, batch.skipped))
-            self.skipped += [(store, loss) for loss in skipped]
+            self.skipped += [(log.store, loss) for loss in batch.skipped]
             part = (batch.end - segments[0].start) / (segments[-1].end - segments[0].start) if segments else 1
             self.read_bytes = before + round(size_bytes * part)
-            yield batch.end, shown, skipped
+            yield batch.end, shown, batch.skipped
 
-    def erased_of(self, whole: RecordFile) -> pa.Array:
-        """Return which records of a file were erased: by their topic, their partition, or one of their keys."""
-        name, erased = Name.parse(whole.segment.store), self.erased
-        assert name is not None, "a file of records"
-        of_topic = erased.hidden_of(name.topic)
-        if of_topic is HIDES_NOTHING:
-            return pa.array(np.zeros(len(whole.records), np.bool_))
-        is_shown = _is_shown(whole.entries, erased, self.old.genesis)
-        offsets = whole.entries["offset"].to_numpy()[~is_shown]
-        # also records without a key
-        before_s = of_topic.begin_of_queue(name.partition)
-        times_ms = whole.records["timestamp"].cast(pa.int64()).fill_null(whole.segment.published_ms).to_numpy()
-        return pa.array(np.isin(whole.records["offset"].to_numpy(), offsets) | (times_ms // 1000 < before_s))
+    def copy(self, copies: ColumnCopies, log: Log, whole: ArchivedFile) -> None:
+        """Copy a file of a log without the messages that were erased: by their topic, queue, or one of their keys.
+
+        Raises as `ColumnCopies.add`.
+        """
+        assert isinstance(log, ColumnLog), "bytes are not copied"
+        records, erased = whole.table.records, np.zeros(len(whole.table.records), np.bool_)
+        hidden = {topic: self.erased.hidden_of(topic) for topic in records["topic"].unique().to_pylist()}
+        hidden = {topic: of_topic for topic, of_topic in hidden.items() if of_topic is not HIDES_NOTHING}
+        if hidden:
+            is_shown = _is_shown(whole.entries, self.erased, self.old.genesis)
+            erased = np.isin(records[NUMBER].to_numpy(), whole.entries["offset"].to_numpy()[~is_shown])
+            seconds = records["timestamp"].cast(pa.int64()).fill_null(whole.segment.published_ms).to_numpy() // 1000
+        for topic, of_topic in hidden.items():
+            # also messages without a key
+            is_topic = pc.equal(records["topic"], topic).to_numpy()
+            erased |= is_topic & (seconds < of_topic.begin_of_queue(log.place[1]))
+        copies.add(log.form, whole, erased)
 
     def document(self) -> dict[str, Any]:
         """Return the counts for the command's document."""
         return {
-            "segments": sum(map(len, self.stores.values())),
+            "segments": sum(len(log.segments) for log in self.logs.values()),
             "messages": self.messages,
             "expired": self.expired,
             "skipped": [
@@ -209,43 +160,6 @@ class ArchivedMessages:
                 for store, gap in self.skipped
             ],
         }
-
-
-def _loss_of(skipped: SkippedRange | Loss) -> Loss:
-    if isinstance(skipped, Loss):
-        return skipped
-    kind: RangeKind = "missing" if skipped.is_missing else "corrupt"
-    problem = skipped.problem if skipped.is_missing else f"{skipped.file}: {skipped.problem}"
-    return Loss(kind, skipped.begin, skipped.end, None, problem)
-
-
-class Copies:
-    """Copies the records and the rows that are read into the archive of the new index, before their entries are put.
-
-    One log record names many copies of records. One thread.
-    """
-
-    def __init__(self, index: IndexService, archived: ArchivedMessages) -> None:
-        self._archived, self.records = archived, RecordCopies(index)
-        self._archiver, self.rows = ColumnArchiver(index, row_archive.FORMAT), 0
-
-    def add(self, store: str, batch: ArchivedRows | ArchivedRecords, shown: Any) -> None:
-        """Copy what was read of a store: the records that were not erased, and the rows with entries that are `shown`.
-
-        Raises as `IndexService.archive_columns`.
-        """
-        if isinstance(batch, ArchivedRecords):
-            if batch.whole is not None:
-                self.records.add(batch.whole, self._archived.erased_of(batch.whole))
-        elif batch.begin < batch.end:
-            rows = batch.rows.filter(pc.is_in(batch.rows[NUMBER], shown["offset"].cast(pa.int64())))
-            if self._archiver.send(store, batch.begin, batch.end, rows):
-                self.rows += self._archiver.name() and len(rows)
-
-    @property
-    def messages(self) -> int:
-        """The number of records and rows that were copied."""
-        return self.records.records + self.rows
 
 
 def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
@@ -261,13 +175,15 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
     with contextlib.ExitStack() as stack:
         config = session.config()
         old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
-        stores = _stores(old, options.run.store_name, selection, uri)
-        archived = ArchivedMessages(old, stores, selection, not is_strict, of_store.skip_missing)
-        archived.check_missing()
-        if options.run.store_name is None and (lacking := _without_archive(old, selection)):
+        known_logs = _logs(old, selection)
+        logs = _chosen(known_logs, old, options.run.store_name, selection, uri)
+        archived = ArchivedMessages(old, logs, selection, not is_strict, of_store.skip_missing)
+        for log in logs.values():
+            log.check(skip_missing=archived.skip_missing)
+        if options.run.store_name is None and (lacking := _without_archive(old, known_logs, selection)):
             session.out.note(f"{uri} has no archived message of {listed_names(lacking, 3)}: their entries are left out")
         if options.run.dry_run:
-            compared = _compare(session, archived)
+            compared = _compare(session, archived, known_logs)
             return _name_damage(session, archived, accepted=of_store.skip_corrupt) or compared
         if config.storage is None and config.root is None:
             raise ConfigError("give --storage URI, the place of the new index")
@@ -279,33 +195,32 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
         _check_apart(config, old, uri)
         putting = stack.enter_context(Putting.open(session, config, intake))
         index = putting.index
-        sources = {name: archived.source(name) for name in stores}
-        _check_empty(index, {*sources.values(), *archived.rule_positions})
+        sources = {name: log.source for name, log in logs.items()}
+        _check_empty(index, {*sources.values(), *archived.positions})
         # before the first entry is put
         take_over(index.storage, structs.replace(archived.hidden, segments=archived.expired_records), SystemClock())
-        put, entries, copies = putting.patient(document=archived.topic_document), 0, Copies(index, archived)
+        put, entries, copies = putting.patient(document=archived.topic_document), 0, ColumnCopies(index)
         waiting = list[tuple[Any, str, int]]()
 
         def put_waiting() -> int:
             # a record is in the archive before its entry is durable
-            copies.records.archiver.name()
+            copies.name()
             batches, waiting[:] = list(waiting), []
             return sum(put(*batch) for batch in batches)
 
         resumed = {name: index.durable_position(source) for name, source in sources.items()}
-        for position_name, at in archived.rule_positions.items():
+        for position_name, at in archived.positions.items():
             index.put_source_batch(no_entries(index), position_name, at)
         with putting.progress("ingesting the archive", archived.size_bytes) as progress:
-            for name in stores:
-                rows = archived.rows_of(name)
-                if rows is not None:
-                    _link(index, rows)
-                for end, columns, skipped in archived.batches(name, resumed[name], partial(copies.add, name)):
+            for name, log in logs.items():
+                log.link(index)
+                keep = partial(archived.copy, copies, log)
+                for end, columns, skipped in archived.batches(log, resumed[name], keep):
                     if skipped:
                         now_ms = SystemClock().now_ms()
                         index.record_ranges([loss.recorded(sources[name], now_ms) for loss in skipped])
                     waiting.append((columns, sources[name], end))
-                    if not copies.records.archiver.waits or copies.records.archiver.is_full:
+                    if not copies.can_wait:
                         entries += put_waiting()
                     progress.update(archived.read_bytes, f"{entries:,} entries")
             entries += put_waiting()
@@ -315,8 +230,8 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
             index_id=index.index_id,
             source=ARCHIVE_SCHEME + uri,
             stores={
-                name: {"resumed_from": resumed[name], "end": segments[-1].end if segments else None}
-                for name, segments in stores.items()
+                name: {"resumed_from": resumed[name], "end": log.segments[-1].end if log.segments else None}
+                for name, log in logs.items()
             },
             entries=entries,
             copied=copies.messages,
@@ -345,81 +260,50 @@ def _name_damage(session: Session, archived: ArchivedMessages, *, accepted: bool
     return FINDING if archived.messages else CorruptFile.exit_code
 
 
-def _link(index: IndexService, rows: RowsOfLog) -> None:
-    """Add the files of a log of rows to an index that lacks them, before their entries."""
-    mine, theirs = index.segment_archive.segments(), rows.archive.segments()
-    last: LinkedSegment | None = None
-    finished = list[LinkedSegment]()
-    for linked in mine.of_log(rows.log):
-        if not isinstance(linked, LinkedSegment):
-            continue
-        if not linked.is_open:
-            last = linked
-            continue
-        # it was being read when an earlier run took it over
-        known = theirs.segment(rows.log, linked.start)
-        if isinstance(known, LinkedSegment) and (known.start, known.uri) == (linked.start, linked.uri):
-            finished += [] if known.is_open else [known]
-    if last is not None:
-        _check_same(index, rows, last)
-    if finished:
-        index.link([], finished)
-    new = rows.copied_links(offsets_end(mine, rows.log))
-    while chunk := list(itertools.islice(new, _LINKS_AT_ONCE)):
-        index.link(chunk)
+def _logs(old: IndexReader, selection: Selection) -> dict[str, Log]:
+    """Return all logs of an index that have archived messages, or only entries, by their stores."""
+    known = old.segments()
+    logs: dict[str, Log] = {**archived_logs(old, selection.takes)}
+    for store in known.byte_stores:
+        logs[store] = StoreLog(old.segment_archive, store, list(known.of(store)), selection)
+    return logs
 
 
-def _check_same(index: IndexService, rows: RowsOfLog, last: LinkedSegment) -> None:
-    """Raise `InvalidArgument` if the last of the index's files is not one of the old index: both have gone on."""
-    if last.end <= rows.archive.state().expired.segments.get(rows.log, 0):
-        return
-    known = rows.archive.segments().segment(rows.log, last.start)
-    if not isinstance(known, LinkedSegment) or (last.end, last.blocks) != (known.end, known.blocks):
-        raise InvalidArgument(
-            f"{index.storage.uri} has indexed files of {rows.log} since it was made of this archive, such as "
-            f"{last.uri}: only `ingest FILES` adds to them"
-        )
+def _chosen(
+    logs: dict[str, Log], old: IndexReader, store: str | None, selection: Selection, uri: str
+) -> dict[str, Log]:
+    """Return the logs of stores of RocketMQ, and those of selected topics. `store`: only this one.
 
-
-def _stores(old: IndexReader, store: str | None, selection: Selection, uri: str) -> dict[str, list[ArchivedSegment]]:
-    """Return the segments of each store of RocketMQ, and of each log of records or rows of selected topics.
-
-    `store`: only of this one. Raises `InvalidArgument` if there are none.
+    Raises `InvalidArgument` if there are none.
     """
     known = old.segments()
-    # also the files whose rows no run has copied: they are missing
-    of_files = {rows_store(name) for name in known.stores if name.startswith(LINKED)}
-    columnar = {
-        name: list(known.of(name))
-        for name in sorted({*known.stores, *of_files})
-        if (queue := _queue_of(name)) is not None
-        and store in (None, name)
-        and (queue[0] is None or selection.takes(queue[0]))
+    archived = {name: log for name, log in logs.items() if isinstance(log, ColumnLog) and not log.is_left_out}
+    columnar: dict[str, Log] = {
+        name: log
+        for name, log in archived.items()
+        if store in (None, name) and (log.place[0] is None or selection.takes(log.place[0]))
     }
-    if not any(columnar.values()):
+    if not any(log.segments for log in columnar.values()):
         columnar = {}
-        logs = [name for name in known.stores if _queue_of(name) is not None and any(known.of(name))]
-        if logs and not known.byte_stores:
+        names = [name for name, log in archived.items() if log.segments]
+        if names and not known.byte_stores:
             choice = selection if store is None else f"--store-name {store}"
-            raise InvalidArgument(f"{uri} has archived messages of {listed_names(logs, 3)}, which are not of {choice}")
+            raise InvalidArgument(f"{uri} has archived messages of {listed_names(names, 3)}, which are not of {choice}")
     if columnar and (store is not None or not known.byte_stores):
         return columnar
-    return segments_by_store(known, () if store is None else (store,), uri) | columnar
+    stores = segments_by_store(known, () if store is None else (store,), uri)
+    return {name: logs[name] for name in stores} | columnar
 
 
-def _without_archive(old: IndexReader, selection: Selection) -> list[str]:
-    """Return the stores of RocketMQ and the logs of Kafka whose entries the index has, but no archived message."""
-    known, state = old.segments(), old.log_state
-    ends = {
-        name: at
-        for name, at in positions_by_store(state.positions).items()
-        if selection.takes(str(topic_of_store(name)))
-    }
-    ends |= {
+def _without_archive(old: IndexReader, logs: dict[str, Log], selection: Selection) -> list[str]:
+    """Return the stores of RocketMQ and the logs whose entries the index has, but no archived message."""
+    state = old.log_state
+    of_stores = {
         name.removeprefix(SOURCE_PREFIX): at for name, at in state.positions.items() if name.startswith(SOURCE_PREFIX)
     }
-    expired = state.expired.segments
-    return sorted(name for name, at in ends.items() if at > expired.get(name, 0) and name not in known.stores)
+    lacking = {name for name, at in of_stores.items() if name not in logs and at > state.expired.segments.get(name, 0)}
+    columnar = (log for log in logs.values() if isinstance(log, ColumnLog) and log.is_left_out)
+    return sorted({*lacking, *(log.store for log in columnar if selection.takes(str(log.place[0])))})
 
 
 def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:
@@ -494,13 +378,13 @@ def _is_shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> npt.NDArr
     return hidden.keeps(hashed, hashed["second"], names)
 
 
-def _compare(session: Session, archived: ArchivedMessages) -> int:
+def _compare(session: Session, archived: ArchivedMessages, known_logs: dict[str, Log]) -> int:
     """Compare the entries of the archive with those of its index, by count and checksum; return the exit code."""
-    [(store, segments), *others] = archived.stores.items()
-    known, of_files = archived.old.segments(), archived.rows_of(store)
-    logs = {name: _queue_of(name) for name in known.stores if name in known.byte_stores or _queue_of(name) is not None}
-    queue = logs[store]
-    alike = logs if queue is None else [name for name in logs if logs[name] == queue]
+    [log, *others] = archived.logs.values()
+    with_entries = [
+        known for known in known_logs.values() if known.segments or known.store in archived.old.segments().stores
+    ]
+    alike = with_entries if log.place is None else [known for known in with_entries if known.place == log.place]
     if others or len(alike) > 1:
         raise InvalidArgument(
             "leave --dry-run out: it can't tell the entries of several stores apart. For one partition of Kafka "
@@ -510,26 +394,26 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
     entries = checksum = 0
     with session.out.progress("reading the archive", archived.size_bytes) as progress:
         topics = TopicTable()
-        for _, columns, _ in archived.batches(store, None):
-            if of_files is not None:
-                # a copy has no carriage return at the end of its line
+        for _, columns, _ in archived.batches(log, None):
+            if not log.has_sizes:
                 columns = _without_sizes(columns)
             hashed = batch_columns(columns, schema, topics, rule).columns
             entries, checksum = entries + len(columns), checksum + _checksum_of(hashed, topics, schema.item)
             progress.update(archived.read_bytes, f"{entries:,} entries")
-    begins, ends = (np.array([getattr(segment, name) for segment in segments], np.int64) for name in ("start", "end"))
+    begins, ends = np.array([(segment.start, segment.end) for segment in log.segments], np.int64).reshape(-1, 2).T
     stored = stored_checksum = 0
     with archived.old.export() as export, session.out.progress("reading the index", export.most_entries) as progress:
         for rows in export:
             offsets = rows.column("offset").to_numpy()
             place = np.searchsorted(begins, offsets, "right") - 1
             is_inside = (place >= 0) & (offsets < ends[place])
-            if queue is not None:
-                is_inside &= rows.column("queue_id").to_numpy() == queue[1]
-                if queue[0] is not None:
-                    is_inside &= pc.equal(rows.column("topic"), queue[0]).to_numpy(zero_copy_only=False)
+            if log.place is not None:
+                topic, queue_id = log.place
+                is_inside &= rows.column("queue_id").to_numpy() == queue_id
+                if topic is not None:
+                    is_inside &= pc.equal(rows.column("topic"), topic).to_numpy(zero_copy_only=False)
             inside = rows.filter(pa.array(is_inside))
-            if of_files is not None:
+            if not log.has_sizes:
                 inside = _without_sizes(inside)
             stored, stored_checksum = stored + len(inside), stored_checksum + entries_checksum(inside, schema)
             progress.update(stored)
@@ -539,14 +423,6 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
     document = {"status": "same" if same else "different", "archive": of_archive, "index": of_index}
     session.out.show(document | archived.document())
     return DONE if same else FINDING
-
-
-def _queue_of(store: str) -> tuple[str | None, int] | None:
-    """Return the topic (None: many) and the queue of a log of rows or records; None: it is that of a broker's store."""
-    if store.startswith(ROWS):
-        return topic_of_store(store), int(store.rpartition("/")[2])
-    name = Name.parse(store)
-    return None if name is None else (name.topic, name.partition)
 
 
 def _without_sizes(entries: Any) -> Any:

@@ -15,7 +15,7 @@ from tiered_index.connectors.files.damaged import files_text
 from tiered_index.connectors.files.first_rows import CheckedFiles
 from tiered_index.connectors.files.listing import Unlisted, listed_files
 from tiered_index.connectors.files.messages import FileRows
-from tiered_index.connectors.files.row_archive import FORMAT
+from tiered_index.connectors.files.row_archive import FORMAT, RowsLog, archived_logs
 from tiered_index.connectors.files.rows.restart import has_points, windows_to_erase
 from tiered_index.connectors.files.source import FileSource
 from tiered_index.connectors.files.table_folders import check_outside_tables
@@ -78,6 +78,10 @@ class FilesConnector:
         """As `Connector.messages`. Needs an index."""
         assert places.index is not None
         return FileRows(places.index)
+
+    def archived_logs(self, archive: SegmentArchive, takes: Callable[[str], bool]) -> list[RowsLog]:
+        """As `Connector.archived_logs`."""
+        return archived_logs(archive, takes)
 
     def erasure(self, request: EraseRequest, document: TopicDocument | None) -> MakeFind:
         """As `Connector.erasure`."""

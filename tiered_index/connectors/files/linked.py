@@ -355,7 +355,7 @@ class FileLinker:
         for copied in copied_from(self.index.segment_archive, self._store, self.position):
             self._name_topics(copied.rows["topic"].unique().to_pylist())
             self.patient(copied.columns, self._store, copied.end)
-            self.counts.rows += copied.messages
+            self.counts.rows += len(copied.rows)
             self.counts.entries += len(copied.columns)
             self.index.flush()
 

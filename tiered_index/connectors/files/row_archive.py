@@ -12,9 +12,8 @@ import bisect
 import hashlib
 import heapq
 import itertools
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -22,18 +21,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths
+from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths, entries_of
+from tiered_index.connectors.archived_log import ColumnLog
 from tiered_index.connectors.archiver import ColumnArchiver
 from tiered_index.connectors.files.identity import OldOffsets, first_name
-from tiered_index.connectors.files.known_files import Plan
+from tiered_index.connectors.files.known_files import Plan, offsets_end
 from tiered_index.connectors.files.rows.batch import RowBatch
-from tiered_index.connectors.files.rows.mapping import KEY_TYPE
 from tiered_index.connectors.source import Loss
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, RootBehind, StorageBehind
-from tiered_index.format.names import LINKED, ROWS, rows_store
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.format.names import LINKED, ROWS, queue_id_of_store, rows_store
 from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.service.index import IndexService
+from tiered_index.service.log import topic_keys
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.topic_keys import added_end
 from tiered_index.service.read.segments.archive import SegmentArchive
@@ -68,6 +68,8 @@ FORMAT = ArchiveFormat(
     texts=("file", "keys.list.element", "text"),
     text_bytes=_text_bytes,
 )
+# files that one record names
+_LINKS_AT_ONCE = 10_000
 SEGMENT_BYTES = 32 << 20
 """About the bytes of rows in one object, before they are compressed."""
 
@@ -248,53 +250,55 @@ class RowArchiver(ColumnArchiver):
         self.add(self.store, first, batch.end + shift, copies_of(batch, topics, uri, shift, begin))
 
 
-class ArchivedRows(NamedTuple):
-    """The rows of one archived file (`SCHEMA`), and the columns of their entries. `end`: where to continue.
+class RowsLog(ColumnLog):
+    """The archived rows of one log of files.
 
-    `skipped` are ranges of offsets before `end` whose rows are missing or damaged.
+    The linked files of the log say which offsets have rows: those that no copy has are missing. A run without
+    `--archive` indexed them, or none of them has a key.
     """
 
-    columns: pa.RecordBatch
-    end: int
-    messages: int
-    skipped: tuple[Loss, ...]
-    rows: pa.Table
-    begin: int
-
-
-@dataclass(frozen=True)
-class RowsOfLog:
-    """The archived rows of one log of files, from which `ingest archive:URI` makes an index again.
-
-    `store` is that of the rows, and `takes` returns whether the rows of a topic are read. The linked files of the log
-    say which offsets have rows: those that no copy has are missing. A run without `--archive` indexed them, or none of
-    them has a key.
-    """
-
-    archive: SegmentArchive
-    store: str
-    takes: Callable[[str], bool] = lambda topic: True
+    # a copy has no carriage return at the end of its line
+    has_sizes = False
+    # rows without a copy are missing, which is an error
+    is_left_out = False
+    # the linked files are taken over instead
+    expired = None
 
     @property
-    def log(self) -> str:
-        """The store of the linked files, and the source of their entries."""
+    def source(self) -> str:
+        """As `ColumnLog.source`: the store of the linked files."""
         return LINKED + self.store.removeprefix(ROWS)
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """As `ColumnLog.positions`: how the rows were indexed."""
+        return topic_keys.positions_of(self.archive.state().positions, self.source)
+
+    @property
+    def begin(self) -> int:
+        """As `ColumnLog.begin`."""
+        expired = self.archive.state().expired.segments
+        return max(expired.get(self.store, 0), expired.get(self.source, 0))
+
+    def check(self, *, skip_missing: bool) -> None:
+        """As `ColumnLog.check`."""
+        self.missing(self.begin, skip_missing=skip_missing)
 
     def links(self, begin: int = 0) -> Iterator[LinkedSegment]:
         """Yield the files that end behind an offset of the log."""
-        known = self.archive.segments().of_log(self.log, begin)
+        known = self.archive.segments().of_log(self.source, begin)
         return (segment for segment in known if isinstance(segment, LinkedSegment))
 
-    def missing(self, position: int | None, *, skip_missing: bool = False) -> list[Loss]:
-        """Return the ranges of rows that no copy has, from an offset of the log on (None: all), by their begins.
+    def missing(self, position: int, *, skip_missing: bool) -> list[Loss]:
+        """As `ColumnLog.missing`: the ranges of rows that no copy has.
 
         Raises `InvalidArgument` if there are any, unless `skip_missing`.
         """
-        state, begin = self.archive.state(), self._begin if position is None else position
-        end = state.positions.get(self.log, 0)
-        lost = ((gap.begin, gap.end, gap.reason) for gap in state.given_up.get(self.log, ()))
+        state, begin = self.archive.state(), position
+        end = state.positions.get(self.source, 0)
+        lost = ((gap.begin, gap.end, gap.reason) for gap in state.given_up.get(self.source, ()))
         # a file that was read as a whole, and has no time, has no row with a key
-        added = added_end(state.positions, self.log)
+        added = added_end(state.positions, self.source)
         with_keys = (
             linked
             for linked in self.links(begin)
@@ -310,7 +314,7 @@ class RowsOfLog:
             while at < len(begins) and begins[at] < last:
                 gap_begin, gap_end = max(first, begins[at]), min(last, ends[at])
                 if gap_begin < gap_end:
-                    problem = f"no copy has offsets {inclusive(gap_begin, gap_end)} of {self.log} ({name})"
+                    problem = f"no copy has offsets {inclusive(gap_begin, gap_end)} of {self.source} ({name})"
                     losses.append(Loss("missing", gap_begin, gap_end, None, problem))
                 at += 1
         if losses and not skip_missing:
@@ -322,71 +326,61 @@ class RowsOfLog:
 
     def copied_links(self, begin: int) -> Iterator[LinkedSegment]:
         """Yield `links` without the files that have no copied row: `ingest` of such a file indexes it."""
-        gaps = {(loss.begin, loss.end) for loss in self.missing(None, skip_missing=True)}
+        gaps = {(loss.begin, loss.end) for loss in self.missing(self.begin, skip_missing=True)}
         copied = {linked.uri for linked in self.links() if (linked.start, linked.end) not in gaps} if gaps else ()
         return (linked for linked in self.links(begin) if not gaps or linked.uri in copied)
 
-    @property
-    def _begin(self) -> int:
-        expired = self.archive.state().expired.segments
-        return max(expired.get(self.store, 0), expired.get(self.log, 0))
-
-    def batches(
-        self,
-        segments: Sequence[ArchivedSegment],
-        position: int | None,
-        *,
-        skip_corrupt: bool = False,
-        skip_missing: bool = False,
-    ) -> Iterator[ArchivedRows]:
-        """Yield the rows of each archived file from a position on (None: from the begin).
-
-        Raises as `missing`, and `CorruptFile` at a damaged file; with `skip_missing` and `skip_corrupt` these are
-        `skipped` instead.
-        """
-        reached = self._begin if position is None else position
-        missing = deque(self.missing(position, skip_missing=skip_missing))
-        for segment in segments:
-            if segment.end <= reached:
+    def link(self, index: IndexService) -> None:
+        """Add the files of the log to an index that lacks them. Raises `InvalidArgument` if it has others."""
+        mine, theirs = index.segment_archive.segments(), self.archive.segments()
+        last: LinkedSegment | None = None
+        finished = list[LinkedSegment]()
+        for linked in mine.of_log(self.source):
+            if not isinstance(linked, LinkedSegment):
                 continue
-            skipped, rows, begin = list[Loss](), SCHEMA.empty_table(), max(reached, segment.start)
-            while missing and missing[0].begin < begin:
-                skipped.append(missing.popleft())
-            try:
-                rows = decoded_rows(self.archive, segment)
-            except (StorageBehind, RootBehind):
-                raise
-            except CorruptFile as error:
-                if not skip_corrupt:
-                    raise
-                begin_ms, end_ms = segment.times or (0, None)
-                skipped.append(Loss("corrupt", begin, segment.end, None, str(error), begin_ms=begin_ms, end_ms=end_ms))
-            topics = [topic for topic in rows["topic"].unique().to_pylist() if self.takes(topic)]
-            is_read = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
-            rows = rows.filter(pc.and_(is_read, pc.greater_equal(rows[NUMBER], begin)))
-            yield ArchivedRows(_entries(rows, self.store), segment.end, len(rows), tuple(skipped), rows, begin)
-            reached = segment.end
-        if missing:
-            rows = SCHEMA.empty_table()
-            yield ArchivedRows(_entries(rows, self.store), reached, 0, tuple(missing), rows, reached)
+            if not linked.is_open:
+                last = linked
+                continue
+            # it was being read when an earlier run took it over
+            known = theirs.segment(self.source, linked.start)
+            if isinstance(known, LinkedSegment) and (known.start, known.uri) == (linked.start, linked.uri):
+                finished += [] if known.is_open else [known]
+        if last is not None:
+            self._check_same(index, last)
+        if finished:
+            index.link([], finished)
+        new = self.copied_links(offsets_end(mine, self.source))
+        while chunk := list(itertools.islice(new, _LINKS_AT_ONCE)):
+            index.link(chunk)
+
+    def _check_same(self, index: IndexService, last: LinkedSegment) -> None:
+        """Raise `InvalidArgument` if the last of an index's files is not one of the log: both have gone on."""
+        if last.end <= self.archive.state().expired.segments.get(self.source, 0):
+            return
+        known = self.archive.segments().segment(self.source, last.start)
+        if not isinstance(known, LinkedSegment) or (last.end, last.blocks) != (known.end, known.blocks):
+            raise InvalidArgument(
+                f"{index.storage.uri} has indexed files of {self.source} since it was made of this archive, such as "
+                f"{last.uri}: only `ingest FILES` adds to them"
+            )
 
 
-def _entries(rows: pa.Table, store: str) -> pa.RecordBatch:
-    """Return an entry for each key of each archived row of a store."""
-    counts = pc.list_value_length(rows["keys"]).to_numpy().astype(np.int64)
-    of_entry = np.repeat(np.arange(len(rows)), counts)
-    columns = {
-        "topic": rows["topic"].take(pa.array(of_entry)).combine_chunks(),
-        "queue_id": np.full(len(of_entry), int(store.rpartition("/")[2]), np.int64),
-        "key": pc.list_flatten(rows["keys"]).cast(KEY_TYPE).combine_chunks(),
-        "offset": rows[NUMBER].to_numpy()[of_entry],
-        "size": rows["size"].to_numpy()[of_entry],
-        "timestamp_ms": rows["timestamp"].cast(pa.int64()).to_numpy()[of_entry],
-    }
-    return pa.RecordBatch.from_pydict(columns)
+def archived_logs(archive: SegmentArchive, takes: Callable[[str], bool]) -> list[RowsLog]:
+    """Return the logs of rows, also those whose rows no run has copied. As `Connector.archived_logs`."""
+    stores = archive.segments().stores
+    rows = {rows_store(store) if store.startswith(LINKED) else store for store in stores}
+    return [RowsLog(FORMAT, archive, store, takes) for store in sorted(rows) if store.startswith(ROWS)]
 
 
-def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[ArchivedRows]:
+class CopiedRows(NamedTuple):
+    """The rows of one archived file (`SCHEMA`), and the columns of their entries. `end`: where to continue."""
+
+    columns: pa.RecordBatch
+    end: int
+    rows: pa.Table
+
+
+def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[CopiedRows]:
     """Yield the archived rows of a log of files from a position on, up to the first ones that have no copies.
 
     Those of a damaged copy have none. Raises the storage's errors.
@@ -402,5 +396,5 @@ def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[Ar
         except (CorruptFile, ObjectNotFound):
             break
         rows = rows.filter(pc.greater_equal(rows[NUMBER], position))
-        yield ArchivedRows(_entries(rows, store), copy.end, len(rows), (), rows, position)
+        yield CopiedRows(entries_of(FORMAT, rows, queue_id=queue_id_of_store(store)), copy.end, rows)
         position = copy.end

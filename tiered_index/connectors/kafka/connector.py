@@ -11,6 +11,7 @@ from tiered_index.connectors.contract import MessagePlaces, OpenedSource, Source
 from tiered_index.connectors.documents import key_rules
 from tiered_index.connectors.erasure import columns_to_erase
 from tiered_index.connectors.kafka.archive import EVERY_S, KafkaArchiver
+from tiered_index.connectors.kafka.archived import PartitionLog, archived_logs
 from tiered_index.connectors.kafka.client.broker import KafkaAddress, KafkaBroker, check_setting, read_settings
 from tiered_index.connectors.kafka.client.calls import Watch
 from tiered_index.connectors.kafka.columns import FORMAT
@@ -25,6 +26,7 @@ from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import EraseRequest, MakeFind
 from tiered_index.service.read.answers.messages import Fetched
+from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.probe import AbilityFinding
@@ -134,6 +136,10 @@ class KafkaConnector:
     def messages(self, places: MessagePlaces) -> IndexRecords:
         """As `Connector.messages`."""
         return IndexRecords(places)
+
+    def archived_logs(self, archive: SegmentArchive, takes: Callable[[str], bool]) -> list[PartitionLog]:
+        """As `Connector.archived_logs`."""
+        return archived_logs(archive, takes)
 
     def erasure(self, request: EraseRequest, document: TopicDocument | None) -> MakeFind:
         """As `Connector.erasure`."""

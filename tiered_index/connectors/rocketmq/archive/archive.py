@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.call import check_deadline
+from tiered_index.connectors.archived_log import ArchivedBatch
 from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.columns import (
     ALL_TOPICS,
@@ -34,6 +35,7 @@ from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, Miss
 from tiered_index.connectors.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.connectors.rocketmq.log.message import HEAD_BYTES
 from tiered_index.connectors.rocketmq.log.segments import Segment, list_segments, local_errors, pread, segment_name
+from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind, StorageUnavailable
 from tiered_index.format.names import ROWS
@@ -474,3 +476,48 @@ def trusted(columns: Any, log: CommitLogReader) -> Any:
             bad |= (begin < piece.end) & (end > piece.begin)
         columns = columns.filter(pa.array(~bad))
     return columns
+
+
+@dataclass(frozen=True)
+class StoreLog:
+    """The archived segments of a store's log, as `ColumnLog` is those of other logs."""
+
+    archive: SegmentArchive
+    store: str
+    segments: Sequence[ArchivedSegment]
+    selection: Selection
+
+    form = None
+    place = None
+    has_sizes = True
+    expired = None
+
+    @property
+    def source(self) -> str:
+        """The name of the log's position."""
+        return SOURCE_PREFIX + self.store
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """Return nothing: messages have their keys."""
+        return {}
+
+    def check(self, *, skip_missing: bool) -> None:
+        """As `ColumnLog.check`."""
+
+    def link(self, index: IndexService) -> None:
+        """As `ColumnLog.link`."""
+
+    def batches(
+        self, position: int | None, *, skip_corrupt: bool = False, skip_missing: bool = False
+    ) -> Iterator[ArchivedBatch]:
+        """As `ColumnLog.batches`; see `archived_batches`."""
+        skips = {"skip_corrupt": skip_corrupt, "skip_missing": skip_missing}
+        for batch in archived_batches(self.archive, self.segments, position, self.selection, **skips):
+            skipped = tuple(map(_loss_of, batch.skipped))
+            yield ArchivedBatch(batch.columns, batch.end, batch.messages, skipped)
+
+
+def _loss_of(skipped: SkippedRange) -> Loss:
+    problem = skipped.problem if skipped.is_missing else f"{skipped.file}: {skipped.problem}"
+    return Loss("missing" if skipped.is_missing else "corrupt", skipped.begin, skipped.end, None, problem)
