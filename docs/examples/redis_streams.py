@@ -13,12 +13,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tiered_index.connectors.archive import SHARED, ArchiveFormat, entries_of
-from tiered_index.connectors.archived_log import logs_of
-from tiered_index.connectors.archiver import PutArchiver
-from tiered_index.connectors.connector_messages import ConnectorMessages
+from tiered_index.connectors.archive.archiver import PutArchiver
+from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat, entries_of
+from tiered_index.connectors.archive.erasure import columns_to_erase
+from tiered_index.connectors.archive.log import logs_of
+from tiered_index.connectors.archive.messages import ConnectorMessages
 from tiered_index.connectors.contract import OpenedSource
-from tiered_index.connectors.erasure import columns_to_erase
 from tiered_index.connectors.registry import ConnectorSpec
 from tiered_index.connectors.source import Batch, Lag, Loss
 from tiered_index.errors import InvalidArgument, StorageUnavailable

@@ -16,7 +16,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.base.clock import ManualClock, SystemClock
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.archive import times_in
+from tiered_index.connectors.archive.columns import times_in
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.archive import KafkaArchiver
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, TopicRetention, kafka, record_of

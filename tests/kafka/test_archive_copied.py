@@ -106,7 +106,7 @@ def test_the_records_outlive_the_old_index_and_the_broker(old, cluster, producin
 def test_a_run_whose_storage_fails_at_any_call_continues_with_every_record_once(
     old, monkeypatch, calls, at_once, tmp_path
 ):
-    monkeypatch.setattr("tiered_index.connectors.archiver._NAMED", at_once)
+    monkeypatch.setattr("tiered_index.connectors.archive.archiver._NAMED", at_once)
     open_storage, whole = config.open_storage, columns(old.ids(old.uri))
     ends = set[int]()
     for nth in calls:

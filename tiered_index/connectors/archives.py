@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from tiered_index.base.clock import Clock, SystemClock
-from tiered_index.connectors.archived_log import ColumnLog
+from tiered_index.connectors.archive.erasure import may_have
+from tiered_index.connectors.archive.log import ColumnLog
 from tiered_index.connectors.contract import Connector
 from tiered_index.connectors.documents import lacking
-from tiered_index.connectors.erasure import may_have
 from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
 from tiered_index.format.names import LINKED, POINTS, ROWS, topic_of_store
 from tiered_index.format.topic_documents import TopicDocument, newest_of

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tiered_index.connectors.archive import SHARED, ArchiveFormat
-from tiered_index.connectors.archived_log import ColumnCopies, ColumnLog, logs_of
-from tiered_index.connectors.archiver import ColumnArchiver
+from tiered_index.connectors.archive.archiver import ColumnArchiver
+from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat
+from tiered_index.connectors.archive.log import ColumnCopies, ColumnLog, logs_of
 from tiered_index.connectors.source import no_entries
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.index import IndexService

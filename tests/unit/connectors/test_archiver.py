@@ -5,8 +5,8 @@ import pytest
 
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
-from tiered_index.connectors.archive import SHARED, ArchiveFormat
-from tiered_index.connectors.archiver import ColumnArchiver, archived_end
+from tiered_index.connectors.archive.archiver import ColumnArchiver, archived_end
+from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tiered_index.connectors.archive import SHARED, ArchiveFormat
-from tiered_index.connectors.archiver import PutArchiver
-from tiered_index.connectors.connector_messages import ConnectorMessages
+from tiered_index.connectors.archive.archiver import PutArchiver
+from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat
+from tiered_index.connectors.archive.messages import ConnectorMessages
 from tiered_index.connectors.contract import MessagePlaces
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.index import IndexService

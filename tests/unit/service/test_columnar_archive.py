@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.archived_records import encode_records
 from tests.support.storage_faults import FaultStorage
-from tiered_index.connectors.archive import record_at
+from tiered_index.connectors.archive.columns import record_at
 from tiered_index.connectors.files import row_archive
 from tiered_index.connectors.files.rows import restart
 from tiered_index.connectors.kafka import columns

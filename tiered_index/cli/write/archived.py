@@ -31,7 +31,7 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.cli.write.options import ARCHIVE_SCHEME, IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.archived_log import ArchivedFile, ColumnCopies, ColumnLog
+from tiered_index.connectors.archive.log import ArchivedFile, ColumnCopies, ColumnLog
 from tiered_index.connectors.archives import archived_logs
 from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.rocketmq.archive.archive import StoreLog, segments_by_store

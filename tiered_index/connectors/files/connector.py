@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.archive.erasure import ColumnsToErase
 from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
-from tiered_index.connectors.erasure import ColumnsToErase
 from tiered_index.connectors.files.damaged import files_text
 from tiered_index.connectors.files.first_rows import CheckedFiles
 from tiered_index.connectors.files.listing import Unlisted, listed_files

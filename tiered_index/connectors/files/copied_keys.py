@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.connectors.archive import times_in
+from tiered_index.connectors.archive.columns import times_in
 from tiered_index.connectors.files.row_archive import FORMAT, copies_of, decoded_rows
 from tiered_index.connectors.files.rows.batch import RowBatch, partition_of
 from tiered_index.connectors.files.rows.fields import json_object

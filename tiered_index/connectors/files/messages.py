@@ -23,7 +23,7 @@ from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
 from tiered_index.base.kernels import crc32
 from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import each
-from tiered_index.connectors.archive import record_at
+from tiered_index.connectors.archive.columns import record_at
 from tiered_index.connectors.documents import key_rules, of_store
 from tiered_index.connectors.files.listing import LinkedFiles, SourceFile, as_it_is
 from tiered_index.connectors.files.rows.batch import RowFile

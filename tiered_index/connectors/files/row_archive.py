@@ -21,9 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.connectors.archive import SHARED, ArchiveFormat, byte_lengths, entries_of
-from tiered_index.connectors.archived_log import ColumnLog
-from tiered_index.connectors.archiver import ColumnArchiver
+from tiered_index.connectors.archive.archiver import ColumnArchiver
+from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat, byte_lengths, entries_of
+from tiered_index.connectors.archive.log import ColumnLog
 from tiered_index.connectors.files.identity import OldOffsets, first_name
 from tiered_index.connectors.files.known_files import Plan, offsets_end
 from tiered_index.connectors.files.rows.batch import RowBatch
@@ -372,7 +372,7 @@ def archived_logs(archive: SegmentArchive, takes: Callable[[str], bool]) -> list
     return [RowsLog(FORMAT, archive, store, takes) for store in sorted(rows) if store.startswith(ROWS)]
 
 
-class CopiedRows(NamedTuple):
+class RowsOfCopy(NamedTuple):
     """The rows of one archived file (`SCHEMA`), and the columns of their entries. `end`: where to continue."""
 
     columns: pa.RecordBatch
@@ -380,7 +380,7 @@ class CopiedRows(NamedTuple):
     rows: pa.Table
 
 
-def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[CopiedRows]:
+def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[RowsOfCopy]:
     """Yield the archived rows of a log of files from a position on, up to the first ones that have no copies.
 
     Those of a damaged copy have none. Raises the storage's errors.
@@ -396,5 +396,5 @@ def copied_from(archive: SegmentArchive, log: str, position: int) -> Iterator[Co
         except (CorruptFile, ObjectNotFound):
             break
         rows = rows.filter(pc.greater_equal(rows[NUMBER], position))
-        yield CopiedRows(entries_of(FORMAT, rows, queue_id=queue_id_of_store(store)), copy.end, rows)
+        yield RowsOfCopy(entries_of(FORMAT, rows, queue_id=queue_id_of_store(store)), copy.end, rows)
         position = copy.end

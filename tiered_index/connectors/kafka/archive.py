@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from tiered_index.connectors.archiver import ColumnArchiver, archived_end
+from tiered_index.connectors.archive.archiver import ColumnArchiver, archived_end
 from tiered_index.connectors.kafka.client.broker import Place, ReadStopped, TopicRetention
 from tiered_index.connectors.kafka.columns import FORMAT, RecordLists, archived_table, notes_of_records
 from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, positions_by_store

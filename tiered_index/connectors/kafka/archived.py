@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 
 import pyarrow as pa
 
-from tiered_index.connectors.archive import SHARED, ArchivedTable
-from tiered_index.connectors.archived_log import ColumnLog
+from tiered_index.connectors.archive.columns import SHARED, ArchivedTable
+from tiered_index.connectors.archive.log import ColumnLog
 from tiered_index.connectors.kafka.columns import FORMAT, keys_in_notes, keys_of_rows
 from tiered_index.connectors.kafka.names import BEGIN_PREFIX, LOST_PREFIX, Name, positions_by_store
 from tiered_index.service.log import topic_keys

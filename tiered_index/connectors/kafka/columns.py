@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tiered_index.base.documents import decoder_of, encoded
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.archive import SHARED, ArchivedTable, ArchiveFormat
+from tiered_index.connectors.archive.columns import SHARED, ArchivedTable, ArchiveFormat
 from tiered_index.connectors.kafka.client.broker import Place, headers_of, kafka
 from tiered_index.connectors.kafka.keys import FUNCTION, Headers, RecordKeys
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.archive.erasure import columns_to_erase
 from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
 from tiered_index.connectors.documents import key_rules
-from tiered_index.connectors.erasure import columns_to_erase
 from tiered_index.connectors.kafka.archive import EVERY_S, KafkaArchiver
 from tiered_index.connectors.kafka.archived import PartitionLog, archived_logs
 from tiered_index.connectors.kafka.client.broker import KafkaAddress, KafkaBroker, check_setting, read_settings

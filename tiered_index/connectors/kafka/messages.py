@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tiered_index.base.threads import each
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.archive import CLOCK_STEP_S, ArchivedRecord, ArchiveSearch, read_archived
+from tiered_index.connectors.archive.columns import CLOCK_STEP_S, ArchivedRecord, ArchiveSearch, read_archived
 from tiered_index.connectors.documents import key_rules
 from tiered_index.connectors.kafka.client.broker import Deleted, KafkaBroker, NoTopic
 from tiered_index.connectors.kafka.columns import keys_in_notes, keys_of_rows, records_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.archiver import archived_end
+from tiered_index.connectors.archive.archiver import archived_end
 from tiered_index.connectors.documents import key_rules
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange, Place
 from tiered_index.connectors.kafka.columns import topic_id_of_file

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.kernels import compressed, gzip_error, inflater
-from tiered_index.connectors.archive import ArchiveFormat, byte_lengths, group_rows
-from tiered_index.connectors.erasure import may_have
+from tiered_index.connectors.archive.columns import ArchiveFormat, byte_lengths, group_rows
+from tiered_index.connectors.archive.erasure import may_have
 from tiered_index.connectors.files.rows.streams import StreamedText
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.names import POINTS, points_store

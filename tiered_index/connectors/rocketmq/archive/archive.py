@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.call import check_deadline
-from tiered_index.connectors.archived_log import ArchivedBatch
+from tiered_index.connectors.archive.log import ArchivedBatch
 from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.connectors.rocketmq.log.columns import (
     ALL_TOPICS,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from tiered_index.base.threads import each
-from tiered_index.connectors.archive import CLOCK_STEP_S, ArchivedRecord, ArchiveSearch, read_archived
+from tiered_index.connectors.archive.columns import CLOCK_STEP_S, ArchivedRecord, ArchiveSearch, read_archived
 from tiered_index.connectors.contract import MessagePlaces
 from tiered_index.errors import BudgetExceeded, StorageError, StorageUnavailable
 from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageState

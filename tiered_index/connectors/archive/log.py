@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
-from tiered_index.connectors.archive import ArchivedTable, ArchiveFormat, entries_of
-from tiered_index.connectors.archiver import ColumnArchiver
+from tiered_index.connectors.archive.archiver import ColumnArchiver
+from tiered_index.connectors.archive.columns import ArchivedTable, ArchiveFormat, entries_of
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
 from tiered_index.format.names import queue_id_of_store, topic_of_store

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.connectors.archive import ArchiveFormat, times_in
+from tiered_index.connectors.archive.columns import ArchiveFormat, times_in
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.names import queue_id_of_store, topic_of_store
 from tiered_index.service.jobs.erase import EraseRequest, MakeFind

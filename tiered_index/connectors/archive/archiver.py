@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.connectors.archive import ArchiveFormat, times_in
+from tiered_index.connectors.archive.columns import ArchiveFormat, times_in
 from tiered_index.connectors.source import Loss
 from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.service.index import IndexService

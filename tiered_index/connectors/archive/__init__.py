@@ -1,0 +1,1 @@
+"""The columnar archive of all connectors: its writers, readers and erasure."""
