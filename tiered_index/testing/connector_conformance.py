@@ -291,6 +291,24 @@ class ConnectorConformance:
         _ingest(tested, index)
         assert index.archived()[: len(segments)] == segments
 
+    def test_the_archive_has_the_entries_of_an_index_that_is_made_again(
+        self, tested: TestedSource, open_index: Callable[[], IndexService]
+    ) -> None:
+        written, index = self._archived(tested, open_index)
+        index.seal()
+        index.run_lifecycle()
+        logs = tested.connector.archived_logs(index.segment_archive, lambda topic: True)  # type: ignore[attr-defined]
+        assert {log.source for log in logs} <= index.durable_positions().keys()
+        entries = Counter[tuple[Any, ...]]()
+        for log in logs:
+            for batch in log.batches(None):
+                entries.update(zip(*(batch.columns[name].to_pylist() for name in _ENTRY), strict=True))
+        stored = Counter[tuple[Any, ...]]()
+        for topic, key, _ in written:
+            (item,) = index.query(topic, key).items
+            stored[topic, key, item.queue_id, item.offset, item.size] += 1
+        assert entries == stored
+
     def test_erased_messages_are_gone_from_the_archive(
         self, tested: TestedSource, open_index: Callable[[], IndexService]
     ) -> None:
@@ -386,6 +404,7 @@ def _ingest(tested: TestedSource, index: IndexService, notes: list[str] | None =
     return follower
 
 
+_ENTRY = ("topic", "key", "queue_id", "offset", "size")
 # what a source may write beside its entries
 _WRITES = ("link", "name_columns", "publish_positions", "record_ranges", "send_columns")
 
