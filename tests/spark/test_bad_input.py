@@ -229,6 +229,7 @@ def test_a_damaged_commit_log_fails_the_build_or_is_skipped(spark, storage, tmp_
     (passed,) = built["skipped"]
     assert (passed["file"], passed["begin"], passed["end"]) == (str(segment), puts[50].offset, puts[51].offset)
     assert states(storage).genesis.offset_space == "commitlog"
+    assert {topic: made.document.connector for topic, made in states(storage).documents.items()} == {"t": "rocketmq"}
     with IndexReader.open(storage) as reader:
         times_by_number = {n: [item.timestamp_ms for item in reader.query("t", f"k-{n}")] for n in (0, 50, 99)}
     assert times_by_number == {0: [BEGIN_MS], 50: [], 99: [BEGIN_MS + 99_000]}

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,8 +24,11 @@ from msgspec import structs
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.base.units import format_time
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.documents import document_of
+from tiered_index.connectors.registry import OF_OTHERS
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, SchemaMismatch
 from tiered_index.format.packed import packed_bytes
+from tiered_index.format.topic_documents import Documents, new_revisions
 from tiered_index.service.jobs.merge_run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon
@@ -192,8 +195,11 @@ def publish_tables(
     log: StorageLog,
     batch: MicroBatch | None = None,
     source_range: SourceRange | None = None,
+    topics_of_log: Iterable[str] = (),
 ) -> tuple[LogState, int]:
     """Check the shards and append one record; return the new state and the number of removed objects.
+
+    `topics_of_log` are the topics of entries from a commit log.
 
     Raises as `check_windows`, `CorruptFile`, `JobOverdue`: then nothing is published. After the storage's errors the
     outcome may be unknown.
@@ -220,9 +226,18 @@ def publish_tables(
         told = {} if batch is None else {batch.stream: batch.told}
         stored = tuple(shard.stored for shard in shards)
         before_ms = latest_ms(stored)
-        return LogRecord(0, "build", 0, "", 0, stored, removed, positions, batches=told, put_before_ms=before_ms)
+        more: dict[str, Any] = {"batches": told, "put_before_ms": before_ms}
+        more["documents"] = _documents_after(state, topics_of_log)
+        return LogRecord(0, "build", 0, "", 0, stored, removed, positions, **more)
 
     return publication.record("a build", make), len(removed)
+
+
+def _documents_after(state: LogState, topics_of_log: Iterable[str]) -> Documents:
+    """Return the new documents of topics whose entries came from a commit log: what a follower noted of them stays."""
+    known = state.documents
+    followed = {topic for topic, revision in known.items() if revision.document.connector == OF_OTHERS}
+    return new_revisions(known, dict.fromkeys({*topics_of_log} - followed, document_of(OF_OTHERS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +462,8 @@ def build(
             return replace(result, metrics=index.meter.metrics)
 
         def publish(tables: list[FinishedObject], _: list[SentObject]) -> tuple[LogState, int]:
-            return publish_tables(tables, mode, log, source_range=source_range)
+            topics = [topic for _, topic in plan.topics] if has_log_offsets(source) else ()
+            return publish_tables(tables, mode, log, source_range=source_range, topics_of_log=topics)
 
         return index.write(result, entries, plan, name, publish)
 
