@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -20,22 +20,18 @@ from tiered_index.base.clock import Clock
 from tiered_index.base.threads import DaemonPool
 from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed
-from tiered_index.service.log.session import WriterStatus
-from tiered_index.service.log.state import LogState
-from tiered_index.service.read.answers.budget import Limits
-from tiered_index.service.read.answers.messages import MessageSource, MessagesResult
-from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.export import Export
 from tiered_index.service.read.parts import hand_over
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import Usage
-from tiered_index.types import ItemT, Lookup, OpenedT, QueryResult, TopicsResult
+from tiered_index.types import ItemT, OpenedT
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexSettings
 
 T = TypeVar("T")
+P = ParamSpec("P")
 # Most calls of one reader at the same time; further calls wait
 _THREADS = 32
 
@@ -51,6 +47,32 @@ async def run_in_thread(threads: DaemonPool, call: Callable[[], T], late: Callab
         usage.cancel()
         future.add_done_callback(partial(hand_over, late))
         raise
+
+
+def _threaded(
+    method: Callable[Concatenate[IndexReader[ItemT], P], T],
+) -> Callable[Concatenate[AsyncIndexReader[ItemT], P], Coroutine[Any, Any, T]]:
+    """Return the method of `AsyncIndexReader` that runs a method of its reader in a thread."""
+
+    @wraps(method)
+    async def call(self: AsyncIndexReader[ItemT], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await run_in_thread(self._threads, partial(method, self.reader, *args, **kwargs))
+
+    return call
+
+
+def _iterated(
+    method: Callable[Concatenate[IndexReader[ItemT], P], Iterator[T]],
+) -> Callable[Concatenate[AsyncIndexReader[ItemT], P], AsyncIterator[T]]:
+    """Return the method of `AsyncIndexReader` that reads each item of a method of its reader in a thread."""
+
+    @wraps(method)
+    async def call(self: AsyncIndexReader[ItemT], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        items = method(self.reader, *args, **kwargs)
+        while (item := await run_in_thread(self._threads, partial(next, items, None))) is not None:
+            yield item
+
+    return call
 
 
 class AsyncExport:
@@ -145,92 +167,14 @@ class AsyncIndexReader(Generic[ItemT]):
         pool = DaemonPool(1, "tiered-index-async-open")
         return AsyncIndexReader(await run_in_thread(pool, opening, IndexReader.close))
 
-    async def query(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-        **limits: Unpack[Limits],
-    ) -> QueryResult[ItemT]:
-        """Look up a key with the arguments, answer and errors of `IndexReader.query`."""
-        look_up = partial(self.reader.query, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, **limits)
-        return await run_in_thread(self._threads, look_up)
-
-    async def query_many(
-        self,
-        lookups: Iterable[Lookup | tuple[str, str]],
-        allow_partial: bool = False,
-        *,
-        max_count: int = 64,
-        **limits: Unpack[Limits],
-    ) -> QueryResults[ItemT]:
-        """Answer many lookups with the arguments, answers and errors of `IndexReader.query_many`."""
-        look_up = partial(self.reader.query_many, lookups, allow_partial, max_count=max_count, **limits)
-        return await run_in_thread(self._threads, look_up)
-
-    async def messages(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-        *,
-        source: MessageSource,
-        max_message_bytes: int | None = None,
-        max_read: int | None = None,
-        **limits: Unpack[Limits],
-    ) -> MessagesResult:
-        """Look up the messages of a key with the arguments, answer and errors of `IndexReader.messages`."""
-        look_up = partial(
-            self.reader.messages,
-            *(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial),
-            source=source,
-            max_message_bytes=max_message_bytes,
-            max_read=max_read,
-            **limits,
-        )
-        return await run_in_thread(self._threads, look_up)
-
-    async def topics(
-        self,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        allow_partial: bool = False,
-        **limits: Unpack[Limits],
-    ) -> TopicsResult:
-        """Return the topics with the arguments, answer and errors of `IndexReader.topics`."""
-        return await run_in_thread(
-            self._threads, partial(self.reader.topics, begin_ms, end_ms, allow_partial, **limits)
-        )
-
-    async def writers(self) -> dict[str, WriterStatus | None]:
-        """Return the writers with the answer and errors of `IndexReader.writers`."""
-        return await run_in_thread(self._threads, self.reader.writers)
-
-    async def refresh(self) -> LogState:
-        """Read new log records with the answer and errors of `IndexReader.refresh`."""
-        return await run_in_thread(self._threads, self.reader.refresh)
-
-    async def query_all(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 1000,
-        allow_partial: bool = False,
-    ) -> AsyncIterator[QueryResult[ItemT]]:
-        """Yield an answer page by page, with the arguments and errors of `IndexReader.query_all`."""
-        pages = self.reader.query_all(topic, key, begin_ms, end_ms, max_count, allow_partial)
-        while (page := await run_in_thread(self._threads, partial(next, pages, None))) is not None:
-            yield page
+    query = _threaded(IndexReader.query)
+    query_many = _threaded(IndexReader.query_many)
+    messages = _threaded(IndexReader.messages)
+    topics = _threaded(IndexReader.topics)
+    topic_documents = _threaded(IndexReader.topic_documents)
+    writers = _threaded(IndexReader.writers)
+    refresh = _threaded(IndexReader.refresh)
+    query_all = _iterated(IndexReader.query_all)
 
     async def export(
         self,
