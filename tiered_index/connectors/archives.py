@@ -70,7 +70,8 @@ class _Find:
         return None if self.document is None else self.document.connector
 
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
-        if not may_have(segment.store, self.request):
+        # the bytes of a log may have messages of every topic and queue
+        if segment.columns is not None and not may_have(segment.store, self.request):
             return FoundMessages()
         if (name := self._connector_of(segment)) is None:
             return FoundMessages(

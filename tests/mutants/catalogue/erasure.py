@@ -118,6 +118,11 @@ erased-without-all-keys: a file that lacks keys is searched for a key, and the c
   - return FoundMessages(problem=f"{segment.name} {keys}: erase the queue, or the topic")
   + return FoundMessages()
   tests/unit/service/test_columnar_erasure.py::test_a_file_that_can_not_be_read_or_lacks_keys_is_a_problem[kafka]
+copies-of-erased-messages: an index of an archive has copies of messages that were erased
+  in ColumnCopies.add
+  - (records[NUMBER].to_numpy() >= begin) & ~erased
+  + records[NUMBER].to_numpy() >= begin
+  tests/unit/connectors/test_archived_log.py::test_files_are_copied_once_without_what_was_erased
 erase-with-two-moments: messages that came during the erasure are overwritten, but their entries stay
   in service/jobs/erase.py:erase
   - sought = messages(erasing.stones[0].before_ms, erasing.schema.keyed)

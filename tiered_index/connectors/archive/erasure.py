@@ -79,6 +79,6 @@ def columns_to_erase(form: ArchiveFormat, request: EraseRequest, rules: Collecti
 
 
 def may_have(store: str, request: EraseRequest) -> bool:
-    """Return whether a store may have messages of a request, by the topic and the queue in its name."""
+    """Return whether a store of columnar segments may have messages of a request, by topic and queue in its name."""
     queues = None, queue_id_of_store(store)
     return topic_of_store(store) in (request.topic, None) and request.queue_id in queues
