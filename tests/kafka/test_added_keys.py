@@ -7,6 +7,7 @@ import pytest
 
 from tests.kafka.followed import archive, ingest, source_of
 from tests.support.kafka_cluster import PARTITIONS
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka import added_keys
 from tiered_index.errors import InvalidArgument
@@ -63,6 +64,14 @@ def test_a_key_is_added_to_records_that_are_known_and_kept_until_it_is_dropped(i
     assert entries(index, topic, range(80)) == with_all
     with pytest.raises(InvalidArgument, match="it is no key of topic"):
         ingest(index, servers, topic, dropped_keys=("json:other",))
+
+
+def test_the_document_of_a_topic_keeps_the_keys_of_another_cluster(index, servers, producing, topic):
+    index.describe_topics([topic], document_of("kafka", {"cluster": "gone", "keys": ["json:user"]}))
+    producing.send(topic, produced(0, 4))
+    ingest(index, servers, topic)
+    document = index.topic_document(topic)
+    assert document.key_rules == ["json:user", "key"] and document.facts["cluster"] != "gone"
 
 
 def test_earlier_records_come_from_the_archive_if_the_broker_has_deleted_them(

@@ -10,11 +10,15 @@ The facts of a document are its connector's own, but for these:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.connectors.registry import CONNECTORS, OTHER, Words
 from tiered_index.format.topic_documents import TopicDocument
+
+if TYPE_CHECKING:
+    from tiered_index.service.index import IndexService
+    from tiered_index.service.reader import IndexReader
 
 
 def document_of(connector: str, facts: Mapping[str, Any] | None = None) -> TopicDocument:
@@ -44,6 +48,12 @@ def lacking(document: TopicDocument) -> str:
 def key_rules(documents: Iterable[TopicDocument]) -> set[str]:
     """Return the rules by which messages of topics with these documents have keys, or had."""
     return {rule for document in documents for rule in document.key_rules}
+
+
+def every_document(index: IndexReader[Any] | IndexService[Any]) -> Iterator[TopicDocument]:
+    """Yield the documents of all topics, of a reader of several indexes those of each index."""
+    for documents in index.documents_of_indexes():
+        yield from documents.values()
 
 
 def of_store(documents: Iterable[TopicDocument], store: str) -> TopicDocument | None:

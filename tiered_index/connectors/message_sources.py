@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces
-from tiered_index.connectors.documents import lacking
+from tiered_index.connectors.documents import every_document, lacking
 from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
 from tiered_index.service.read.answers.messages import Fetched
 from tiered_index.types import IndexItem
@@ -83,7 +83,7 @@ class MessageSources:
         """
         if (document := self._document(topic)) is not None:
             return document.connector
-        known = {document.connector for document in self._documents().values()}
+        known = {document.connector for document in every_document(self._index)} if self._index is not None else set()
         (name,) = self._places if len(self._places) == 1 else (None,)
         return name if known <= {name} else None
 

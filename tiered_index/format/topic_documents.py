@@ -11,13 +11,21 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from tiered_index.base.documents import Count, encoded
+from tiered_index.base.documents import Count, encoded, typed
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.keys.spelling import split_name
 
 MOST_BYTES = 4096
 """Most bytes of a document, as JSON."""
 _CONNECTOR = r"\A[a-z][a-z0-9_-]{0,63}\Z"
+
+
+class _Facts(Struct):
+    """The facts that mean the same for all connectors."""
+
+    keys: tuple[str, ...] = ()
+    key_names: tuple[str, ...] = ()
+    store: str = ""
 
 
 class TopicDocument(Struct, frozen=True, omit_defaults=True):
@@ -35,6 +43,7 @@ class TopicDocument(Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if (size := len(self.encoded)) > MOST_BYTES:
             raise ValueError(f"the document of a topic has {size:,} bytes: at most {MOST_BYTES:,} are possible")
+        typed(self.facts, _Facts)
 
     @classmethod
     def of(
@@ -63,6 +72,11 @@ class TopicDocument(Struct, frozen=True, omit_defaults=True):
     def encoded(self) -> bytes:
         """The document as JSON, equal for equal documents."""
         return encoded(self, is_sorted=True)
+
+
+def names_of_keys(documents: Iterable[TopicDocument]) -> tuple[str, ...]:
+    """Return what keys with a name begin with by any of these documents, sorted."""
+    return tuple(sorted({name for document in documents for name in document.key_names}))
 
 
 DocumentOf = Callable[[str], TopicDocument | None]

@@ -624,6 +624,10 @@ class IndexService(Lookups[ItemT]):
         self._check_process()
         return revised(newest_documents(self._session.log.state.documents, self._topics.documents))
 
+    def documents_of_indexes(self) -> list[dict[str, TopicDocument]]:
+        """As `IndexReader.documents_of_indexes`."""
+        return [self.topic_documents()]
+
     def topic_document(self, topic: str) -> TopicDocument | None:
         """As `IndexReader.topic_document`."""
         self._check_process()

@@ -33,9 +33,11 @@ from tiered_index.connectors.files.rows import text as rows_of_text
 from tiered_index.connectors.files.rows.mapping import RowMapping
 from tiered_index.connectors.files.rows.places import StoredFile
 from tiered_index.connectors.follow import PatientPut
+from tiered_index.connectors.source import no_entries
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segments.columnar import decode_columns
+from tiered_index.service.log.topic_keys import added_positions
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
@@ -248,6 +250,30 @@ def test_many_small_files_are_read_together_with_the_same_rows_and_segments(tmp_
     assert opened_by_run[0] <= together[0]["read_files"] + 5
     # files with a bad row, and their neighbours, are put one by one
     assert puts_by_run[0] < puts_by_run[1] / 2
+
+
+def test_rows_of_several_indexes_come_back_by_the_keys_of_each(tmp_path, where, new):
+    for number, (index, key) in enumerate([(where, "order_id"), (new, "customer.id")]):
+        file = tmp_path / f"{number}.ndjson"
+        file.write_bytes(lines(0, 20))
+        ingested(file, "--wait", index=index, fields=("--topic", "orders", "--key", key, "--time", "at"))
+    for key, source in (("3", where[3]), ("c3", new[3])):
+        done = run_here("query", "orders", key, "--messages", "--all", *where[2:], *new[2:], "--json")
+        found = [record for record in done.records if record.get("message")]
+        assert sorted(json.loads(record["message"]["body"])["n"] for record in found) == expected(key, 20), done.out
+        assert {record["item"]["source"] for record in found} == {source}
+
+
+def test_keys_of_a_run_that_was_killed_before_its_first_entry_find_the_rows_of_later_ones(tmp_path, ingest, where):
+    store = linked_store("orders", 0)
+    with IndexService.open(storage=where[3], root=where[1], slots=32, items=1000, background=False) as index:
+        for name, at in added_positions({}, store, "customer.id", {}).items():
+            index.put_source_batch(no_entries(index), name, at)
+    (tmp_path / "rows.ndjson").write_bytes(lines(0, 20))
+    ingest(tmp_path / "rows.ndjson", "--wait", fields=("--topic", "orders", "--key", "order_id", "--time", "at"))
+    done = run_here("query", "orders", "c3", "--messages", "--all", *where, "--json")
+    found = [record for record in done.records if record.get("message")]
+    assert sorted(json.loads(record["message"]["body"])["n"] for record in found) == expected("c3", 20), done.out
 
 
 def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, rows_of):

@@ -25,6 +25,7 @@ from tiered_index.format.topic_documents import (
 from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.log.records import LogRecord, encode_document
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
 
 KEYS = TopicDocument.of("kafka", 1, {"keys": ["order"], "time": "created"})
 MORE_KEYS = TopicDocument.of("kafka", 1, {"keys": ["order", "user"], "time": "created"})
@@ -191,6 +192,11 @@ def test_a_checkpoint_has_the_documents(open_index, storage):
         ("kafka", {"a": "x" * MOST_BYTES}, "at most 4,096"),
         ("kafka", {"a": object()}, "object"),
         ("kafka", {"a": "\ud800"}, "surrogates"),
+        # facts that mean the same for all connectors
+        ("kafka", {"keys": 5}, "keys"),
+        ("kafka", {"keys": "order"}, "keys"),
+        ("kafka", {"key_names": ["T#", 1]}, "key_names"),
+        ("kafka", {"store": ["kafka:c"]}, "store"),
     ],
 )
 def test_wrong_documents_are_refused(connector, facts, problem):
@@ -214,6 +220,31 @@ def test_a_stored_document_above_4_kib_is_damage(open_index, storage):
     record["documents"][0]["document"]["facts"] = {"a": "x" * MOST_BYTES}
     with pytest.raises(CorruptFile, match="at most 4,096"):
         LogRecord.decode(encode_document(record), name)
+
+
+def test_stored_facts_of_another_type_are_damage(open_index, storage):
+    index = open_index()
+    index.describe_topics(["t"], KEYS)
+    put(index)
+    published(index)
+    (name,) = [name for name in record_names(storage) if b'"documents"' in storage.get(name)]
+    record = json.loads(storage.get(name).partition(b"\n#crc32")[0])
+    record["documents"][0]["document"]["facts"] = {"keys": 5}
+    with pytest.raises(CorruptFile, match="keys"):
+        LogRecord.decode(encode_document(record), name)
+
+
+def test_topics_of_several_indexes_have_the_names_of_the_keys_of_each(open_index, tmp_path):
+    uris = [f"file://{tmp_path}/{name}" for name in "ab"]
+    for uri, names in zip(uris, (["a=x"], ["b=x"]), strict=True):
+        index = open_index(storage_backend=open_storage(uri))
+        index.describe_topics(["t"], TopicDocument.of("kafka", 1, {"keys": names}))
+        put(index)
+        published(index)
+    with IndexReader.open(uris) as reader:
+        assert reader.topic_documents()["t"].key_names == ("a=",)
+        (topic,) = reader.topics()
+        assert (topic.connector, topic.key_names) == ("kafka", ("a=", "b="))
 
 
 DOCUMENTS = st.dictionaries(

@@ -22,6 +22,7 @@ from tiered_index.connectors.documents import words_of, words_of_connector
 from tiered_index.connectors.registry import OTHER, Words
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.format.keys.spelling import similar_keys
+from tiered_index.format.topic_documents import names_of_keys
 from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.read.answers.budget import Limits, LookupLimits
 from tiered_index.service.read.answers.messages import MessagesResult
@@ -60,8 +61,7 @@ def similar_with_entries(index: Any, topic: str, key: str, within: RangeOptions 
 def key_names_of(index: Any, topic: str) -> Sequence[str]:
     """Return what keys of a topic with a name begin with; of the client of a service those that its token sees."""
     if isinstance(index, IndexReader):
-        document = index.topic_document(topic)
-        return () if document is None else document.key_names
+        return names_of_keys(known[topic] for known in index.documents_of_indexes() if topic in known)
     topics = index.topics(allow_partial=True, max_requests=_REQUESTS_OF_HINTS, timeout_s=_HINTS_S)
     return next((known.key_names for known in topics if known.topic == topic), ())
 

@@ -105,6 +105,11 @@ class AddedKeys:
         self._positions = max_positions(self._index.log_state.positions, self._index.durable_positions())
         return rules_of(self._positions, scope_of(self._log))
 
+    def ever(self) -> list[str]:
+        """Return the keys by which rows of the log are indexed, or were, by the index."""
+        self.known()
+        return rules_in(self._positions, scope_of(self._log))
+
     def end(self) -> int:
         """Return the offset before which the index says what keys rows of the log have, also of some that may come."""
         self.known()

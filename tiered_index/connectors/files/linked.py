@@ -311,7 +311,8 @@ class FileLinker:
     def _settle(self, end: int) -> None:
         """Settle the keys of the log. Rows before offset `end` are read again for new ones."""
         # before the first entry by a new one
-        self._describe(keys=sorted({*self._document.facts.get("keys", ()), *self._given.keys}))
+        # a run that was killed before its first entry has put its keys only
+        self._describe(keys=sorted({*self._document.key_rules, *self._keys.ever(), *self._given.keys}))
         self.mapping = self.mapping.with_keys(self._keys.settle(self._given.keys, self.dropped_keys, end))
 
     def _without_written(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:

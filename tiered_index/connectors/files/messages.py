@@ -24,7 +24,7 @@ from tiered_index.base.kernels import crc32
 from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import each
 from tiered_index.connectors.archive.columns import record_at
-from tiered_index.connectors.documents import key_rules, of_store
+from tiered_index.connectors.documents import every_document, key_rules
 from tiered_index.connectors.files.listing import LinkedFiles, SourceFile, as_it_is
 from tiered_index.connectors.files.rows.batch import RowFile
 from tiered_index.connectors.files.rows.columns import MAX_ROW_BYTES
@@ -440,8 +440,9 @@ class FileRows:
         """
         store, topic_field = segment.store, segment.topic_field
         if (store, topic_field) not in self._mappings or again:
-            described = of_store(self._index.topic_documents().values(), store)
-            keys = sorted(key_rules(() if described is None else (described,)))
+            # those of all indexes, which may have the same log
+            described = (known for known in every_document(self._index) if known.facts.get("store") == store)
+            keys = sorted(key_rules(described))
             self._mappings[store, topic_field] = RowMapping(keys, "@", topic=topic_field) if keys else None
         mapping = self._mappings[store, topic_field]
         if segment.topic is None and (mapping is None or mapping.topic is None):

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from tiered_index.base.clock import Clock
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.documents import document_of
+from tiered_index.connectors.documents import document_of, key_rules
 from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange
 from tiered_index.connectors.kafka.columns import FORMAT, records_of
 from tiered_index.connectors.kafka.keys import FUNCTION, RecordKeys
-from tiered_index.connectors.kafka.names import Name, positions_by_store
+from tiered_index.connectors.kafka.names import Name, documents_of, positions_by_store
 from tiered_index.connectors.kafka.record import KafkaRecord
 from tiered_index.connectors.source import Batch, no_entries
 from tiered_index.errors import InvalidArgument, StorageUnavailable, listed
@@ -92,7 +92,10 @@ class AddedRules:
         ends = {log: at for log, at in positions_by_store(durable).items() if scope_of(log) == scope}
         dropped = [rule for rule in known if rule in self.dropped]
         added = [rule for rule in rules if rule not in known]
-        self._documents[topic] = document_of("kafka", {"cluster": self.cluster, "keys": sorted({*ever, *rules})})
+        # archived records of another cluster still have their keys
+        others = key_rules(documents_of([self.index.topic_document(topic)]))
+        keys = sorted({*others, *ever, *rules})
+        self._documents[topic] = document_of("kafka", {"cluster": self.cluster, "keys": keys})
         if added:
             # before the first entry by a new rule
             self.index.describe_topics([topic], self._documents[topic])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.archive.erasure import columns_to_erase
 from tiered_index.connectors.contract import MessagePlaces, OpenedSource, SourceConnector, SourceRun
-from tiered_index.connectors.documents import key_rules
+from tiered_index.connectors.documents import every_document, key_rules
 from tiered_index.connectors.kafka.archive import EVERY_S, KafkaArchiver
 from tiered_index.connectors.kafka.archived import PartitionLog, archived_logs
 from tiered_index.connectors.kafka.client.broker import KafkaAddress, KafkaBroker, check_setting, read_settings
@@ -61,7 +61,7 @@ class IndexRecords:
 
     def _now(self) -> KafkaMessages:
         places = self.places
-        keys = key_rules(documents_of(places.documents().values()))
+        keys = key_rules(documents_of(every_document(places.index))) if places.index is not None else set()
         return KafkaMessages(places.archives, places.place, keys | places.keys)
 
 

@@ -280,9 +280,9 @@ class StorageLog:
         self.clock = clock
         self.state = LogState()  # the state after the newest record read
         self.shows: Callable[[LogState], object] = lambda _: None
+        """Gets each state, so that lookups see it."""
         self.documents: Callable[[], Documents] = lambda: NO_DOCUMENTS
         """Returns the documents of the writer's topics. Each of its records has those that the log lacks."""
-        """Gets each state, so that lookups see it."""
         self._checkpoints = Checkpoints(storage, checkpoint_every)
         # the listing of the newest record that was read: a replaced one has another size or time
         self._listed: ObjectInfo | None = None

@@ -24,7 +24,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed, InvalidArgument, PartialAnswer, TieredIndexError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
-from tiered_index.format.topic_documents import TopicDocument
+from tiered_index.format.topic_documents import TopicDocument, names_of_keys
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.budget import Limits, LookupBudget, LookupLimits
@@ -241,13 +241,16 @@ class Lookups(ABC, Generic[ItemT]):
             return self._engine.topics(search_all, lambda files: self._once(files, *within), *within)
 
         result = self._answer("topics", answer, allow_partial, bounds)
-        documents = self.topic_documents()
-        topics = [_described(topic, documents.get(topic.topic)) for topic in result.topics]
+        indexes = self.documents_of_indexes()
+        topics = [
+            _described(topic, [documents[topic.topic] for documents in indexes if topic.topic in documents])
+            for topic in result.topics
+        ]
         return replace(result, topics=tuple(topics))
 
     @abstractmethod
-    def topic_documents(self) -> dict[str, TopicDocument]:
-        """See `IndexReader.topic_documents`."""
+    def documents_of_indexes(self) -> list[dict[str, TopicDocument]]:
+        """See `IndexReader.documents_of_indexes`."""
 
     def export(
         self,
@@ -518,8 +521,8 @@ def _refuse_after_fork() -> None:
 os.register_at_fork(after_in_child=_refuse_after_fork)
 
 
-def _described(topic: TopicSummary, document: TopicDocument | None) -> TopicSummary:
-    """Return the summary of a topic with what its document says."""
-    if document is None:
+def _described(topic: TopicSummary, documents: Sequence[TopicDocument]) -> TopicSummary:
+    """Return the summary of a topic with what its documents say: that of each index."""
+    if not documents:
         return topic
-    return replace(topic, key_names=document.key_names, connector=document.connector)
+    return replace(topic, key_names=names_of_keys(documents), connector=documents[0].connector)

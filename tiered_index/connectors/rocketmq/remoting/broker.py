@@ -21,6 +21,7 @@ from typing import Any, Unpack
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.base.version import __version__
+from tiered_index.connectors.documents import every_document
 from tiered_index.connectors.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
 from tiered_index.connectors.rocketmq.log.layout import TAG_NAME, Host, decode_offset_msg_id, is_system_topic, tag_key
 from tiered_index.connectors.rocketmq.log.message import Message
@@ -492,7 +493,7 @@ class ReadOnlyBroker:
     @property
     def _has_tags(self) -> bool:
         """Whether messages are also indexed by their tags."""
-        return any(TAG_NAME in document.key_names for document in self._index.topic_documents().values())
+        return any(TAG_NAME in document.key_names for document in every_document(self._index))
 
     def _shortfall(self, topic: str, key: str, answered: Sequence[Fetched]) -> str | None:
         """Return a text about messages that the response lacks, and log the reasons; None: it lacks none."""

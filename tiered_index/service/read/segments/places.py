@@ -38,8 +38,9 @@ def has_files(states: Sequence[LogState], document: Callable[[str], TopicDocumen
     if of_topic or not of_topics:
         return of_topic
     # its rows have it in one of their fields
-    described = document(topic)
-    return described is not None and described.facts.get("store") == linked_store("", TOPICS_QUEUE)
+    published = (state.documents[topic].document for state in states if topic in state.documents)
+    described = (known for known in (*published, document(topic)) if known is not None)
+    return any(known.facts.get("store") == linked_store("", TOPICS_QUEUE) for known in described)
 
 
 def alive(index: weakref.ref[T]) -> T:
