@@ -11,6 +11,7 @@ from tests.support.restores import NOW_MS, Life, entries, the_storage
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService, Retention, erase, expire
 from tiered_index.errors import InvalidArgument, RootBehind, TieredIndexError
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service import anew
 from tiered_index.service.anew import begin_anew
 from tiered_index.service.root import Root
@@ -78,6 +79,21 @@ def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(life: Life) 
     assert life.offsets_found() == life.reopened() == set()
     with IndexReader.open(uri) as reader:
         assert [item.offset for item in reader.query("t", "other")] == [100]
+
+
+def test_recover_keeps_the_documents_of_topics_that_a_restored_storage_lacks(life: Life) -> None:
+    life.write(1, upload=True)
+    life.keep("storage")
+    older, newer = (TopicDocument.of("kafka", 1, {"keys": keys}) for keys in (["a"], ["a", "b"]))
+    for document, upload in ((older, True), (newer, False)):
+        with life.open() as index:
+            index.describe_topics(["t"], document)
+            life.ingest(index, 1, upload=upload)
+    life.restore("storage")
+    assert life.begin_anew().entries == 2
+    life.publish_all()
+    with IndexReader.open(life.uri) as reader:
+        assert reader.topic_documents() == {"t": newer}
 
 
 def test_recover_says_that_the_storage_lacks_an_expiry_that_replaced_an_erasure(life: Life) -> None:

@@ -145,8 +145,8 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, path_and_to
 
 
 # the beginnings of names of positions that only sources set
-OF_SOURCES = ["rocketmq:", "rocketmq-tags:", *(f"kafka{of}:" for of in ("", "-key", "-begin", "-epoch"))]
-OF_SOURCES += [*(f"files{of}:" for of in ("", "-key", "-topic", "-unit")), "read-before:"]
+OF_SOURCES = ["rocketmq:", *(f"kafka{of}:" for of in ("", "-key", "-begin", "-epoch"))]
+OF_SOURCES += [*(f"files{of}:" for of in ("", "-key")), "read-before:"]
 OF_SOURCES += ["topic-key:", "topic-key-read:"]
 
 

@@ -269,15 +269,7 @@ def test_an_entry_from_outside_uses_no_queue_of_a_source(tmp_path, source):
 
 
 def test_no_name_of_a_position_of_a_source_is_taken_from_outside(tmp_path):
-    names = (
-        "files:-/2147483647",
-        "files-topic:a.x",
-        "kafka:c/t/0",
-        "kafka-key:key",
-        "rocketmq:s",
-        "rows:-/0",
-        "points:-/0",
-    )
+    names = ("files:-/2147483647", "kafka:c/t/0", "kafka-key:key", "rocketmq:s", "rows:-/0", "points:-/0")
     with opened(tmp_path, "ndjson") as held:
         known = held.index.durable_positions()
         for name in (*names, "read-before:kafka:c/t"):

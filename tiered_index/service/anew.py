@@ -40,7 +40,7 @@ from tiered_index.service.log.replaced import RangeTable
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.export import Export, ExportRange
 from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile, open_local
-from tiered_index.service.read.files.root_view import RootView, UnsealedView
+from tiered_index.service.read.files.root_view import RootView, UnsealedView, own_documents
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.segments.places import FILES_QUEUES
 from tiered_index.service.read.segments.segments import Segments
@@ -197,6 +197,7 @@ class _Sending:
                 if self._is_stored(handle):
                     stored += 1
                     continue
+                self._index.learn_documents(own_documents(handle))
                 entries += self._send(handle)
                 sent += 1
             except (CorruptFile, InvalidArgument) as error:

@@ -54,7 +54,14 @@ from tiered_index.format.names import queue_of_log
 from tiered_index.format.schema import Schema
 from tiered_index.format.segments.archived import footer_bytes_of
 from tiered_index.format.segments.segment import LinkedSegment, Times
-from tiered_index.format.topic_documents import DocumentOf, TopicDocument, newest_documents, newest_of, revised
+from tiered_index.format.topic_documents import (
+    DocumentOf,
+    Documents,
+    TopicDocument,
+    newest_documents,
+    newest_of,
+    revised,
+)
 from tiered_index.service.hooks import Hooks, PositionHook, ProblemHook
 from tiered_index.service.jobs.segments.uploads import MessagesOf, QueuesOf, ReadSegment, SegmentUploads, SourceSegment
 from tiered_index.service.life.context import Progress
@@ -618,6 +625,10 @@ class IndexService(Lookups[ItemT]):
         """
         self._check_writable()
         self._topics.describe({check_topic(topic): document for topic in topics})
+
+    def learn_documents(self, documents: Documents) -> None:
+        """Take over the documents of topics of files that are put in again: the newest of each topic counts."""
+        self._topics.learn(documents)
 
     def topic_documents(self) -> dict[str, TopicDocument]:
         """As `IndexReader.topic_documents`."""

@@ -259,9 +259,9 @@ def test_rows_of_several_indexes_come_back_by_the_keys_of_each(tmp_path, where, 
         ingested(file, "--wait", index=index, fields=("--topic", "orders", "--key", key, "--time", "at"))
     for key, source in (("3", where[3]), ("c3", new[3])):
         done = run_here("query", "orders", key, "--messages", "--all", *where[2:], *new[2:], "--json")
-        found = [record for record in done.records if record.get("message")]
-        assert sorted(json.loads(record["message"]["body"])["n"] for record in found) == expected(key, 20), done.out
-        assert {record["item"]["source"] for record in found} == {source}
+        shown = [record for record in done.records if record.get("message")]
+        assert sorted(json.loads(record["message"]["body"])["n"] for record in shown) == expected(key, 20), done.out
+        assert {record["item"]["source"] for record in shown} == {source}
 
 
 def test_keys_of_a_run_that_was_killed_before_its_first_entry_find_the_rows_of_later_ones(tmp_path, ingest, where):
@@ -272,8 +272,8 @@ def test_keys_of_a_run_that_was_killed_before_its_first_entry_find_the_rows_of_l
     (tmp_path / "rows.ndjson").write_bytes(lines(0, 20))
     ingest(tmp_path / "rows.ndjson", "--wait", fields=("--topic", "orders", "--key", "order_id", "--time", "at"))
     done = run_here("query", "orders", "c3", "--messages", "--all", *where, "--json")
-    found = [record for record in done.records if record.get("message")]
-    assert sorted(json.loads(record["message"]["body"])["n"] for record in found) == expected("c3", 20), done.out
+    shown = [record for record in done.records if record.get("message")]
+    assert sorted(json.loads(record["message"]["body"])["n"] for record in shown) == expected("c3", 20), done.out
 
 
 def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, rows_of):

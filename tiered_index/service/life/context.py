@@ -21,7 +21,6 @@ from tiered_index.errors import CorruptFile, SchemaMismatch
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED
-from tiered_index.format.topic_documents import Documents
 from tiered_index.service.log.identity import exceeds, other_file
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.session import StorageSession
@@ -318,11 +317,6 @@ def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int
     if isinstance(file, CompactedFile):
         return file.metadata().source_positions
     return (file.journal if isinstance(file, UnsealedFile) else file).positions
-
-
-def own_documents(file: CompactedFile | UnsealedFile) -> Documents:
-    """Return the documents of topics that a file has."""
-    return file.metadata().documents if isinstance(file, CompactedFile) else file.journal.documents
 
 
 def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, reached: dict[str, int]) -> bool:

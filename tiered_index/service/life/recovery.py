@@ -33,7 +33,7 @@ from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.format.topic_documents import Documents, newest_documents
-from tiered_index.service.life.context import has_newer_positions, own_documents, own_positions
+from tiered_index.service.life.context import has_newer_positions, own_positions
 from tiered_index.service.life.same_file import check_same, is_in
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
@@ -46,7 +46,7 @@ from tiered_index.service.read.files.compacted import (
     verify_runs,
     verify_tables,
 )
-from tiered_index.service.read.files.root_view import has_whole_unsealed
+from tiered_index.service.read.files.root_view import has_whole_unsealed, own_documents
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.files.unsealed import UnsealedFile, drop_unbegun
 from tiered_index.service.root import Deletions, Root, disk_errors

@@ -46,7 +46,7 @@ from tiered_index.service.read.caches.disk import CacheFolder
 from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.files.file_view import LocalView, Viewed, WholeView
-from tiered_index.service.read.files.root_view import RootLook, RootView, UnsealedView
+from tiered_index.service.read.files.root_view import RootLook, RootView, UnsealedView, own_documents
 from tiered_index.service.read.files.snapshot import ALWAYS, Catalog, Handle, Snapshot
 from tiered_index.service.read.files.window_table import apply_changes
 from tiered_index.service.read.parts import ReaderParts, begun, source_number
@@ -536,6 +536,4 @@ def _backed(local: Handle, stored: Handle | None) -> Handle:
 
 def _documents_of(handle: Handle) -> Documents:
     """Return the documents in a file of a root, which the log may lack."""
-    if isinstance(handle, UnsealedView):
-        return handle.journal.documents
-    return handle.metadata().documents if isinstance(handle, CompactedFile) and handle.is_local else NO_DOCUMENTS
+    return NO_DOCUMENTS if isinstance(handle, CompactedFile) and not handle.is_local else own_documents(handle)

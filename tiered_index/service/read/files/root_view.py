@@ -23,6 +23,7 @@ from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal, read_on
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
+from tiered_index.format.topic_documents import NO_DOCUMENTS, Documents
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.log.identity import exceeds, other_file
 from tiered_index.service.log.reads import reads_in
@@ -30,7 +31,7 @@ from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.answers.batch import LookupBatch, Matches
 from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.read.files.snapshot import Handle
-from tiered_index.service.read.files.unsealed import UnsealedEntries, verified_entries
+from tiered_index.service.read.files.unsealed import UnsealedEntries, UnsealedFile, verified_entries
 from tiered_index.service.root import ASIDE, Root, disk_error, disk_errors
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import map_file
@@ -384,3 +385,10 @@ class RootView:
 def _damaged(file_id: str, place: str, error: Exception) -> DamagedFile:
     typed = error if isinstance(error, TieredIndexError) else CorruptFile(file_id, f"can't be read: {error}")
     return DamagedFile(file_id, place, typed)
+
+
+def own_documents(file: Handle | UnsealedFile) -> Documents:
+    """Return the documents of topics that a file of a root has; a damaged one has none."""
+    if isinstance(file, CompactedFile):
+        return file.metadata().documents
+    return file.journal.documents if isinstance(file, UnsealedFile | UnsealedView) else NO_DOCUMENTS
