@@ -12,6 +12,7 @@ from tiered_index import IndexReader, erase
 from tiered_index.base.retention import Horizon
 from tiered_index.connectors.rocketmq.remoting.browsing import Browser
 from tiered_index.connectors.rocketmq.remoting.pulling import StoreQueues
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.server.http.served import Caps
 from tiered_index.server.http.tokens import add_token
 from tiered_index.service.log.expired import Expired
@@ -214,3 +215,16 @@ def test_a_page_has_the_room_of_messages_that_are_gone(tmp_path):
     expired = Expired((Horizon(messages[20].store_ms // 1000 * 1000),))
     page = Browser(StoreQueues(tmp_path / "store", None), expired, claim).page("orders", None, None, "later:0=0", 10)
     assert len(page) == 3 and left < 0
+
+
+def test_a_topic_of_a_connector_that_is_not_installed_names_the_package(tmp_path):
+    document = TopicDocument.of("absent", 1, package="absent-connector")
+    entry = {"topic": ["orders"], "queue_id": [0], "key": ["k"], "offset": [0], "size": [1], "timestamp_ms": [T]}
+    with index_in(tmp_path) as index, serving(index) as client:
+        index.put_source_batch(entry, "absent", 1, document=lambda topic: document)
+        got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
+        assert got.status_code == 404 and "install the package absent-connector" in got.json()["detail"]
+        (message,) = client.get("/v1/messages", params={"topic": "orders", "key": "k"}).json()["messages"]
+        assert (message["state"], "absent-connector" in message["problem"]) == ("missing", True)
+        (topic,) = client.get("/v1/topics").json()["topics"]
+        assert (topic["topic"], topic["connector"]) == ("orders", "absent")

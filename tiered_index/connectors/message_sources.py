@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces
 from tiered_index.connectors.documents import every_document, lacking
-from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
+from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS
 from tiered_index.service.read.answers.messages import Fetched
 from tiered_index.types import IndexItem
 
@@ -70,10 +70,6 @@ class MessageSources:
                 places = MessagePlaces(config=self._config, place=self._places.get(name), **of_index)
                 self._sources[name] = CONNECTORS.connector(name).messages(places)
             return self._sources[name]
-
-    def has_rows(self, topic: str) -> bool:
-        """Return whether rows of files have a topic. No request."""
-        return self.connector_of(topic) == FILES
 
     def connector_of(self, topic: str) -> str | None:
         """Return the name of the connector that wrote a topic; None: no document says it.

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from tiered_index.base.call import check_deadline, deadline_at
 from tiered_index.base.encoding import BodyFormat
 from tiered_index.connectors.containing import Containing
+from tiered_index.connectors.message_sources import NotInstalled
 from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.server.http import answers, parameters, wire
@@ -69,6 +70,8 @@ class LookupHandlers(Handlers):
     def _queues_of(self, topic: str) -> TopicQueues:
         """Return what reads the queues of a topic. Raises `Refused` if there are none."""
         sources = self.served.sources
+        if isinstance(source := sources.of(topic), NotInstalled):
+            raise self._not_there(source.problem)
         name = sources.connector_of(topic) or OF_OTHERS
         if name not in self._queues:
             self._queues[name] = CONNECTORS.queues(name, sources.of_connector(name))
