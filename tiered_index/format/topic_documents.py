@@ -143,7 +143,16 @@ def newest_of(topic: str, known: Iterable[Documents]) -> TopicDocument | None:
 
 
 def new_revisions(known: Documents, described: Mapping[str, TopicDocument]) -> dict[str, Revision]:
-    """Return the next revision of each topic that has another document than `described`, or none."""
+    """Return the next revision of each topic that has another document than `described`, or none.
+
+    Raises `InvalidArgument` if another connector wrote a topic: its messages would be looked for in the wrong place.
+    """
+    for topic, document in described.items():
+        if (before := known.get(topic)) is not None and before.document.connector != document.connector:
+            raise InvalidArgument(
+                f"topic {topic!r} has entries of the connector {before.document.connector!r}, and a topic has one "
+                f"connector: put those of {document.connector!r} under another topic, or into another index"
+            )
     return {
         topic: Revision(before.number + 1 if before is not None else 1, document)
         for topic, document in described.items()

@@ -621,7 +621,7 @@ class IndexService(Lookups[ItemT]):
 
         Call it before the first entry of a topic is put, and when the document changes: it becomes durable with the
         next entry or position, and published with the next file. The same document again is no change. Raises
-        `InvalidArgument`, `WriterFenced`, `IndexClosed`. Any thread.
+        `InvalidArgument`, also if another connector wrote a topic, `WriterFenced`, `IndexClosed`. Any thread.
         """
         self._check_writable()
         self._topics.describe({check_topic(topic): document for topic in topics})

@@ -210,6 +210,20 @@ def test_wrong_topics_of_documents_are_refused(index):
     assert index.topic_documents() == {}
 
 
+def test_a_topic_has_one_connector(index):
+    index.describe_topics(["t"], KEYS)
+    files = TopicDocument.of("files", 1)
+    entry = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [0], "size": [1], "timestamp_ms": [NOW_MS]}
+    for refused in (
+        lambda: index.describe_topics(["u", "t"], files),
+        lambda: index.put_source_batch(entry, document=lambda topic: files),
+    ):
+        with pytest.raises(InvalidArgument, match="'t' has entries of the connector 'kafka'"):
+            refused()
+    assert index.topic_documents() == {"t": KEYS}
+    assert len(index.query("t", "k")) == 0
+
+
 def test_a_stored_document_above_4_kib_is_damage(open_index, storage):
     index = open_index()
     index.describe_topics(["t"], KEYS)
