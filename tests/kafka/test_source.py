@@ -162,7 +162,9 @@ def test_topics_of_an_index_of_a_rocketmq_store_are_not_those_of_a_broker():
         ({}, True),
     ):
         documents = {topic: document_of(name) for topic, name in connectors.items()}
-        index = SimpleNamespace(documents_of_indexes=lambda known=documents: [known], topic_document=documents.get)
+        index = SimpleNamespace(
+            documents_of_indexes=lambda known=documents: {None: known}, topic_document=documents.get
+        )
         sources = MessageSources(index, IndexConfig(), {"kafka": broker})
         assert (sources.connector_of("orders") == "kafka") == is_of_kafka
 

@@ -52,7 +52,7 @@ def key_rules(documents: Iterable[TopicDocument]) -> set[str]:
 
 def every_document(index: IndexReader[Any] | IndexService[Any]) -> Iterator[TopicDocument]:
     """Yield the documents of all topics, of a reader of several indexes those of each index."""
-    for documents in index.documents_of_indexes():
+    for documents in index.documents_of_indexes().values():
         yield from documents.values()
 
 

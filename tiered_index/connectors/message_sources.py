@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.config import IndexConfig
@@ -30,6 +31,21 @@ class NotInstalled:
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """As `MessageSource.fetch`."""
         return [Fetched(item=item, state="missing", problem=self.problem) for item in items]
+
+
+@dataclass(frozen=True)
+class OfEachIndex:
+    """The messages of a topic that different connectors wrote, in several indexes. `of` returns those of a `source`."""
+
+    of: Callable[[str | None], MessageSource]
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """As `MessageSource.fetch`."""
+        fetched: dict[int, Fetched] = {}
+        for source in {item.source for item in items}:
+            places = [place for place, item in enumerate(items) if item.source == source]
+            fetched |= zip(places, self.of(source).fetch([items[place] for place in places], topic, key), strict=True)
+        return [fetched[place] for place in range(len(items))]
 
 
 class MessageSources:
@@ -89,8 +105,19 @@ class MessageSources:
         With `sees` it is for a caller that may see only the topics for which that returns True: a place of a log that
         topics share shows nothing of another topic.
         """
-        name = self.connector_of(topic) or OF_OTHERS
-        if (document := self._document(topic)) is not None and not CONNECTORS.has(name):
+        indexes = self._index.documents_of_indexes() if self._index is not None else {}
+        described = [documents[topic] for documents in indexes.values() if topic in documents]
+        if len({document.connector for document in described}) > 1:
+            return OfEachIndex(partial(self._in_index, topic, sees))
+        return self._of(topic, self._document(topic), sees)
+
+    def _in_index(self, topic: str, sees: Callable[[str], bool] | None, source: str | None) -> MessageSource:
+        assert self._index is not None
+        return self._of(topic, self._index.documents_of_indexes().get(source, {}).get(topic), sees)
+
+    def _of(self, topic: str, document: TopicDocument | None, sees: Callable[[str], bool] | None) -> MessageSource:
+        name = (self.connector_of(topic) if document is None else document.connector) or OF_OTHERS
+        if document is not None and not CONNECTORS.has(name):
             return NotInstalled(lacking(document))
         source = self.of_connector(name)
         narrowed: MessageSource = source.seen_by(sees) if sees is not None and hasattr(source, "seen_by") else source

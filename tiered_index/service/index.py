@@ -635,9 +635,9 @@ class IndexService(Lookups[ItemT]):
         self._check_process()
         return revised(newest_documents(self._session.log.state.documents, self._topics.documents))
 
-    def documents_of_indexes(self) -> list[dict[str, TopicDocument]]:
+    def documents_of_indexes(self) -> dict[str | None, dict[str, TopicDocument]]:
         """As `IndexReader.documents_of_indexes`."""
-        return [self.topic_documents()]
+        return {None: self.topic_documents()}
 
     def topic_document(self, topic: str) -> TopicDocument | None:
         """As `IndexReader.topic_document`."""

@@ -278,12 +278,13 @@ class IndexReader(Lookups[ItemT]):
 
         Of several indexes the first one that has a document of a topic counts. No request. Any thread.
         """
-        return {topic: document for known in reversed(self.documents_of_indexes()) for topic, document in known.items()}
+        indexes = reversed(self.documents_of_indexes().values())
+        return {topic: document for known in indexes for topic, document in known.items()}
 
-    def documents_of_indexes(self) -> list[dict[str, TopicDocument]]:
-        """Return the documents of the topics of each index: several may have the same topic. No request. Any thread."""
+    def documents_of_indexes(self) -> dict[str | None, dict[str, TopicDocument]]:
+        """Return the documents of the topics of each index, by the `source` of its entries. No request. Any thread."""
         self._check_open()
-        return [revised(reduce(newest_documents, view.documents())) for view in self._views]
+        return {self._source_of(view): revised(reduce(newest_documents, view.documents())) for view in self._views}
 
     def topic_document(self, topic: str) -> TopicDocument | None:
         """Return the document of a topic, as `topic_documents`; None: a program put its entries, or there are none."""

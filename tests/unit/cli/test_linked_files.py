@@ -37,6 +37,7 @@ from tiered_index.connectors.source import no_entries
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segments.columnar import decode_columns
+from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.log.topic_keys import added_positions
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
@@ -262,6 +263,22 @@ def test_rows_of_several_indexes_come_back_by_the_keys_of_each(tmp_path, where, 
         shown = [record for record in done.records if record.get("message")]
         assert sorted(json.loads(record["message"]["body"])["n"] for record in shown) == expected(key, 20), done.out
         assert {record["item"]["source"] for record in shown} == {source}
+
+
+def test_rows_come_back_beside_an_index_with_a_topic_of_another_connector(tmp_path, ingest, where, new):
+    (tmp_path / "rows.ndjson").write_bytes(lines(0, 20))
+    ingest(tmp_path / "rows.ndjson", "--wait")
+    document = TopicDocument.of("absent", 1, package="absent-connector")
+    with IndexService.open(storage=new[3], root=new[1], slots=32, items=1000, background=False) as index:
+        entry = batch(1) | {"topic": ["orders"], "key": ["3"]}
+        index.put_source_batch(entry, "absent", 1, document=lambda topic: document)
+        index.seal()
+        index.run_lifecycle()
+    for first, second in ((where, new), (new, where)):
+        done = run_here("query", "orders", "3", "--messages", "--all", *first[2:], *second[2:], "--json")
+        states = {record["item"]["source"]: record for record in done.records if "state" in record}
+        assert json.loads(states[where[3]]["message"]["body"])["n"] == 3
+        assert "install the package absent-connector" in states[new[3]]["problem"]
 
 
 def test_keys_of_a_run_that_was_killed_before_its_first_entry_find_the_rows_of_later_ones(tmp_path, ingest, where):

@@ -241,7 +241,7 @@ class Lookups(ABC, Generic[ItemT]):
             return self._engine.topics(search_all, lambda files: self._once(files, *within), *within)
 
         result = self._answer("topics", answer, allow_partial, bounds)
-        indexes = self.documents_of_indexes()
+        indexes = self.documents_of_indexes().values()
         topics = [
             _described(topic, [documents[topic.topic] for documents in indexes if topic.topic in documents])
             for topic in result.topics
@@ -249,7 +249,7 @@ class Lookups(ABC, Generic[ItemT]):
         return replace(result, topics=tuple(topics))
 
     @abstractmethod
-    def documents_of_indexes(self) -> list[dict[str, TopicDocument]]:
+    def documents_of_indexes(self) -> dict[str | None, dict[str, TopicDocument]]:
         """See `IndexReader.documents_of_indexes`."""
 
     def export(
