@@ -77,8 +77,9 @@ class _Find:
             return FoundMessages(
                 problem=f"{segment.name}: no document of the topic names the connector that archived it"
             )
-        if self.document is not None and not CONNECTORS.has(name):
-            return FoundMessages(problem=f"{segment.name}: {lacking(self.document)}")
+        document = self.document
+        if document is not None and name == document.connector and (problem := lacking(document)) is not None:
+            return FoundMessages(problem=f"{segment.name}: {problem}")
         connector: Connector = CONNECTORS.connector(name)
         return connector.erasure(self.request, self.document)(self.before_ms, self.keyed)(archive, segment)
 

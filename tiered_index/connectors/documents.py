@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.connectors.registry import CONNECTORS, OTHER, Words
+from tiered_index.errors import ConfigError
 from tiered_index.format.topic_documents import TopicDocument
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def words_of(document: TopicDocument | None) -> Words:
     """Return the words for a topic with this document; None: a program put its entries, or there are none."""
     if document is None or CONNECTORS.has(document.connector):
         return words_of_connector(None if document is None else document.connector)
-    return OTHER._replace(no_message=lacking(document))
+    return OTHER._replace(no_message=lacking(document) or OTHER.no_message)
 
 
 def words_of_connector(name: str | None) -> Words:
@@ -39,10 +40,15 @@ def words_of_connector(name: str | None) -> Words:
     return CONNECTORS.spec(name).words if name is not None and CONNECTORS.has(name) else OTHER
 
 
-def lacking(document: TopicDocument) -> str:
-    """Return the advice for messages of a connector that is not installed here, or can't be loaded."""
-    package = document.package or f"that has the connector {document.connector!r}"
-    return f"the connector {document.connector!r} wrote this topic: install the package {package}"
+def lacking(document: TopicDocument) -> str | None:
+    """Return why no messages of a topic can be read here, with the advice; None: its connector can be loaded."""
+    try:
+        CONNECTORS.connector(document.connector)
+    except ConfigError as error:
+        package = document.package or f"that has the connector {document.connector!r}"
+        problem = str(error) if CONNECTORS.is_installed(document.connector) else f"install the package {package}"
+        return f"the connector {document.connector!r} wrote this topic: {problem}"
+    return None
 
 
 def key_rules(documents: Iterable[TopicDocument]) -> set[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotInstalled:
-    """The messages of a connector that is not installed: none, and the advice."""
+    """The messages of a connector that is not installed, or can't be loaded: none, and the advice."""
 
     problem: str
 
@@ -117,8 +117,8 @@ class MessageSources:
 
     def _of(self, topic: str, document: TopicDocument | None, sees: Callable[[str], bool] | None) -> MessageSource:
         name = (self.connector_of(topic) if document is None else document.connector) or OF_OTHERS
-        if document is not None and not CONNECTORS.has(name):
-            return NotInstalled(lacking(document))
+        if document is not None and (problem := lacking(document)) is not None:
+            return NotInstalled(problem)
         source = self.of_connector(name)
         narrowed: MessageSource = source.seen_by(sees) if sees is not None and hasattr(source, "seen_by") else source
         return narrowed

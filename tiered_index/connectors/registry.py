@@ -22,7 +22,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiered_index.errors import ConfigError
+from tiered_index.errors import ConfigError, TieredIndexError
 
 if TYPE_CHECKING:
     from tiered_index.connectors.contract import TopicQueues
@@ -126,6 +126,10 @@ class Registry:
     def has(self, name: str) -> bool:
         """Return whether a connector is installed, and its spec can be loaded."""
         return name in _OURS or name in self._others[0]
+
+    def is_installed(self, name: str) -> bool:
+        """Return whether a connector is installed, also one that can't be loaded."""
+        return self.has(name) or any(problem.startswith(f"connector {name} ") for problem in self.problems)
 
     def of_address(self, address: str) -> ConnectorSpec:
         """Return the spec of the connector that reads an address.
@@ -253,7 +257,9 @@ def _is_ours(name: str) -> bool:
 def _loaded(spec: ConnectorSpec, place: str) -> Any:
     try:
         return pkgutil.resolve_name(place)
-    except (ImportError, AttributeError, ValueError) as error:
+    except TieredIndexError:
+        raise
+    except Exception as error:  # whatever the import of another package raises
         raise ConfigError(f"connector {spec.name} ({place}) can't be loaded: {error}") from error
 
 

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.batches import batch
 from tests.support.toy_package import install_toys
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
-from tiered_index.connectors.registry import CONNECTORS, Registry
+from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec, Registry
 from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.format.topic_documents import TopicDocument
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -254,3 +256,29 @@ def test_messages_of_a_topic_are_read_by_the_connector_that_its_document_names(
     assert code == 0 and "1 found, complete" in out
     code, out, _ = command("message", "k2", "--topic", "toys", *where)
     assert code == 1 and advice in out
+
+
+@pytest.mark.usefixtures("toy_package")
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("gone", "connector gone (toy_connectors:ABSENT) can't be loaded"),
+        ("broken", "connector broken (toy_broken:SPEC) can't be loaded: no licence"),
+        ("rough", "connector rough (toy_broken:SPEC) can't be loaded: no licence"),
+        ("other-package", "install the package of-others"),
+    ],
+)
+def test_messages_of_a_connector_that_can_not_be_loaded_tell_the_reason(
+    tmp_path: Path, command: Command, name: str, advice: str
+) -> None:
+    rough = ConnectorSpec(name="rough", title="rough", open="toy_broken:SPEC", claims=lambda address: False)
+    CONNECTORS._others[0]["rough"] = rough
+    uri, document = f"file://{tmp_path}/objects", TopicDocument.of(name, 1, package="of-others")
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=7, items=20, background=False) as index:
+        index.put_source_batch(batch(1), "s", 1, document=lambda topic: document)
+        index.seal()
+        index.run_lifecycle()
+    code, out, err = command("query", "t", "k", "--storage", uri, "--messages", "--json")
+    (message,) = json.loads(out)["messages"]
+    assert (code, message["state"]) == (0, "missing"), err
+    assert f"the connector '{name}' wrote this topic: " in message["problem"] and advice in message["problem"]
