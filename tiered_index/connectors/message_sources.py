@@ -105,15 +105,14 @@ class MessageSources:
         With `sees` it is for a caller that may see only the topics for which that returns True: a place of a log that
         topics share shows nothing of another topic.
         """
-        indexes = self._index.documents_of_indexes() if self._index is not None else {}
-        described = [documents[topic] for documents in indexes.values() if topic in documents]
-        if len({document.connector for document in described}) > 1:
+        described = self._index.documents_of_topic(topic) if self._index is not None else {}
+        if len({document.connector for document in described.values()}) > 1:
             return OfEachIndex(partial(self._in_index, topic, sees))
         return self._of(topic, self._document(topic), sees)
 
     def _in_index(self, topic: str, sees: Callable[[str], bool] | None, source: str | None) -> MessageSource:
         assert self._index is not None
-        return self._of(topic, self._index.documents_of_indexes().get(source, {}).get(topic), sees)
+        return self._of(topic, self._index.documents_of_topic(topic).get(source), sees)
 
     def _of(self, topic: str, document: TopicDocument | None, sees: Callable[[str], bool] | None) -> MessageSource:
         name = (self.connector_of(topic) if document is None else document.connector) or OF_OTHERS

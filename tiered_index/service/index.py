@@ -639,6 +639,11 @@ class IndexService(Lookups[ItemT]):
         """As `IndexReader.documents_of_indexes`."""
         return {None: self.topic_documents()}
 
+    def documents_of_topic(self, topic: str) -> dict[str | None, TopicDocument]:
+        """As `IndexReader.documents_of_topic`."""
+        document = self.topic_document(topic)
+        return {} if document is None else {None: document}
+
     def topic_document(self, topic: str) -> TopicDocument | None:
         """As `IndexReader.topic_document`."""
         self._check_process()

@@ -288,9 +288,13 @@ class IndexReader(Lookups[ItemT]):
 
     def topic_document(self, topic: str) -> TopicDocument | None:
         """Return the document of a topic, as `topic_documents`; None: a program put its entries, or there are none."""
+        return next(iter(self.documents_of_topic(topic).values()), None)
+
+    def documents_of_topic(self, topic: str) -> dict[str | None, TopicDocument]:
+        """Return the document of a topic in each index that has one, by the `source` of its entries. No request."""
         self._check_open()
-        newest = (newest_of(topic, view.documents()) for view in self._views)
-        return next((document for document in newest if document is not None), None)
+        newest = {self._source_of(view): newest_of(topic, view.documents()) for view in self._views}
+        return {source: document for source, document in newest.items() if document is not None}
 
     @property
     def sources(self) -> tuple[str, ...]:
