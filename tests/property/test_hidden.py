@@ -25,6 +25,7 @@ from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.hidden import HIDES_NOTHING
 from tiered_index.service.log.replaced import NOT_REPLACED, Replacement
 from tiered_index.service.log.tombstones import Tombstone
+from tiered_index.service.read.files import root_view
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
@@ -35,8 +36,11 @@ STORES = [linked_store("t", 0), linked_store("t", 1), linked_store("u", 2), link
 
 @pytest.fixture(scope="module")
 def core():
-    # None with `--numpy`: then NumPy alone is compared with the model
-    return kernels.compiled()
+    with pytest.MonkeyPatch.context() as patch:
+        # a root is settled at once, so that the core searches it
+        patch.setattr(root_view, "STEP_NS", -(10**12))
+        # None with `--numpy`: then NumPy alone is compared with the model
+        yield kernels.compiled()
 
 
 class Model(ReferenceModel):
@@ -169,10 +173,13 @@ def test_hidden_entries_are_in_no_answer(core, tmp_path_factory, seed, preset, i
         check_states(core, index, model, random_)
         index.seal()
         index.run_lifecycle()
-        # without the root, which only NumPy searches
         reading = {"storage_backend": storage, "clock": clock, "refresh_interval_s": 1e9, "query_threads": 2}
-        with IndexReader.open(**reading, block_cache_bytes=random_.choice([0, 1 << 20])) as reader:
-            check_states(core, reader, model, random_)
+        for root in (None, folder / "root"):
+            with IndexReader.open(root=root, **reading, block_cache_bytes=random_.choice([0, 1 << 20])) as reader:
+                if root is not None:
+                    # the first look reads the log again
+                    reader.query(TOPICS[0], KEYS[0])
+                check_states(core, reader, model, random_)
     finally:
         index.abandon()
 

@@ -27,6 +27,7 @@ _TESTS = (
     "tests/unit/service/test_many_local_files.py",
     "tests/unit/service/test_plain_lookups.py",
     "tests/unit/service/test_plain_puts.py",
+    "tests/unit/service/test_root_lookups.py",
     "tests/unit/service/test_stored_lookups.py",
     "tests/unit/service/test_lookups_beside_changes.py",
 )

@@ -18,6 +18,7 @@ cdef extern from "core.h" nogil:
     int64_t read_whole(int descriptor, void *to, int64_t size, int64_t at) nogil
     void read_ahead(int descriptor, int64_t at, int64_t size) nogil
     double seconds_now()
+    int file_state(const char *path, int is_itself, int may_lack, uint64_t *to)
     const uint32_t *SALTS
     const uint64_t *SUM_STARTS
     const uint64_t *SUM_FACTORS
@@ -28,7 +29,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 28
+    BUILD = 29
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24

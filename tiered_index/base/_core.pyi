@@ -79,6 +79,7 @@ def find_one(
     topics: Int32,
     items: UInt8,
 ) -> int: ...
+def file_states(paths: tuple[bytes, ...], folders: int) -> bytes | None: ...
 
 class PutRows:
     keys: list[str]

@@ -9,7 +9,7 @@ each; their first column is the key's hash. Stored numbers are big-endian.
 from libc.stdint cimport INT32_MAX, INT64_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
 from cpython.list cimport PyList_Append, PyList_CheckExact, PyList_SetSlice
 from cpython.long cimport PyLong_CheckExact
@@ -38,6 +38,9 @@ cdef enum:
     # bytes of a mark, and most keys of a message that are compared one by one
     MARK = 24
     COMPARED_KEYS = 32
+    # most files whose states are told at once, and the numbers of a state
+    STATES = 64
+    STATE = 4
     # the place of the topic among the columns of packed runs
     TOPIC_COLUMN = 1
     # slots that are counted together: their entries fit the CPU's cache
@@ -1037,6 +1040,26 @@ def find_one(
         &words[0], words.shape[0], begin, size, count, most, &wanted, 1, &of,
         &items[0, 0] if items.shape[0] else NULL, items.shape[1], items.shape[0],
     )
+
+
+def file_states(tuple paths not None, Py_ssize_t folders):
+    """Return the states of files as `root_view.states_of`; None: it has to be asked, because of their number or an error.
+    """
+    cdef const char *names[STATES]
+    cdef uint64_t[STATES * STATE] states
+    cdef Py_ssize_t count = len(paths), number
+    cdef bint is_told = True
+    if count > STATES:
+        return None
+    for number in range(count):
+        names[number] = PyBytes_AS_STRING(<bytes?>paths[number])
+    # without the lock, because a remote disk may take long
+    with nogil:
+        for number in range(count):
+            if not file_state(names[number], 0 < number < folders, number >= folders, &states[STATE * number]):
+                is_told = False
+                break
+    return PyBytes_FromStringAndSize(<char *>states, 8 * STATE * count) if is_told else None
 
 
 cdef inline bint is_same(first, second) noexcept:

@@ -2,8 +2,10 @@
 #ifndef TIERED_INDEX_CORE_H
 #define TIERED_INDEX_CORE_H
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,6 +52,22 @@ static inline void read_ahead(int descriptor, int64_t at, int64_t size) {
 /* Read bytes of a file. Returns their number, or -1. */
 static inline int64_t read_whole(int descriptor, void *to, int64_t size, int64_t at) {
     return pread(descriptor, to, (size_t)size, at);
+}
+
+/* Tell inode, size, and the times of modification and change (ns) of a file; zeros: it is not there. Returns 0 on failure. */
+static inline int file_state(const char *path, int is_itself, int may_lack, uint64_t *to) {
+#ifdef __APPLE__
+#define NS_OF(which) (uint64_t)found.st_##which##timespec.tv_sec * 1000000000 + (uint64_t)found.st_##which##timespec.tv_nsec
+#else
+#define NS_OF(which) (uint64_t)found.st_##which##tim.tv_sec * 1000000000 + (uint64_t)found.st_##which##tim.tv_nsec
+#endif
+    struct stat found;
+    int failed = is_itself ? lstat(path, &found) : stat(path, &found);
+    if (failed && (!may_lack || errno != ENOENT))
+        return 0;
+    to[0] = failed ? 0 : (uint64_t)found.st_ino, to[1] = failed ? 0 : (uint64_t)found.st_size;
+    to[2] = failed ? 0 : NS_OF(m), to[3] = failed ? 0 : NS_OF(c);
+    return 1;
 }
 
 /* The sums of hash_rows for up to 16 units of a byte, all at once. The 16 bytes before `end` must be readable. */

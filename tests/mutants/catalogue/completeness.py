@@ -18,6 +18,11 @@ reader-file-end-exclusive: a reader skips a file whose last second is the range'
   - handle.second_max >= second_min
   + handle.second_max > second_min
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
+view-of-a-root-of-an-earlier-look: a lookup searches the files that a root had before its writer's last flush
+  in RootView.unchanged
+  - return look if self._states(paths) == states else None
+  + return look
+  tests/unit/service/test_readers_of_growing_files.py::test_a_look_counts_until_something_changes
 ends-beside-a-slow-file: a lookup leaves out a slow file because an older one under way can be skipped
   in FileReader.read
   - while searching and not all(scan.can_skip(

@@ -130,6 +130,27 @@ def test_a_look_that_began_before_a_put_hides_it_from_no_later_one(growing, monk
     assert view.look() is view.look()
 
 
+def test_a_look_counts_until_something_changes(growing, monkeypatch):
+    index, root = growing
+    monkeypatch.setattr(root_view, "STEP_NS", 20_000_000)
+    put(index, 1)
+    view = RootView(Root(root, Disk()))
+    for change in (
+        lambda: put(index, 2),
+        index.seal,
+        lambda: upload(index),
+        lambda: (root / "uploaded").rename(root / "u"),
+    ):
+        assert view.unchanged() is None
+        time.sleep(0.1)
+        # a journal that a look has found first is in the state of the next one
+        for _ in range(2):
+            view.look()
+        assert view.unchanged() is view.look()
+        change()
+    assert view.unchanged() is None
+
+
 def test_lookups_of_threads_find_each_put_that_ended_before_they_began(growing):
     index, root = growing
     crew = Crew()

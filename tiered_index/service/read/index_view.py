@@ -45,7 +45,7 @@ from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.caches.disk import CacheFolder
 from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile
-from tiered_index.service.read.files.file_view import LocalView, Viewed, WholeView
+from tiered_index.service.read.files.file_view import About, LocalView, Viewed, WholeView
 from tiered_index.service.read.files.root_view import RootLook, RootView, UnsealedView, own_documents
 from tiered_index.service.read.files.snapshot import ALWAYS, Catalog, Handle, Snapshot
 from tiered_index.service.read.files.window_table import apply_changes
@@ -71,6 +71,22 @@ class _Local(NamedTuple):
     reads: dict[str, int]
     error: TieredIndexError | None = None
     not_asked: StorageError | None = None
+
+    @classmethod
+    def of(cls, look: RootLook, error: TieredIndexError | None = None, not_asked: StorageError | None = None) -> _Local:
+        """Return the files of a look."""
+        return cls({handle.file_id: handle for handle in look.handles}, look.reads, error, not_asked)
+
+
+class _ViewOfRoot(NamedTuple):
+    """A view of the files of a root and a snapshot, as of a look; None: there is a damaged file.
+
+    `unread`: unsealed files whose entries no search had verified, so that the view lacks them.
+    """
+
+    look: RootLook
+    unread: list[UnsealedView]
+    view: LocalView | None
 
 
 class IndexView(Polled):
@@ -413,21 +429,52 @@ class IndexView(Polled):
     def whole(self, begun_s: float) -> WholeView | None:
         """Return a view of all files for a lookup that began at `begun_s`, and the facts for its answers.
 
-        None if a read is due, the log could not be read, or there is a root.
+        None if a read is due, the log could not be read, or a root has changed since the last look.
         """
         snapshot = self.catalog.snapshot
         if self._error is not None or begun_s - snapshot.as_of_s >= self._interval_s:
             return None
+        if self._root_view is not None:
+            return self._whole_of_root(self._root_view, snapshot)
         if snapshot.whole is None:
             with self.catalog.reading() as snapshot:
                 state = snapshot.state
                 # a tuple, because None says that it is not known yet
                 snapshot.whole = ()
-                if self._root_view is None and not self._closed:
+                if not self._closed:
                     logs = Logs.of([(None, state.lacking, state.expired)])
                     about = (self._published(state),), logs
                     snapshot.whole = snapshot.view(self._view), about, True, logs.hidden
         return snapshot.whole or None
+
+    def _whole_of_root(self, root_view: RootView, snapshot: Snapshot) -> WholeView | None:
+        """As `whole`; None also if the root has changed since the last look after which the log was read."""
+        look = root_view.unchanged()
+        if look is None or look is not self._looked or self._changes is None:
+            return None
+        known: _ViewOfRoot | None = snapshot.present_view
+        if known is None or known.look is not look or (known.unread and any(file.is_loaded for file in known.unread)):
+            with self.catalog.reading():
+                known = snapshot.present_view = self._view_of_root(look, snapshot)
+        whole: tuple[_ViewOfRoot, WholeView | None] | None = snapshot.whole
+        if whole is None or whole[0] is not known:
+            about = self._about(look, snapshot.state)
+            whole = known, None if known.view is None else (known.view, about, True, about[1].hidden)
+            snapshot.whole = whole
+        # files that leave the root are in the snapshots after the look
+        return whole[1] if self.catalog.snapshot is snapshot and not self._closed else None
+
+    def _view_of_root(self, look: RootLook, snapshot: Snapshot) -> _ViewOfRoot:
+        handles = self._local_and_stored(_Local.of(look), snapshot, *ALWAYS)
+        unread = [file for file in handles if isinstance(file, UnsealedView) and not file.is_loaded]
+        # which of the others a damaged file needs depends on the times of a lookup
+        is_damaged = any(isinstance(file, DamagedFile) for file in handles)
+        return _ViewOfRoot(look, unread, None if is_damaged else self._view(handles))
+
+    def _about(self, look: RootLook, state: LogState) -> About:
+        """Return the facts of answers by a look at the root, as those of `taking`."""
+        bounded = self._bounded(look.reads, state)
+        return () if bounded is None else (bounded,), Logs.of([(None, state.lacking_with(look.reads), state.expired)])
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files; the caller must then check that the view is still open."""
@@ -446,7 +493,6 @@ class IndexView(Polled):
         """Look at the root, then read the log if the folders have changed since it was last read."""
         # In this order, because a file that leaves the root in between is in at least one of them.
         look = root_view.look()
-        local, reads = {handle.file_id: handle for handle in look.handles}, look.reads
         unread: TieredIndexError | None = self._error
         if (look is not self._looked or self._changes is None) and unread is None:
             changes = root_view.changes()
@@ -457,12 +503,15 @@ class IndexView(Polled):
                 except BudgetExceeded as error:
                     unread = error  # only for this lookup
                 self._changes = changes if unread is None else None
+        if look is not self._looked:
+            # a view would keep the disk space of files that have left the root
+            self.catalog.snapshot.forget_view()
         # a read that clears an error may have begun before the look
         self._looked = look if unread is None else None
         # after the look: the log that is kept now names each file that left the root before
         if isinstance(unread, StorageError) and self._recall(self.genesis.index_id, show=True):
-            return _Local(local, reads, not_asked=unread)
-        return _Local(local, reads, error=unread)
+            return _Local.of(look, not_asked=unread)
+        return _Local.of(look, unread)
 
     def _local_and_stored(self, look: _Local, snapshot: Snapshot, second_min: int, second_max: int) -> list[Handle]:
         """Return the files of the root and of a snapshot that overlap the inclusive seconds."""

@@ -27,7 +27,7 @@ from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.answers.replaced_rows import Page
 from tiered_index.service.read.files.compacted import CompactedFile
 from tiered_index.service.read.files.snapshot import FileLabel, Handle, label_of
-from tiered_index.service.read.files.unsealed import UnsealedFile
+from tiered_index.service.read.files.unsealed import UnsealedEntries, UnsealedFile
 from tiered_index.service.read.files.window_table import WindowTable
 from tiered_index.storage.base import OpenObject
 from tiered_index.storage.prices import PriceTable
@@ -339,7 +339,7 @@ Viewed = tuple[Sequence[Handle], LocalView | None]
 def _local_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None] | None:
     """Return the core's `LocalFile` of a local file; None: it has none."""
     file = None
-    if isinstance(handle, UnsealedFile) and handle.layout.schema == schema:
+    if isinstance(handle, UnsealedEntries) and handle.layout.schema == schema:
         file = handle.in_core()
     elif isinstance(handle, CompactedFile) and handle.local is not None and handle.metadata().layout.schema == schema:
         file = handle.local.in_core()

@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import struct
 import time
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tiered_index.base.kernels import compiled
 from tiered_index.base.locks import call_lock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal, read_on
@@ -89,6 +91,15 @@ class UnsealedView(UnsealedEntries):
             self.state = state
             return True
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all entries of the journal were verified, and are in the table."""
+        return self._loaded == len(self.journal.batches)
+
+    def in_core(self) -> Any:
+        """As `UnsealedEntries.in_core`; None also before a search has verified the entries."""
+        return super().in_core() if self.is_loaded else None
+
     def search(self, batch: LookupBatch) -> Matches:
         """As `UnsealedEntries.search`. Raises `CorruptFile` if entries do not match the journal."""
         self._load()
@@ -107,7 +118,7 @@ class UnsealedView(UnsealedEntries):
 
     def _load(self) -> None:
         """Verify the entries that are not in the table yet, and add them."""
-        if self._loaded == len(self.journal.batches):
+        if self.is_loaded:
             return
         with self._lock:
             batches = len(self.journal.batches)
@@ -126,11 +137,27 @@ def state_of(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _state_if_there(path: Path) -> tuple[int, int, int] | None:
-    try:
-        return state_of(path.stat())
-    except FileNotFoundError:
-        return None
+# inode, size, and the times of modification and change in nanoseconds
+_STATE = struct.Struct("=4Q")
+
+
+def states_of(paths: tuple[bytes, ...], folders: int) -> bytes:
+    """Return the states of a root, its folders (`folders` in all), and files that may be missing.
+
+    The root itself may be a symbolic link, but its folders may not. The compiled core does the same.
+    """
+    states = []
+    for number, path in enumerate(paths):
+        try:
+            # a copy sets the time of modification back, and some file systems have no time of change
+            status = os.stat(path, follow_symlinks=not 0 < number < folders)  # noqa: PTH116 - the core needs bytes
+        except FileNotFoundError:
+            if number < folders:
+                raise
+            states.append(_STATE.pack(0, 0, 0, 0))
+        else:
+            states.append(_STATE.pack(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return b"".join(states)
 
 
 def has_whole_unsealed(root: Root, file_id: str) -> bool:
@@ -182,16 +209,16 @@ class RootView:
 
     def __init__(self, root: Root, *, checks_list: bool = True) -> None:
         self._root = root
-        self._folders = [*map(root.folder, STATES)]
-        self._list_path = root.path / LIST
+        self._folders = [*map(os.fsencode, (root.path, *map(root.folder, STATES)))]
+        self._list_path = os.fsencode(root.path / LIST)
         self._files = FileList(root) if checks_list else None
         self._opened: dict[tuple[str, str], CompactedFile] = {}
         self._unsealed: dict[str, UnsealedView] = {}
         # the newest compacted file of the last look, and how much of topics its metadata say
         self._newest: tuple[CompactedFile, dict[str, int]] | None = None
-        # the journals of the last look, and the look with the state before it; None: it must be made anew
+        # the journals of the last look, and the look with the states of files before it; None: it must be made anew
         self._journals: list[Path] = []
-        self._last: tuple[object, RootLook] | None = None
+        self._last: tuple[tuple[bytes, ...], bytes, RootLook] | None = None
 
     def changes(self) -> tuple[int, ...] | None:
         """Return a value that changes with each file that enters or leaves a folder; None: too recent to be sure."""
@@ -207,6 +234,16 @@ class RootView:
         self._opened, self._unsealed, self._newest, self._last = {}, {}, None, None
         return handles
 
+    def unchanged(self) -> RootLook | None:
+        """Return the last look if nothing has changed since; None: it has, or `look` has to say it."""
+        if self._last is None:
+            return None
+        paths, states, look = self._last
+        try:
+            return look if self._states(paths) == states else None
+        except OSError:
+            return None
+
     def look(self) -> RootLook:
         """Return a handle for every file with durable entries, in its latest state; the last look if nothing changed.
 
@@ -215,31 +252,32 @@ class RootView:
         try:
             # raises for a missing folder, which is not an empty one
             journals = self._journals
-            state, is_settled = self._state(journals)
-            if self._last is not None and self._last[0] == state:
-                return self._last[1]
+            paths = *self._folders, self._list_path, *map(os.fsencode, journals)
+            states = self._states(paths)
+            if self._last is not None and self._last[:2] == (paths, states):
+                return self._last[2]
             self._root.refuse_links()
             look, listed_journals = self._look()
         except OSError as error:
             raise disk_error(error, f"reading {self._root.path}") from error
         is_whole = not any(isinstance(handle, DamagedFile) for handle in look.handles)
-        # the state must be that of the journals of this look
-        self._last = (state, look) if is_settled and is_whole and listed_journals == journals else None
+        is_whole = is_whole and self._is_settled(states)
+        # the states must be those of the journals of this look
+        self._last = (paths, states, look) if is_whole and listed_journals == journals else None
         self._journals = listed_journals
         return look
 
-    def _state(self, journals: list[Path]) -> tuple[object, bool]:
-        """Return a value that changes with the folders, the list and journals.
+    def _states(self, paths: tuple[bytes, ...]) -> bytes:
+        """Return a value that changes with the folders, the list and journals."""
+        core = compiled()
+        states = None if core is None else core.file_states(paths, len(self._folders))
+        return states_of(paths, len(self._folders)) if states is None else states
 
-        The second value: whether each later change to a folder changes it. A folder's time can be as coarse as 2 s.
-        """
-        # the root itself may be a symbolic link
-        folders = [self._root.path.stat(), *map(os.lstat, self._folders)]
-        files = [self._list_path, *journals]
-        # a copy sets the time of modification back, and some file systems have no time of change
-        times = [(folder.st_ino, folder.st_mtime_ns, folder.st_ctime_ns) for folder in folders]
-        is_settled = max(max(of_folder[1:]) for of_folder in times) < time.time_ns() - STEP_NS
-        return (times, files, [*map(_state_if_there, files)]), is_settled
+    def _is_settled(self, states: bytes) -> bool:
+        """Return whether each later change to a folder changes its state: its time can be as coarse as 2 s."""
+        folders = [*_STATE.iter_unpack(states)][: len(self._folders)]
+        newest: int = max(max(of_folder[2:]) for of_folder in folders)
+        return newest < time.time_ns() - STEP_NS
 
     def _look(self) -> tuple[RootLook, list[Path]]:
         """Return a look, and the journals that it found."""

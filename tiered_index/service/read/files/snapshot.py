@@ -132,8 +132,8 @@ class Snapshot:
     `as_of_s` says how old it is: the time at which the read of the log began, by the clock's `monotonic_s`. A writer's
     snapshot is never old (infinity).
 
-    `present_view` is the result of `view`; None: it was not made yet. `whole` is for the owner of the catalog: a part
-    of its answers from the view, kept as long as the snapshot.
+    `present_view` is the result of `view`, or for a reader of a root its own view; None: it was not made yet. `whole`
+    is for the owner of the catalog: a part of its answers from the view, kept as long as the snapshot.
     """
 
     __slots__ = ("_generation", "_list", "as_of_s", "present_view", "state", "whole")
@@ -160,6 +160,10 @@ class Snapshot:
         if view is None:
             self.present_view = view = make(self.overlapping(*ALWAYS))
         return view
+
+    def forget_view(self) -> None:
+        """Let the next lookup make the view again."""
+        self.present_view = self.whole = None
 
 
 class Reading:
