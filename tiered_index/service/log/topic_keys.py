@@ -85,11 +85,6 @@ def rules_in(names: Iterable[str], scope: str) -> list[str]:
     return sorted(unquote(rule) for rule in rules if "/" not in rule)
 
 
-def scopes_in(names: Iterable[str]) -> set[str]:
-    """Return the scopes that have rules, or had, by the names of positions."""
-    return {name.removeprefix(_KEY).rpartition("/")[0] for name in names if name.startswith(_KEY)}
-
-
 def rule_positions(positions: Mapping[str, int], scope: str) -> dict[str, int]:
     """Return the positions that say which rules a scope has."""
     return {_KEY + _of_scope(scope, rule): count for rule, count in _counts(positions, scope).items()}
