@@ -281,6 +281,18 @@ def test_rows_come_back_beside_an_index_with_a_topic_of_another_connector(tmp_pa
         assert "install the package absent-connector" in states[new[3]]["problem"]
 
 
+def test_no_row_of_a_topic_of_another_connector_is_linked(tmp_path, where):
+    with IndexService.open(storage=where[3], root=where[1], slots=32, items=1000, background=False) as index:
+        index.put_source_batch(batch(1, topic="orders", queue_id=1), document=lambda _: TopicDocument.of("absent", 1))
+        index.seal()
+        index.run_lifecycle()
+    (tmp_path / "rows.ndjson").write_bytes(lines(0, 20))
+    message = refused(tmp_path / "rows.ndjson", *KEYS, *where)
+    assert "topic 'orders' has entries of the connector 'absent', and a topic has one connector" in message
+    with IndexReader.open(where[3]) as reader:
+        assert not reader.segments().stores and reader.topic_documents()["orders"].connector == "absent"
+
+
 def test_keys_of_a_run_that_was_killed_before_its_first_entry_find_the_rows_of_later_ones(tmp_path, ingest, where):
     store = linked_store("orders", 0)
     with IndexService.open(storage=where[3], root=where[1], slots=32, items=1000, background=False) as index:

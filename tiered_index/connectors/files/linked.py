@@ -313,6 +313,9 @@ class FileLinker:
         # before the first entry by a new one
         # a run that was killed before its first entry has put its keys only
         self._describe(keys=sorted({*self._document.key_rules, *self._keys.ever(), *self._given.keys}))
+        if self.topic is not None:
+            # before offsets are reserved for rows of a topic of another connector
+            self._name_topics([self.topic])
         self.mapping = self.mapping.with_keys(self._keys.settle(self._given.keys, self.dropped_keys, end))
 
     def _without_written(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
@@ -471,8 +474,6 @@ class FileLinker:
     def _topics_of(self, batch: RowBatch) -> pa.DictionaryArray | npt.NDArray[np.object_]:
         """Return the topic of each row. A topic is named before its first entry."""
         if batch.topics is None:
-            assert self.topic is not None
-            self._name_topics([self.topic])
             return np.broadcast_to(np.array(self.topic, np.object_), len(batch.positions))
         topics = batch.topics.cast(pa.string()).dictionary_encode()
         self._name_topics(topics.dictionary.to_pylist())
