@@ -137,9 +137,9 @@ def revised(documents: Documents) -> dict[str, TopicDocument]:
 
 
 def newest_of(topic: str, known: Iterable[Documents]) -> TopicDocument | None:
-    """Return the newest document of a topic, of several maps of one index; None: it has none."""
+    """Return the newest document of a topic, of several maps of one index, as `newest_documents`; None: it has none."""
     revisions = [documents[topic] for documents in known if topic in documents]
-    return max(revisions, key=lambda revision: revision.number).document if revisions else None
+    return max(reversed(revisions), key=lambda revision: revision.number).document if revisions else None
 
 
 def new_revisions(known: Documents, described: Mapping[str, TopicDocument]) -> dict[str, Revision]:

@@ -20,6 +20,7 @@ from tiered_index.format.topic_documents import (
     in_parts,
     missing_documents,
     newest_documents,
+    newest_of,
     stored_documents,
 )
 from tiered_index.service.jobs.copying import Copier
@@ -273,6 +274,8 @@ def test_documents_of_two_states_are_joined_by_their_revisions(first, second):
         topic: max(known[topic].number for known in (first, second) if topic in known) for topic in first | second
     }
     assert newest_documents(joined, second) == joined
+    for topic, revision in joined.items():
+        assert newest_of(topic, [first, second]) == revision.document
     assert not missing_documents(second, joined)
     stored = msgspec.json.decode(msgspec.json.encode(stored_documents(joined)), type=StoredDocuments)
     assert documents_in(stored) == joined
