@@ -6,11 +6,14 @@ import shutil
 import time
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.support.log_records import record_document
 from tiered_index import IndexService
 from tiered_index.base.clock import SystemClock
+from tiered_index.connectors.archive.archiver import ColumnArchiver
+from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat
 from tiered_index.format.names import CHECKPOINT_PREFIX, log_name
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, digest_of, encode_document
@@ -227,3 +230,23 @@ def test_missing_and_overlapping_slots_of_a_table(run_here, merged):
     problems = [f["problem"] for f in findings(run_here, merged) if f["part"] == "table"]
     assert any("an earlier record added" in problem for problem in problems)
     assert any("overlap" in problem for problem in problems)
+
+
+def test_small_archived_files_are_planned_and_joined_and_a_damaged_one_is_named(run_here, tmp_path):
+    store = f"file://{tmp_path / 'store'}"
+    form = ArchiveFormat("archived words", "test.words", 1, pa.schema(SHARED))
+    with IndexService.open(root=tmp_path / "root", storage=store, slots=16, items=4000, background=False) as index:
+        archiver = ColumnArchiver(index, form)
+        for at in range(9):
+            row = {"topic": "t", "offset": at, "timestamp": at, "keys": [f"k{at}"]}
+            archiver.send("test:-/t/0", at, at + 1, pa.Table.from_pylist([row], form.schema))
+        archiver.name()
+        last = [*index.archived()][-1]
+    planned = run_here("merge", "--storage", store, "--dry-run", "--json").document
+    assert (planned["segments_to_join"], planned["segments_to_make"]) == (9, 1)
+    open_storage(store).put(last.name, bytes(last.object_bytes))
+    done = run_here("merge", "--storage", store, "--json")
+    (tier,) = done.document["tiers"]
+    assert (done.code, done.document["status"], tier["segments_joined"], tier["segments_made"]) == (0, "merged", 8, 1)
+    assert [name for name, _ in tier["left"]] == [last.name]
+    assert "nothing to do" in run_here("merge", "--storage", store).out

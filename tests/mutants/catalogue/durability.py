@@ -299,4 +299,24 @@ catalog-reclaim-under-a-reader: a file is deleted while an older lookup may need
   - min(list(self._readers.values()), default=self._generation)
   + self._generation
   tests/unit/service/test_buffer_flush_catalog.py::test_what_a_running_query_may_need_is_kept
+join-beside-an-erasure: small archived files are joined as they were before an erasure wrote one of them again
+  in JoinRewrite.record
+  - if segments.at(*segment.place) != segment:
+  + if segments.at(*segment.place) is None:
+  tests/unit/connectors/test_joined_archive.py::test_an_erasure_that_is_faster_is_planned_again
+archive-beside-the-joined-file: a file whose record had an unknown outcome is archived again after it was joined
+  in SegmentUploads.send
+  - is_there = known is not None and (known.start == source.start or known.end >= source.end)
+  + is_there = known is not None and known.start == source.start
+  tests/unit/connectors/test_joined_archive.py::test_a_file_whose_record_came_late_is_not_archived_beside_the_joined_one[known]
+archive-again-what-was-joined: a late record is repeated although its segment was joined meanwhile
+  in SegmentUploads._name
+  - return [self._segments(state).holding(*segment.place) for segment in places_of]
+  + return [self._segments(state).at(*segment.place) for segment in places_of]
+  tests/unit/connectors/test_joined_archive.py::test_a_file_whose_record_came_late_is_not_archived_beside_the_joined_one[unknown]
+join-over-the-damage: a joined file lacks the messages of a damaged file between others
+  in JoinTask.run
+  - if tables and (table is None or not _fits(tables, table)):
+  + if tables and table is not None and not _fits(tables, table):
+  tests/unit/connectors/test_joined_archive.py::test_a_damaged_file_is_named_and_those_beside_it_are_joined
 """)

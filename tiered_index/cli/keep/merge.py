@@ -17,6 +17,8 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.merge_run import estimate, plan
 from tiered_index.service.jobs.merge_run import merge as merge_tables
 from tiered_index.service.jobs.rewriting.merge_plan import MergeOptions, MergeRewrite
+from tiered_index.service.jobs.segments.joining import small_neighbours
+from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.storage.probe import probe_put_if_absent
 
@@ -47,7 +49,10 @@ def _show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOpt
         made = plan(index.log, index.clock, chosen)
         jobs = [_describe(rewrite, prices) for rewrite in made.rewrites]
         tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": made.left})
-    session.out.show({"status": "planned", "log_number": index.log.state.number, "tiers": tiers}, without=("tiers",))
+    groups = [*map(len, small_neighbours(Segments(index.log.state, index.storage)))]
+    described = {"status": "planned", "log_number": index.log.state.number}
+    described |= {"segments_to_join": sum(groups), "segments_to_make": len(groups), "tiers": tiers}
+    session.out.show(described, without=("tiers",))
     for tier in tiers:
         session.out.fields({"window_s": tier["window_s"], **_totals(tier["jobs"]), **tier})
     if len(options) > 1:
@@ -71,7 +76,7 @@ def _totals(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _write_merged(out: Output, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]) -> None:
     """Write the result of a merge; `costs` are requests by operation, bytes read and written, USD."""
-    status = "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do"
+    status = "merged" if any(tier["jobs"] or tier["segments_made"] for tier in tiers) else "nothing to do"
     out.show({"status": status, "log_number": log_number, "tiers": tiers, **costs}, without=("tiers",))
     for tier in tiers:
         out.fields(tier, without=("log_number",))

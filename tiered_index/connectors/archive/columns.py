@@ -7,7 +7,7 @@ once its footer is known. Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from tiered_index.format.names import generation_of_store, queue_of_log
 from tiered_index.format.segments.columnar import (
     NUMBER,
     RowGroup,
+    byte_lengths,
     decode_columns,
     decode_group,
     encode_columns,
@@ -114,27 +115,6 @@ class ArchiveFormat:
     def keys_of(self, table: ArchivedTable, rules: Collection[str]) -> pa.ListArray | str:
         """Return all keys of each record, or the reason why they are not known: see `keys`."""
         return table.records["keys"].combine_chunks() if self.keys is None else self.keys(table, rules)
-
-
-def byte_lengths(records: pa.Table, names: Iterable[str]) -> npt.NDArray[np.int64]:
-    """Return the bytes of each record in some columns of text or bytes, or of lists of these, together (i64, n)."""
-    lengths = np.zeros(len(records), np.int64)
-    for name in names:
-        lengths += _bytes_of(records[name].combine_chunks())
-    return lengths
-
-
-def _bytes_of(texts: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the bytes of texts, of lists of texts, or of structs of texts (i64, n). A null has none."""
-    lengths = np.zeros(len(texts), np.int64)
-    if pa.types.is_struct(texts.type):
-        for part in texts.flatten():
-            lengths += _bytes_of(part)
-    elif not pa.types.is_list(texts.type):
-        lengths += pc.binary_length(texts).fill_null(0).to_numpy()
-    elif texts.null_count < len(texts):
-        np.add.at(lengths, pc.list_parent_indices(texts).to_numpy(), _bytes_of(pc.list_flatten(texts)))
-    return lengths
 
 
 def times_in(records: pa.Table) -> Times | None:

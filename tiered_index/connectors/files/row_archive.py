@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.connectors.archive.archiver import ColumnArchiver
-from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat, byte_lengths, entries_of
+from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat, entries_of
 from tiered_index.connectors.archive.log import ColumnLog
 from tiered_index.connectors.files.identity import OldOffsets, first_name
 from tiered_index.connectors.files.known_files import Plan, offsets_end
@@ -30,7 +30,7 @@ from tiered_index.connectors.files.rows.batch import RowBatch
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.names import LINKED, ROWS, queue_id_of_store, rows_store
-from tiered_index.format.segments.columnar import NUMBER
+from tiered_index.format.segments.columnar import NUMBER, byte_lengths
 from tiered_index.format.segments.segment import LinkedSegment
 from tiered_index.service.index import IndexService
 from tiered_index.service.log import topic_keys

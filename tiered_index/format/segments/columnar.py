@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 NUMBER = "offset"
@@ -59,6 +60,44 @@ def encode_columns(
                 writer.write_table(table.slice(begin, end - begin), row_group_size=end - begin)
         writer.add_key_value_metadata(dict(notes))
     return file.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def encode_joined(records: pa.Table, files: Sequence[bytes]) -> bytes:
+    """Return one file of `records`, which are those of `files`, all with the columns and notes that `records` has."""
+    texts = dict.fromkeys(path for file in files for path in _compressed(file))
+    notes = {name.decode(): value.decode() for name, value in (records.schema.metadata or {}).items()}
+    records = records.replace_schema_metadata(None).combine_chunks()
+    sizes = byte_lengths(records, {path.partition(".")[0] for path in texts})
+    return encode_columns(records, sizes, [*texts], notes)
+
+
+def _compressed(file: bytes) -> list[str]:
+    """Return the paths of the columns that are compressed in a file."""
+    metadata = pq.read_metadata(pa.BufferReader(file))
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    parts = (group.column(column) for group in groups for column in range(metadata.num_columns))
+    return [part.path_in_schema for part in parts if part.compression != "UNCOMPRESSED"]
+
+
+def byte_lengths(records: pa.Table, names: Iterable[str]) -> npt.NDArray[np.int64]:
+    """Return the bytes of each record in some columns of text or bytes, or of lists of these, together (i64, n)."""
+    lengths = np.zeros(len(records), np.int64)
+    for name in names:
+        lengths += _bytes_of(records[name].combine_chunks())
+    return lengths
+
+
+def _bytes_of(texts: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the bytes of texts, of lists of texts, or of structs of texts (i64, n). A null has none."""
+    lengths = np.zeros(len(texts), np.int64)
+    if pa.types.is_struct(texts.type):
+        for part in texts.flatten():
+            lengths += _bytes_of(part)
+    elif not pa.types.is_list(texts.type):
+        lengths += pc.binary_length(texts).fill_null(0).to_numpy()
+    elif texts.null_count < len(texts):
+        np.add.at(lengths, pc.list_parent_indices(texts).to_numpy(), _bytes_of(pc.list_flatten(texts)))
+    return lengths
 
 
 def notes_of(footer: bytes) -> dict[str, str]:

@@ -26,6 +26,7 @@ from tiered_index.service.jobs.rewriting.merge_plan import (
 )
 from tiered_index.service.jobs.rewriting.rewrite import PIECE_ITEMS
 from tiered_index.service.jobs.segments.catalogs import merge_catalogs
+from tiered_index.service.jobs.segments.joining import join_segments
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import PART_BYTES, Storage, StorageOptions
@@ -42,6 +43,7 @@ class MergeReport:
     - `jobs`: published rewrites, which replaced `sources` objects by `tables` window tables with `shards` shards.
     - `read_bytes`, `written_bytes`: bytes of the sources, and of the shards.
     - `left`: objects that stay, as (name, reason) pairs.
+    - `segments_joined`, `segments_made`: small archived segments, and the ones that have their messages now.
     """
 
     jobs: int = 0
@@ -53,6 +55,8 @@ class MergeReport:
     written_bytes: int = 0
     left: tuple[tuple[str, str], ...] = ()
     expired: int = 0
+    segments_joined: int = 0
+    segments_made: int = 0
 
     @classmethod
     def of(cls, rewrite: MergeRewrite, results: Sequence[TaskResult]) -> MergeReport:
@@ -92,7 +96,7 @@ def merge(
 ) -> MergeReport:
     """Run a merge by `workers` (None: `threads` threads, which call `progress` with numbers of entries).
 
-    Then catalogs of segments are merged, with the segments that records name line by line.
+    Then small columnar segments are joined in this process, and catalogs of segments are merged.
 
     Raises `CorruptFile` (also for a lost object), `SchemaMismatch`, errors of the storage. Published rewrites stay.
     """
@@ -106,8 +110,10 @@ def merge(
 
     chosen = workers or in_threads(storage, clock, threads, progress)
     done = Job(log, planned, chosen, skips_lost=options.skip_lost).run()
+    joined = join_segments(log)
     merge_catalogs(log)
-    return sum((MergeReport.of(*outcome) for outcome in done), MergeReport(left=left))
+    begun = MergeReport(left=left + joined.damaged, segments_joined=joined.segments, segments_made=joined.made)
+    return sum((MergeReport.of(*outcome) for outcome in done), begun)
 
 
 def rewrite_objects(

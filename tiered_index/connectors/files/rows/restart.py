@@ -20,13 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.base.kernels import compressed, gzip_error, inflater
-from tiered_index.connectors.archive.columns import ArchiveFormat, byte_lengths, group_rows
+from tiered_index.connectors.archive.columns import ArchiveFormat, group_rows
 from tiered_index.connectors.archive.erasure import may_have
 from tiered_index.connectors.files.rows.streams import StreamedText
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.names import POINTS, points_store
 from tiered_index.format.segments.archived import footer_bytes_of
-from tiered_index.format.segments.columnar import NUMBER, row_group_before
+from tiered_index.format.segments.columnar import NUMBER, byte_lengths, row_group_before
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
 from tiered_index.service.jobs.segments.uploads import send_segment

@@ -122,7 +122,7 @@ class EraseTask:
             return (file[at : at + length] for at in range(0, len(file), length))
 
         try:
-            fresh, publication = _send(log, erased, pieces)
+            fresh, publication = send_again(log, erased, pieces)
         except CorruptFile as error:
             return replace(result, found=replace(report, problem=str(error)), remains=True)
         with publication.undone():
@@ -142,7 +142,7 @@ class RestoreTask:
 
     def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> TaskResult:
         """Send the object. Raises `CorruptFile` if it does not verify, and the errors of `pieces`: there is none."""
-        fresh, publication = _send(StorageLog(storage, SystemClock()), self.segment, self.pieces)
+        fresh, publication = send_again(StorageLog(storage, SystemClock()), self.segment, self.pieces)
         return TaskResult(self.number, {}, 0, (), segments=((fresh, replace(publication.sent, began_ms=now_ms)),))
 
 
@@ -305,7 +305,7 @@ def _digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _send(
+def send_again(
     log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
 ) -> tuple[ArchivedSegment, Publication]:
     """Send a segment again and read it back, without queue offsets that don't verify. Raises as `RestoreTask.run`."""

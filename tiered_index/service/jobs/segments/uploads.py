@@ -152,8 +152,10 @@ class SegmentUploads:
         """
         with self._writing():
             state = self.session.log.state
-            # a segment at its place: an earlier try appended the record, but its outcome was unknown
-            if self._is_expired(source, state) or self._segments(state).at(*source.place) is not None:
+            # an earlier try appended the record, but its outcome was unknown; a join may have moved the records since
+            known = self._segments(state).holding(*source.place)
+            is_there = known is not None and (known.start == source.start or known.end >= source.end)
+            if self._is_expired(source, state) or is_there:
                 self._unpublished.forget(source.place)
                 return False
             _check_overlap(source, self._segments(state))
@@ -282,7 +284,8 @@ class SegmentUploads:
         segments, epoch, log = [segment for segment, _ in sent], self.session.epoch, self.session.log
 
         def at(state: LogState, places_of: Sequence[ArchivedSegment]) -> list[ArchivedSegment | None]:
-            return [self._segments(state).at(*segment.place) for segment in places_of]
+            # a segment that was joined with others is within the new one
+            return [self._segments(state).holding(*segment.place) for segment in places_of]
 
         def due(state: LogState) -> tuple[ArchivedSegment, ...]:
             left = [segment for segment in segments if segment.end > state.expired.segments.get(segment.store, 0)]
