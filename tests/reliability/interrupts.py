@@ -140,8 +140,9 @@ class Timer:
         while caller is not None and caller.f_code.co_filename not in _OTHER_SYSTEMS:
             caller = caller.f_back
         if caller is not None:
-            # the error's traceback would hold the lock of the simulated disk, and a server has processes of its own
-            signal.setitimer(signal.ITIMER_REAL, 1e-5)
+            # the error's traceback would hold the lock of the simulated disk, and a server has processes of its own; a
+            # shorter wait may end before this call does, and the next one again
+            signal.setitimer(signal.ITIMER_REAL, 5e-4)
             return
         self._error = None
         raise error

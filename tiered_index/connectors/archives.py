@@ -17,6 +17,7 @@ from tiered_index.connectors.archive.log import ColumnLog
 from tiered_index.connectors.contract import Connector
 from tiered_index.connectors.documents import lacking
 from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
+from tiered_index.errors import ConfigError
 from tiered_index.format.names import LINKED, POINTS, ROWS, topic_of_store
 from tiered_index.format.topic_documents import TopicDocument, newest_of
 from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
@@ -31,6 +32,11 @@ from tiered_index.storage.opening import open_storage
 from tiered_index.types import no_progress
 
 
+def connector_of_store(store: str) -> str:
+    """Return the connector of a store of columnar segments: its name begins with it."""
+    return FILES if store.startswith((LINKED, ROWS, POINTS)) else store.partition(":")[0]
+
+
 def archived_logs(reader: IndexReader, takes: Callable[[str], bool]) -> dict[str, ColumnLog]:
     """Return the logs of columnar archives in an index, by their stores, and those of which it has only entries.
 
@@ -42,8 +48,7 @@ def archived_logs(reader: IndexReader, takes: Callable[[str], bool]) -> dict[str
     for store in known.stores:
         if store not in known.byte_stores and ((topic := topic_of_store(store)) is None or takes(topic)):
             # also without a document, which may have been lost with a root
-            name = FILES if store.startswith((LINKED, ROWS, POINTS)) else store.partition(":")[0]
-            names.add(CONNECTORS.spec(name).name)
+            names.add(CONNECTORS.spec(connector_of_store(store)).name)
     logs: dict[str, ColumnLog] = {}
     for name in sorted(filter(CONNECTORS.has, names)):
         if (logs_of := getattr(CONNECTORS.connector(name), "archived_logs", None)) is not None:
@@ -61,24 +66,17 @@ class _Find:
     before_ms: int
     keyed: bool
 
-    def _connector_of(self, segment: ArchivedSegment) -> str | None:
-        """Return the name of the connector that may have archived messages of the topic in a segment; None: unknown."""
-        if segment.columns is None:
-            return OF_OTHERS
-        if segment.store.startswith((ROWS, POINTS)):
-            return FILES
-        return None if self.document is None else self.document.connector
-
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
         # the bytes of a log may have messages of every topic and queue
         if segment.columns is not None and not may_have(segment.store, self.request):
             return FoundMessages()
-        if (name := self._connector_of(segment)) is None:
-            return FoundMessages(
-                problem=f"{segment.name}: no document of the topic names the connector that archived it"
-            )
-        document = self.document
-        if document is not None and name == document.connector and (problem := lacking(document)) is not None:
+        name = OF_OTHERS if segment.columns is None else connector_of_store(segment.store)
+        try:
+            CONNECTORS.connector(name)
+        except ConfigError as error:
+            # the document may name the package
+            is_mine = self.document is not None and self.document.connector == name
+            problem = (lacking(self.document) if is_mine and self.document is not None else None) or str(error)
             return FoundMessages(problem=f"{segment.name}: {problem}")
         connector: Connector = CONNECTORS.connector(name)
         return connector.erasure(self.request, self.document)(self.before_ms, self.keyed)(archive, segment)

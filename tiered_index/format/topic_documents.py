@@ -136,6 +136,11 @@ def revised(documents: Documents) -> dict[str, TopicDocument]:
     return {topic: revision.document for topic, revision in documents.items()}
 
 
+def connectors_in(documents: Documents) -> frozenset[str]:
+    """Return the connectors that wrote topics."""
+    return frozenset(revision.document.connector for revision in documents.values())
+
+
 def newest_of(topic: str, known: Iterable[Documents]) -> TopicDocument | None:
     """Return the newest document of a topic, of several maps of one index, as `newest_documents`; None: it has none."""
     revisions = [documents[topic] for documents in known if topic in documents]

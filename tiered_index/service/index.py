@@ -188,7 +188,8 @@ class IndexService(Lookups[ItemT]):
             self._queues, self._queues_at = SourceQueues(), cast(LogState | None, None)
             self._buffer = parts.buffer
             self._flusher = parts.flusher
-            self._source_names.update(filter(is_of_source, parts.flusher.positions))
+            known, connectors = parts.flusher.positions, parts.topics.connectors
+            self._source_names.update(name for name in known if is_of_source(name, connectors))
             self._queues_of_sources()
             # positions, and the bounds of topics by them
             self._reads_at: tuple[object, dict[str, int], TopicBounds | None] = (None, {}, None)
@@ -347,7 +348,7 @@ class IndexService(Lookups[ItemT]):
         )
         source, source_position = check_position(source, source_position)
         if source is not None:
-            check_position_name(source)
+            check_position_name(source, self._topics.connectors)
         self._queues_of_sources().check(topic, queue_id)
         agree = None
         if topic_id is None:
@@ -407,14 +408,15 @@ class IndexService(Lookups[ItemT]):
         self._check_writable()
         source, source_position = check_position(source, source_position)
         if source is not None and not of_source:
-            check_position_name(source)
+            check_position_name(source, self._topics.connectors)
         checked = batch_columns(columns, self._schema, self._topics, self._rule, self._defaults)
         batch, topic_ids = checked.columns, checked.topic_ids
         if of_source:
-            self._note_source(source)
             if document is not None:
                 described = {topic: document(topic) for topic in checked.topics}
                 self._topics.describe({topic: made for topic, made in described.items() if made is not None})
+            # the documents say which positions are those of connectors
+            self._note_source(source)
         else:
             known_ids = dict(topic_ids)
             self._queues_of_sources().check_columns(
@@ -585,7 +587,7 @@ class IndexService(Lookups[ItemT]):
 
     def _note_source(self, source: str | None) -> None:
         """Remember the position of a source, before which its queues are not known by the log."""
-        if source is not None and source not in self._source_names and is_of_source(source):
+        if source is not None and source not in self._source_names and is_of_source(source, self._topics.connectors):
             self._source_names.add(source)
             self._queues_at = None
             if (queue := queue_of_log(source)) is not None:
@@ -595,7 +597,7 @@ class IndexService(Lookups[ItemT]):
         """Return the queues that sources own, by the log's present state and the positions that were put here."""
         state = self._session.log.state
         if state is not self._queues_at:
-            queues = SourceQueues.of(names_of(state) | self._source_names)
+            queues = SourceQueues.of(names_of(state) | self._source_names, self._topics.connectors)
             self._topics.check_puts_of(queues.of_topics)
             self._queues, self._queues_at = queues, state
         return self._queues
@@ -620,7 +622,8 @@ class IndexService(Lookups[ItemT]):
         """Note which connector writes the entries of topics, and what it says of them.
 
         Call it before the first entry of a topic is put, and when the document changes: it becomes durable with the
-        next entry or position, and published with the next file. The same document again is no change. Raises
+        next entry or position, and published with the next file. The same document again is no change. Positions whose
+        names begin with the connector's and a colon are then only those of `put_source_batch`. Raises
         `InvalidArgument`, also if another connector wrote a topic, `WriterFenced`, `IndexClosed`. Any thread.
         """
         self._check_writable()

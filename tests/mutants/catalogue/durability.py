@@ -203,7 +203,7 @@ mark-before-its-last-entry: a full file states the position of a message whose l
   tests/unit/service/test_plain_puts.py::test_a_position_is_that_of_whole_messages[general]
 checked-source-of-a-follower: a program's put moves the position of a source that the index follows
   in IndexService.put
-  - check_position_name(source)
+  - check_position_name(source, self._topics.connectors)
   + source = str(source)
   tests/unit/service/test_plain_puts.py::test_a_source_that_the_index_follows_is_not_known_by_its_batches[general]
 buffer-released-before-durable: a failed flush drops the entries that it did not write

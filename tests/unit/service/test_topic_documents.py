@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.service.conftest import NOW_MS
 from tiered_index import IndexReader
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument, OwnedBySource
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.topic_documents import (
     MOST_BYTES,
@@ -287,3 +287,26 @@ def test_parts_of_documents_have_each_topic_once(count, most_bytes):
     parts = in_parts(documents, most_bytes)
     assert sum(map(len, parts)) == count
     assert {topic: made for part in parts for topic, made in part.items()} == documents
+
+
+def test_positions_and_queues_of_a_connector_are_closed_to_others(open_index):
+    """Otherwise an entry from outside could make its follower skip messages, or hide one."""
+    index = open_index("r")
+    document = TopicDocument.of("toy", 1)
+    entry = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [0], "size": [1], "timestamp_ms": [NOW_MS]}
+    put(index, "own", source="toy:here/t/0", source_position=1)
+    index.put_source_batch(entry, "toy:box/t/0", 7, document=lambda topic: document)
+    for is_opened_again in (False, True):
+        if is_opened_again:
+            index = open_index("r")
+        for name in ("toy:here/t/0", "toy:box/t/0"):
+            with pytest.raises(OwnedBySource, match="positions named toy:"):
+                index.put("own", 0, ["k"], 1, 1, NOW_MS, source=name, source_position=9)
+            with pytest.raises(OwnedBySource, match="positions named toy:"):
+                index.put_batch(entry | {"topic": ["own"]}, name, 9)
+        with pytest.raises(OwnedBySource, match="has messages of toy"):
+            index.put("t", 0, ["k"], 1, 1, NOW_MS)
+        assert index.put("t", 1, ["k"], 1, 1, NOW_MS) == 1
+        index.flush()
+        assert index.durable_position("toy:box/t/0") == 7
+        index.abandon()

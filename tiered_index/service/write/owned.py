@@ -8,7 +8,7 @@ hide one. Messages in a common log say their topic themselves, so their queues a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -28,9 +28,12 @@ _OF_SOURCE = re.compile(f"(?:{READ_PREFIX})?{SYSTEM_NAME}|{_KEYS}")
 _OF_FOLLOWER = re.compile(f"{READ_PREFIX}|{SYSTEM_NAME}|{_KEYS}")
 
 
-def is_of_source(position: str) -> bool:
-    """Return whether only a source that an index follows sets a position of this name."""
-    return _OF_SOURCE.match(position) is not None
+def is_of_source(position: str, connectors: Container[str] = ()) -> bool:
+    """Return whether only a source that an index follows sets a position of this name.
+
+    `connectors` are those that wrote topics: the names of their positions begin with theirs.
+    """
+    return _OF_SOURCE.match(position) is not None or position.partition(":")[0] in connectors
 
 
 def prefix_of_follower(position: str) -> str:
@@ -39,11 +42,13 @@ def prefix_of_follower(position: str) -> str:
     return "" if named is None else named[0]
 
 
-def check_position_name(position: str) -> None:
-    """Raise `OwnedBySource` if a position from outside has the name of one that only a source sets."""
-    if (named := _OF_SOURCE.match(position)) is not None:
+def check_position_name(position: str, connectors: Container[str] = ()) -> None:
+    """Raise `OwnedBySource` if a position from outside has a name as of `is_of_source`."""
+    if is_of_source(position, connectors):
+        named = _OF_SOURCE.match(position)
+        begin = f"{position.partition(':')[0]}:" if named is None else named[0]
         raise OwnedBySource(
-            f"positions named {named[0]}... are those of sources that an index follows: choose another name"
+            f"positions named {begin}... are those of sources that an index follows: choose another name"
         )
 
 
@@ -59,11 +64,13 @@ class SourceQueues:
     of_topics: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Self:
-        """Return the queues by the names of the positions and stores of an index."""
+    def of(cls, names: Iterable[str], connectors: Container[str] = ()) -> Self:
+        """Return the queues by the names of an index's positions and stores, and the connectors that wrote topics."""
         queues: dict[str, dict[int, str]] = {}
         for name in names:
             what, queue = messages_of_log(name), queue_of_log(name)
+            if what is None and (other := name.partition(":")[0]) in connectors and not is_of_source(name):
+                what = f"messages of {other}"
             if what is not None and queue is not None:
                 queues.setdefault(queue[0], {})[queue[1]] = what
         return cls(queues)

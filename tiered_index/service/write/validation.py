@@ -42,7 +42,14 @@ from tiered_index.format.keys.hashing import (
     next_topic_id,
 )
 from tiered_index.format.schema import Column, Schema
-from tiered_index.format.topic_documents import NO_DOCUMENTS, Documents, TopicDocument, new_revisions, newest_documents
+from tiered_index.format.topic_documents import (
+    NO_DOCUMENTS,
+    Documents,
+    TopicDocument,
+    connectors_in,
+    new_revisions,
+    newest_documents,
+)
 from tiered_index.service.read.answers.rows import check_integer, check_key, check_text, check_topic
 from tiered_index.types import MAX_KEY_UNITS, IndexItem
 
@@ -53,6 +60,8 @@ class TopicTable:
     def __init__(self) -> None:
         self.documents: Documents = NO_DOCUMENTS
         """The newest document of each topic; immutable, replaced by `describe` and `learn`."""
+        self.connectors: frozenset[str] = frozenset()
+        """The connectors that wrote topics."""
         self._lock = call_lock()
         self._names: dict[int, str] = {}
         self._ids: dict[str, frozenset[int]] = {}
@@ -99,12 +108,17 @@ class TopicTable:
     def describe(self, described: Mapping[str, TopicDocument]) -> None:
         """Note the documents of topics, each as a new revision if the topic has another one."""
         with self._lock:
-            self.documents = newest_documents(self.documents, new_revisions(self.documents, described))
+            self._know(newest_documents(self.documents, new_revisions(self.documents, described)))
 
     def learn(self, documents: Documents) -> None:
         """Take over documents that others wrote, or an earlier process."""
         with self._lock:
-            self.documents = newest_documents(documents, self.documents)
+            self._know(newest_documents(documents, self.documents))
+
+    def _know(self, documents: Documents) -> None:
+        if documents is not self.documents:
+            self.connectors |= connectors_in(documents)
+            self.documents = documents
 
     def ids(self, topic: str) -> frozenset[int]:
         """Return all ids of `topic`."""

@@ -30,6 +30,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.connectors.files.rows.columns import each_key
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
 from tiered_index.format.schema import Schema
+from tiered_index.format.topic_documents import connectors_in
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, SentObject, abandon
 from tiered_index.service.log.records import IndexDescriptor, Origin
@@ -257,7 +258,7 @@ def joined_index(
             # `check_descriptor` does not compare `items`, which writers may choose
             raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")
         sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
-        queues = SourceQueues.of(names_of(log.state))
+        queues = SourceQueues.of(names_of(log.state), connectors_in(log.state.documents))
     return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms, queues=queues), columns
 
 

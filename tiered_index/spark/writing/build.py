@@ -28,7 +28,7 @@ from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.registry import OF_OTHERS
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, SchemaMismatch
 from tiered_index.format.packed import packed_bytes
-from tiered_index.format.topic_documents import Documents, new_revisions
+from tiered_index.format.topic_documents import Documents, connectors_in, new_revisions
 from tiered_index.service.jobs.merge_run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon
@@ -448,7 +448,8 @@ def build(
             why = f" ({', '.join(keyless + damaged)})" if keyless + damaged else ""
             raise InvalidArgument(f"{name} has no entries{why}")
         _check_bounds(census, scale, begin_ms, end_ms)
-        queues = None if has_log_offsets(source) else SourceQueues.of(names_of(log.state))
+        of_others = SourceQueues.of(names_of(log.state), connectors_in(log.state.documents))
+        queues = None if has_log_offsets(source) else of_others
         plan = index.plan(census, scale, shards, max_windows, queues)
         removed_names = check_windows(log.state, plan, mode)
         result = expected_result(plan, census, settings, BuildResult)

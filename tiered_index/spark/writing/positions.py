@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.shard import entry_checksum
+from tiered_index.format.topic_documents import connectors_in
 from tiered_index.service.log.records import StreamBatch
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.rows import check_integer
@@ -111,6 +112,7 @@ class SourceRange:
 
     def check(self, state: LogState) -> None:
         """Raise `InvalidArgument` unless the index's position is `begin`: entries would be lost or published twice."""
+        check_position_name(self.name, connectors_in(state.documents))
         reached = state.positions.get(self.name, 0)
         if reached != self.begin:
             raise InvalidArgument(
