@@ -58,7 +58,7 @@ change-while-read-untold: a file that is changed while it is read is not named
   tests/unit/cli/test_linked_files.py::test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_next_run
 topic-by-field-unnamed: a topic by a field of the rows is not known to have files
   in FileLinker._name_topics
-  - self.index.describe_topics(new, self._document)
+  - self.index.describe_topics(here, self._document)
   tests/unit/cli/test_linked_files.py::test_the_topic_of_a_row_may_be_one_of_its_fields
 rows-not-archived: rows are indexed, and their copies are lost
   in FileLinker._put_waiting

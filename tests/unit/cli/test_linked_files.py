@@ -702,6 +702,10 @@ def test_the_topic_of_a_row_may_be_one_of_its_fields(tmp_path, where, ingest, ro
     (tmp_path / "more.log").write_bytes(lines(500, 507))
     ingest(tmp_path / "more.log", fields=("--topic", "click", *KEYS[2:]))
     assert rows_of("c3", "click")[0][-1] in range(500, 507)
+    by_field(folder)
+    with IndexReader.open(where[3]) as reader:
+        stores = {topic: document.facts["store"] for topic, document in reader.topic_documents().items()}
+    assert stores == dict.fromkeys(KINDS, "files:-/2147483647") | {"click": "files:-/click/0"}
     for changed in folder.glob("*.ndjson"):
         changed.write_bytes(changed.read_bytes().replace(b'"n": ', b'"n":  '))
     numbers, problems = rows_of("c3", "7")
@@ -711,6 +715,21 @@ def test_the_topic_of_a_row_may_be_one_of_its_fields(tmp_path, where, ingest, ro
     erased = run_here("erase", "--topic", "7", "--key", "c3", *where, "--yes", "--json")
     assert erased.document["segments"]["linked_remaining"], erased.err
     assert rows_of("c3", "7") == ([], []) != rows_of("c3", "order")
+
+
+@pytest.mark.parametrize("form", ["ndjson", "parquet"])
+def test_a_row_of_a_topic_of_another_connector_is_bad_and_others_are_indexed(tmp_path, where, ingest, rows_of, form):
+    """A topic has one connector: that of its messages and of erasures."""
+    with IndexService.open(root=where[1], storage=where[3], slots=32, items=1_000) as index:
+        index.describe_topics(["pay"], TopicDocument.of("kafka", 1))
+        index.put("pay", 1, "k", 1, 1, BEGIN_S * 1000)
+    documents = [{"kind": kind, "k": "x", "at": BEGIN_S + n, "n": n} for n, kind in enumerate(("t", "pay", "u", "t"))]
+    write_rows(tmp_path / f"a.{form}", documents)
+    fields = ("--topic", "field:kind", "--key", "k", "--time", "at", "--skip-bad")
+    done = ingest(tmp_path / f"a.{form}", fields=fields)
+    assert (done["rows"], done["entries"], done["skipped"]) == (3, 3, 1)
+    assert "'pay' has entries of another connector" in done["skipped_first"][0]["problem"]
+    assert [rows_of("x", topic) for topic in ("t", "u")] == [([0, 3], []), ([2], [])]
 
 
 @pytest.mark.parametrize("form", ["ndjson", "parquet"])

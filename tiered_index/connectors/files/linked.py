@@ -335,8 +335,11 @@ class FileLinker:
     def _learn(self) -> None:
         """Learn the segments of the log."""
         self._waiting = []
-        known = of_store(self.index.topic_documents().values(), self._store)
-        self._document = known or self._document
+        documents = self.index.topic_documents()
+        self._document = of_store(documents.values(), self._store) or self._document
+        if self.topic is None:
+            of_others = {topic for topic, document in documents.items() if document.connector != FILES}
+            self._given = replace(self._given, of_others=frozenset(of_others))
         self.index.flush()
         self._put_copied()
         segments = self.index.segment_archive.segments()
@@ -488,7 +491,10 @@ class FileLinker:
                 "choose another field for --topic, and make this one a --key"
             )
         if new:
-            self.index.describe_topics(new, self._document)
+            # a topic that also has files of its own is described by their log, which has no other topic
+            known = {topic: self.index.topic_document(topic) if self.topic is None else None for topic in new}
+            here = [topic for topic, of in known.items() if of is None or of.facts.get("store") == self._store]
+            self.index.describe_topics(here, self._document)
             self._topics |= {*new}
 
     def _put_at(self, columns: dict[str, Any], position: int) -> None:

@@ -120,7 +120,8 @@ class RowMapping:
     that are numbers. None: the first ones decide, for the whole run; then `is_guessed`, and a later number that is
     likely in another unit only is a bad row. `has_numbers`: a time was a number. `topic` None: all rows have one topic.
     `dialect` is that of CSV files; None: their headers decide. `zone` is that of times without one; None: UTC. Then
-    `has_zoneless` says that there was such a time.
+    `has_zoneless` says that there was such a time. A row of a topic that is among `of_others` is bad: another connector
+    writes that topic.
     """
 
     keys: Sequence[str]
@@ -130,6 +131,7 @@ class RowMapping:
     dialect: Dialect | None = None
     is_guessed: bool = False
     zone: TimeZone | None = None
+    of_others: frozenset[str] = frozenset()
     has_numbers: bool = field(default=False, init=False)
     has_zoneless: bool = field(default=False, init=False)
 
@@ -333,7 +335,12 @@ class RowMapping:
         texts = [] if isinstance(member, list) else list(key_texts(key_value(member)))
         if not texts:
             raise InvalidArgument(f"no topic at {self.topic}")
-        return check_topic(texts[0])
+        return self._checked(texts[0])
+
+    def _checked(self, topic: str) -> str:
+        if check_topic(topic) in self.of_others:
+            raise InvalidArgument(f"topic {topic!r:.80} has entries of another connector, and a topic has one")
+        return topic
 
     def topics_of(self, values: Sequence[Any] | pa.Array) -> pa.DictionaryArray | None:
         """Return the topics of rows; None: one of them must be read by itself."""
@@ -343,7 +350,7 @@ class RowMapping:
         topics = column.dictionary_encode()
         try:
             for topic in topics.dictionary.to_pylist():
-                check_topic(topic)
+                self._checked(topic)
         except InvalidArgument:
             return None
         return topics
