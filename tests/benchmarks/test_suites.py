@@ -71,8 +71,11 @@ def test_ranges(run):
 
 @pytest.mark.long
 def test_many_objects(run):
-    (rows,), _ = run("scale", "--objects", 1_000)
+    (rows, of_segments), _ = run("scale", "--objects", 1_000, "--segments", 1_000)
     figures = dict(rows)
+    segments = dict(of_segments)
+    assert (segments["segments"], segments["open a reader, requests"]) == (999, 3)
+    assert segments["find a segment, ranged reads at most"] <= 1
     assert figures["open a reader, requests"] == 3
     assert figures["many indexes: open a reader, requests"] == 3 * figures["many indexes"]
 

@@ -446,7 +446,7 @@ class _Decision:
             for known_of in ways:
                 for listed in files:
                     known = known_of(listed)
-                    if listed.uri in self._known or known is None or known in self._claimed:
+                    if listed.uri in self._known or known is None or known in self._claimed or self._is_unread(known):
                         continue
                     is_moved = _group(known.uri) != _group(listed.uri)
                     if has_them(verdict := self._verdict(listed, known)) and not (is_moved and self._is_copy(listed)):
@@ -480,6 +480,13 @@ class _Decision:
                 if has_gone[known] and not self._is_copy(listed) and not self._is_backup(listed, known):
                     self._claim(listed, known, verdict)
                     break
+
+    def _is_unread(self, known: KnownFile) -> bool:
+        """Return whether a run has only reserved offsets for a file. A file with other hints may then be a copy."""
+        return known.end == 0 and all(
+            segment.is_open and segment.damage is None and not self._waiting.get(segment.start)
+            for segment in known.segments
+        )
 
     def _is_copy(self, listed: SourceFile) -> bool:
         """Return whether a new file has only rows of a known one in its folder, from which suffixes tell it apart."""
