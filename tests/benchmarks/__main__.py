@@ -19,6 +19,7 @@ SUITES = {
     "peers": ("peers.run", "the same entries in RocksDB, LMDB, SQLite, DuckDB and here"),
     "cold": ("cold_peers.run", "the same entries in object storage, here and in SlateDB, Lance, Parquet and DuckDB"),
     "lived": ("lived", "warm lookups of an index after expiries, erasures and new readings, beside a virgin one"),
+    "paths": ("paths", "the files, calls and threads of one lookup, by a profiler (seconds)"),
     "soak": ("soak", "one index under load for a long time, every answer compared with a model"),
 }
 

@@ -15,6 +15,7 @@ from tests.benchmarks.billion.run import Run
 from tests.benchmarks.cold_peers.data import HOT_KEYS
 from tests.benchmarks.cold_peers.data import Data as StoredData
 from tests.benchmarks.cold_peers.run import _Run
+from tests.benchmarks.paths import Rooms
 from tests.benchmarks.peers.data import Data
 from tests.benchmarks.peers.run import FIGURES
 from tests.benchmarks.peers.worker import PEERS, check, check_many
@@ -101,6 +102,27 @@ def test_an_index_after_years(run):
     assert [len(rows) for rows in tables] == [6, 6, 6, 7, 2, 4]
     assert all(row[1] > 0 for rows in tables for row in rows)
     assert all(rows[0][3] == 1 for rows in tables[:-1])
+
+
+def test_the_way_of_a_lookup(run):
+    tables, _ = run("paths")
+    for name, files, calls, upward, handed_over in (row for rows in tables for row in rows):
+        assert files <= calls and upward < calls, name
+        assert handed_over <= (4 if "four files" in name or "keys" in name else 0), name
+    for rows in tables:
+        files = {name: count for name, count, *_ in rows}
+        assert files["the same again: a warm lookup"] < files["first cold lookup of one file"] < 60
+
+
+def test_a_call_is_upward_by_the_contracts():
+    rooms = Rooms()
+    assert rooms.is_upward("tiered_index.service.read.scan", "tiered_index.service.read.query")
+    assert rooms.is_upward("tiered_index.base.threads", "tiered_index.service.read.files.cold_path")
+    assert not rooms.is_upward("tiered_index.service.read.query", "tiered_index.service.read.scan")
+    assert not rooms.is_upward("tiered_index.service.read.files.cold_path", "tiered_index.service.read.files.compacted")
+    assert not rooms.is_upward("tiered_index.service.reader", "tiered_index.service.index"), (
+        "they are beside each other"
+    )
 
 
 @pytest.mark.long
