@@ -102,13 +102,21 @@ cdef enum:
 
 cdef struct File:
     int kind
+    # how its keys are hashed: 0 by rule abs, 1 by mask, 2 by both
+    int rule
+    # whether the owner's `source` supplies its slot groups, from a storage
+    bint stored
+    bint is_shard
+    # the filter's blocks, their number
+    const uint8_t *filter
+    uint64_t blocks
+    # of a file in a storage: how many lookups and batches found it open
+    int64_t uses
     int64_t second_min
     int64_t second_max
     # the file's bytes
     const uint8_t *data
     uint64_t size
-    # how its keys are hashed: 0 by rule abs, 1 by mask, 2 by both
-    int rule
     int64_t begin_s
     int64_t slots
     # of a shard: how base slots (`slots`) are split or joined, and its slots [low, high)
@@ -116,9 +124,6 @@ cdef struct File:
     int64_t join
     int64_t slot_low
     int64_t slot_high
-    # whether the owner's `source` supplies its slot groups, from a storage
-    bint stored
-    bint is_shard
     # only of unsealed files
     const int32_t *heads
     int64_t items_at
@@ -132,9 +137,7 @@ cdef struct File:
     int64_t group_count
     uint64_t *group_sums
     Columns columns
-    # the filter's blocks, their number; a sum of each block after the filter has matched its checksum
-    const uint8_t *filter
-    uint64_t blocks
+    # a sum of each of the filter's blocks after the filter has matched its checksum
     uint32_t *sums
     bint filter_damaged
     # it is not in a memory map, and has matched its checksum
@@ -146,7 +149,8 @@ cdef struct File:
 
 
 cdef struct Place:
-    # a file in a view: its seconds, unless it grows; its filter after that has matched its checksum
+    # a file in a view: its seconds, unless it grows; its filter after that has matched its checksum, unless it is in a
+    # storage
     File *file
     int64_t second_min
     int64_t second_max
@@ -722,7 +726,7 @@ cdef inline bint knows_filter(const File *file) noexcept nogil:
 
 
 cdef inline bint knows(Place *place) noexcept nogil:
-    """Return whether a place in a view has its file's filter; it is taken from the file if that uses rule abs."""
+    """Return whether a place in a view has its local file's filter; it is taken from the file if that uses rule abs."""
     cdef const File *file = place.file
     if place.filter == NULL and file.rule == 0 and knows_filter(file):
         place.blocks, place.sums, place.filter = file.blocks, file.sums, file.filter
@@ -1067,6 +1071,28 @@ cdef inline const HiddenEntries *entries_of(HiddenOf hidden) noexcept:
 
 
 @cython.final
+cdef class OpenFile:
+    """What searches of a file in a storage need: its directory, and its filter, if that is in memory. It never changes.
+
+    A search holds it until its end. So the file may be closed meanwhile, and the last search frees the memory.
+    """
+    cdef File file
+    cdef object ids, groups, packing
+    cdef bytes filter
+
+    cdef OpenFile with_filter(self, bytes filter):
+        """Return a copy with a filter; None: without one."""
+        cdef OpenFile made = OpenFile.__new__(OpenFile)
+        made.file, made.ids, made.groups, made.packing, made.filter = (
+            self.file, self.ids, self.groups, self.packing, filter
+        )
+        made.file.filter, made.file.blocks, made.file.filter_held = NULL, 0, filter is not None
+        if filter is not None:
+            made.file.filter, made.file.blocks = <const uint8_t *>filter, len(filter) // 32
+        return made
+
+
+@cython.final
 cdef class LocalFile:
     """One file. It keeps the file's buffers alive. `ids` has the ids of each topic; None: the file names no topics.
 
@@ -1078,6 +1104,9 @@ cdef class LocalFile:
     cdef object crc32
     cdef object ids
     cdef object source
+    # of a file in a storage; None: it is closed. `file.filter` is that of `open_file`
+    cdef OpenFile open_file
+    # of an unsealed file
     cdef bytes held_filter
     # its slices, and its number there
     cdef Slices slices
@@ -1129,49 +1158,85 @@ cdef class LocalFile:
         return self
 
     def opened(self, dict ids, int64_t begin_s, int64_t slots, groups, int64_t size, tuple packing=None):
-        """Open a file in a storage. Return false if it was open before.
+        """Open a file in a storage, without its filter. Return false if it was open before.
 
         `ids` are its topics, `slots` its base slots, `groups` the rows of its directory, `size` its bytes, `packing`
         the arguments of `with_packing`.
         """
         cdef const uint8_t[::1] rows = groups
+        cdef OpenFile made
         if not self.file.stored or not 0 < slots <= 0x7FFFFFFF or size < 0:
             fail("a file in a storage has slots")
         if self.file.is_shard and slots != self.file.slots:
             fail("a shard has other slots than its table")
         if not rows.shape[0] or rows.shape[0] % GROUP:
             fail("a directory has groups")
-        if self.file.kind:
+        if self.open_file is not None:
             return False
+        made = OpenFile.__new__(OpenFile)
+        made.file = self.file
         if packing is not None:
             of_keys, columns, line, topics = packing
-            self.pack(of_keys, columns, line, topics, slots)
-        self.ids, self.file.begin_s, self.file.size, self.groups = ids, begin_s, size, groups
-        self.file.group_count, self.file.groups = rows.shape[0] // GROUP, &rows[0]
+            made.packing = columns, line, topics
+            set_columns(&made.file.columns, columns, of_keys, line, topics, slots, self.form.item_size)
+        made.ids, made.file.begin_s, made.file.size, made.groups = ids, begin_s, size, groups
+        made.file.group_count, made.file.groups = rows.shape[0] // GROUP, &rows[0]
         if not self.file.is_shard:
-            self.file.slots = self.file.slot_high = slots
-        # last, because another thread may search it from here on
-        self.file.kind = PLAIN if packing is None else PACKED
+            made.file.slots = made.file.slot_high = slots
+        made.file.kind = PLAIN if packing is None else PACKED
+        if self.open_file is not None:
+            # another thread came first
+            return False
+        self.open_file = made
         return True
 
-    def with_filter(self, bytes held not None):
-        """Set the filter, which has matched its checksum: of a file in a storage, or of a sealed file.
+    def close(self):
+        """Close a file in a storage. The searches that run now keep what they use until they end."""
+        self.file.filter, self.file.blocks = NULL, 0
+        self.open_file = None
+
+    def with_filter(self, bytes held):
+        """Set the filter, which has matched its checksum: of a file in a storage that is open, or of a sealed file.
+
+        None: a file in a storage no longer has it.
         """
-        if not (self.file.stored or self.file.kind == CHAINS) or not len(held) or len(held) % 32:
+        cdef OpenFile before = self.open_file, made
+        if not (self.file.stored or (self.file.kind == CHAINS and held is not None)):
+            fail("the file is in a storage, or sealed")
+        if held is not None and (not len(held) or len(held) % 32):
             fail("a filter has blocks")
-        if self.held_filter is None:
+        if self.file.stored:
+            if before is None:
+                return
+            made = before.with_filter(held)
+            # another thread may have closed it
+            if self.open_file is before:
+                self.file.filter, self.file.blocks = made.file.filter, made.file.blocks
+                self.open_file = made
+        elif self.held_filter is None:
             self.held_filter, self.file.blocks, self.file.filter_held = held, len(held) // 32, True
             self.file.filter = <const uint8_t *>held
 
     @property
     def is_open(self):
         """Whether it can be searched."""
-        return self.file.kind != ELSEWHERE
+        return self.file.kind != ELSEWHERE or self.open_file is not None
+
+    @property
+    def has_filter(self):
+        """Whether a filter excludes keys."""
+        return self.file.filter != NULL
+
+    @property
+    def uses(self):
+        """The number of lookups and batches that found a file in a storage open, in their range."""
+        return self.file.uses
 
     @property
     def size_bytes(self):
         """The bytes of a stored file's directory and filter in memory."""
-        return GROUP * self.file.group_count + 32 * self.file.blocks if self.file.kind else 0
+        cdef OpenFile held = self.open_file
+        return 0 if held is None else GROUP * held.file.group_count + 32 * held.file.blocks
 
     def __dealloc__(self):
         free(self.file.group_sums)
@@ -1247,13 +1312,10 @@ cdef class LocalFile:
         """Make this a file of packed items, with the arguments of `find_items`. Return it."""
         if self.file.kind != PLAIN:
             fail("packed items lie in groups")
-        self.pack(of_keys, columns, line, topics, self.file.slots)
+        self.packing = columns, line, topics
+        set_columns(&self.file.columns, columns, of_keys, line, topics, self.file.slots, self.form.item_size)
         self.file.kind = PACKED
         return self
-
-    cdef int pack(self, int64_t of_keys, columns, line, topics, int64_t slots) except -1:
-        self.packing = columns, line, topics
-        return set_columns(&self.file.columns, columns, of_keys, line, topics, slots, self.form.item_size)
 
 
 cdef object new = object.__new__
@@ -1599,36 +1661,50 @@ cdef class View:
             raise MemoryError
         return rows
 
-    cdef void choose(self, uint64_t *may, const uint64_t *alone, const Bits *bits, int32_t *noted) noexcept nogil:
+    cdef void choose(
+        self, uint64_t *may, const uint64_t *alone, const Bits *bits, int64_t low, int64_t high, int32_t *noted
+    ) noexcept nogil:
         """Take the files out of a set whose filters exclude a key. `alone`: those in no slice (NULL: all).
 
         A slice has passed the others, but a block of it can have the bits of two blocks of a filter. This loads blocks
         of up to 64 filters before it reads one, so that memory answers many reads at a time. Files that may still grow
-        stay in the set, and shards, since another shard of their table may have the slot.
+        stay in the set, and shards, since another shard of their table may have the slot. The caller holds the
+        interpreter's lock, so that no filter of a stored file goes meanwhile.
         """
         cdef Place *place
+        cdef File *file
+        cdef const uint8_t *filter
         cdef uint64_t left, rest, block
         cdef Py_ssize_t word
         for word in range((self.count >> 6) + 1):
             rest = left = may[word]
             while rest:
                 place = &self.places[(word << 6) + first_one(rest)]
-                if place.filter == NULL and place.file != NULL and not place.stored and knows(place):
+                file, filter, block = place.file, place.filter, place.blocks
+                if place.stored:
+                    if not file.is_shard and file.rule == 0:
+                        filter, block = file.filter, file.blocks
+                elif filter == NULL and file != NULL and knows(place):
                     self.fresh += not place.grows and (alone == NULL or (alone[word] & rest & (~rest + 1)) != 0)
-                if place.filter == NULL or place.grows or (place.stored and place.file.is_shard):
+                    filter, block = place.filter, place.blocks
+                if filter == NULL or place.grows:
                     left ^= rest & (~rest + 1)
                 else:
-                    block = bits.part * place.blocks >> 32
-                    prefetch(place.filter + 32 * block)
+                    block = bits.part * block >> 32
+                    prefetch(filter + 32 * block)
                     if place.sums != NULL:
                         prefetch(&place.sums[block])
                 rest &= rest - 1
             while left:
                 place = &self.places[(word << 6) + first_one(left)]
-                if excludes(place.filter, place.sums, place.blocks, bits):
+                file = place.file
+                if not place.stored:
+                    if excludes(place.filter, place.sums, place.blocks, bits):
+                        may[word] ^= left & (~left + 1)
+                elif excludes(file.filter, NULL, file.blocks, bits):
                     may[word] ^= left & (~left + 1)
-                    if place.stored:
-                        noted[place - self.places] = NOT_READ
+                    noted[place - self.places] = NOT_READ
+                    file.uses += place.second_min <= high and place.second_max >= low
                 left &= left - 1
 
     cdef Py_ssize_t load(
@@ -1696,6 +1772,7 @@ cdef class View:
         cdef Place *place
         cdef File *file
         cdef LocalFile local
+        cdef OpenFile held
         cdef Asked asked
         cdef Found *found = &rows.found
         cdef Together together
@@ -1731,11 +1808,11 @@ cdef class View:
             number = -1
             if together is not None:
                 together.ask(block, may)
-                self.choose(may, together.alone, &bits, rows.noted)
+                self.choose(may, together.alone, &bits, low, high, rows.noted)
             else:
                 memset(may, 0xFF, 8 * words)
                 may[words - 1] = (<uint64_t>1 << (self.count & 63)) - 1
-                self.choose(may, NULL, &bits, rows.noted)
+                self.choose(may, NULL, &bits, low, high, rows.noted)
             while True:
                 number = following(may, number + 1, self.count)
                 if number >= self.count:
@@ -1760,44 +1837,50 @@ cdef class View:
                     rows.noted[number], rows.has_left = LEFT, True
                     continue
                 rows.noted[number] = 0
-                local = None
+                local = <LocalFile>(<tuple>self.files[number])[0]
+                known_ids = local.ids
                 if place.stored:
-                    local = <LocalFile>(<tuple>self.files[number])[0]
+                    held = local.open_file
+                    known_ids = None if held is None else held.ids
                     if file.is_shard:
                         slot = slot_of(file, masked_hash if file.rule == 1 else key_hash)
                         if slot < file.slot_low or slot >= file.slot_high:
                             rows.noted[number] = AWAY
                             if not rows.knows_topic:
                                 # or that is not known
-                                rows.knows_topic = not file.kind or local.ids is None or rows.topic in <dict>local.ids
+                                rows.knows_topic = known_ids is None or rows.topic in <dict>known_ids
                             continue
-                    opened = file.kind != ELSEWHERE
-                    if not opened or file.filter == NULL:
+                    opened = held is not None
+                    file.uses += opened
+                    if not opened or held.file.filter == NULL:
                         opened = local.source.open(local)
-                    if not opened or (file.is_shard and (file.second_min > high or file.second_max < low)):
+                        held = local.open_file
+                        known_ids = None if held is None else held.ids
+                    # another thread may have closed it
+                    if not opened or held is None or (
+                        file.is_shard and (file.second_min > high or file.second_max < low)
+                    ):
                         rows.noted[number], rows.has_left = LEFT, True
                         continue
-                    if file.rule == 0 and place.filter == NULL:
-                        # `open` may have set the filter
-                        place.blocks, place.filter = file.blocks, file.filter
+                    # from here on by `held`, which does not change
+                    file = &held.file
                 if not rows.knows_topic:
-                    local = <LocalFile>(<tuple>self.files[number])[0]
-                    rows.knows_topic = local.ids is None or rows.topic in <dict>local.ids
+                    rows.knows_topic = known_ids is None or rows.topic in <dict>known_ids
                 if place.filter != NULL and excludes(place.filter, place.sums, place.blocks, &bits):
-                    if place.stored:
-                        rows.noted[number] = BY_FILTER
                     continue
+                if place.stored and file.rule == 0 and file.filter != NULL:
+                    if excludes(file.filter, NULL, file.blocks, &bits):
+                        rows.noted[number] = BY_FILTER
+                        continue
                 if place.stored and file.rule == 1 and file.filter != NULL:
                     block = <uint64_t>masked_hash << 32 | (fingerprint if found.fingerprint_at else 0)
                     set_key_bits(&masked_bits, filter_mix(block))
                     if excludes(file.filter, NULL, file.blocks, &masked_bits):
                         rows.noted[number] = BY_FILTER
                         continue
-                if local is None:
-                    local = <LocalFile>(<tuple>self.files[number])[0]
                 asked.ids, asked.id_count = NULL, -1
-                if local.ids is not None:
-                    ids = (<dict>local.ids).get(rows.topic)
+                if known_ids is not None:
+                    ids = (<dict>known_ids).get(rows.topic)
                     if ids is None:
                         if file.stored and not file.is_shard:
                             rows.noted[number] = BY_TOPIC
@@ -1863,7 +1946,10 @@ cdef class View:
                 # files that were not searched may have it; the caller asks those that it has to search
                 if rows.note_of(number) not in (AWAY, LEFT):
                     local = <LocalFile>(<tuple>self.files[number])[0]
-                    rows.knows_topic = local is not None and (local.ids is None or rows.topic in <dict>local.ids)
+                    if local is not None:
+                        held = local.open_file
+                        known_ids = local.ids if held is None else held.ids
+                        rows.knows_topic = known_ids is None or rows.topic in <dict>known_ids
                 number += 1
             return True
         finally:
@@ -1922,7 +2008,9 @@ cdef class ViewBatch:
     cdef list hidden
     cdef const HiddenEntries **hidden_of
     cdef int64_t *lows
-    # the files in a storage to search, and their numbers; ~ number of a closed shard: lookups of its slots are left
+    # the files in a storage to search, and their numbers; ~ number of a closed shard: lookups of its slots are left.
+    # `open_files` keeps what they need
+    cdef list open_files
     cdef File **stored
     cdef Py_ssize_t stored_count
     cdef int32_t *stored_numbers
@@ -1993,7 +2081,7 @@ cdef class ViewBatch:
         if self.places == NULL or self.ranges == NULL or self.stored == NULL or self.stored_numbers == NULL:
             raise MemoryError
         memcpy(self.places, view.places, sizeof(Place) * self.count)
-        self.left = []
+        self.left, self.open_files = [], []
         self.name_topics(topics, stored and count > 0)
 
     cdef int hide(self, list hidden, Py_ssize_t topic_count, Py_ssize_t count) except -1:
@@ -2031,6 +2119,7 @@ cdef class ViewBatch:
         cdef int32_t *room
         cdef Place *place
         cdef LocalFile local
+        cdef OpenFile held
         cdef dict of_topics, where = {topic: number for number, topic in enumerate(topics)}
         for number in range(self.topic_index.shape[0] if stored else 0):
             low, high = min(low, self.low[number]), max(high, self.high[number])
@@ -2042,9 +2131,14 @@ cdef class ViewBatch:
                 continue
             if place.stored and place.file.second_min <= high and place.file.second_max >= low:
                 local = <LocalFile>(<tuple>self.view.files[number])[0]
+                place.file.uses += local.open_file is not None
                 opened = local.source.open(local)
+                held = local.open_file
+                # another thread may have closed it
+                opened = opened and held is not None
                 if opened or place.file.is_shard:
-                    self.stored[self.stored_count] = place.file
+                    self.stored[self.stored_count] = &held.file if opened else place.file
+                    self.open_files.append(held)
                     self.stored_numbers[self.stored_count] = <int32_t>(number if opened else ~number)
                     self.stored_count += 1
                 else:
@@ -2062,12 +2156,13 @@ cdef class ViewBatch:
                 place.second_min, place.second_max = place.file.second_min, place.file.second_max
             place.asks_file = place.filter == NULL and knows_filter(place.file)
             local = <LocalFile>(<tuple>self.view.files[number])[0]
+            known_ids = local.ids
             if place.stored:
                 # searched by itself
-                place.file = NULL
-            if local.ids is None:
+                place.file, known_ids = NULL, held.ids
+            if known_ids is None:
                 continue
-            of_topics, self.ranges[2 * number] = local.ids, known
+            of_topics, self.ranges[2 * number] = known_ids, known
             wanted = range(len(topics))
             if len(of_topics) < len(topics):
                 # a copy, because a growing file may get topics in another thread
