@@ -12,8 +12,8 @@ from tests.property.published import mark
 from tests.property.rules_of_readers import SOURCED, ReadingMachine, askers, plain_askers
 from tests.support.log_records import publish
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError
+from tiered_index.service.read.answers.merged import index_number
 from tiered_index.service.read.answers.results import QueryResults
-from tiered_index.service.read.parts import source_number
 
 counts = st.sampled_from([1, 3, 64])
 # the arguments that a rule of lookups draws, besides the reader
@@ -88,7 +88,7 @@ class StruckMachine(ReadingMachine):
         return [by_mark[marked] for marked in read if marked in by_mark]
 
     def marks(self, who, stored):
-        source = (source_number(self.service.index_id),) if who in SOURCED else ()
+        source = (index_number(self.service.index_id),) if who in SOURCED else ()
         return {(*mark(entry, keyed=self.keyed), *source) for file in stored for entry in self.published.entries(file)}
 
     def mark_of(self, entry):

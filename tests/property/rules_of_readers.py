@@ -28,7 +28,7 @@ from tests.property.published import Published
 from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.service.read.parts import source_number
+from tiered_index.service.read.answers.merged import index_number
 from tiered_index.storage.opening import open_storage
 
 PLAIN = ("service", "beside", "stateless", "caching")
@@ -93,7 +93,7 @@ class ReadingMachine(IndexMachine):
             root = self.folder / "second"
             where = {"root": root, "storage": self.where.second, "clock": self.clock, "disk": FaultDisk()}
             with IndexService.open(background=False, **where, **layout) as second:
-                self.second_number = source_number(second.index_id)
+                self.second_number = index_number(second.index_id)
                 # all messages with which the first index may be seeded, so that places and times are equal
                 for message in [message for seed in range(3) for message in seeded(random.Random(seed))]:
                     self.beyond.put(*message)
@@ -119,7 +119,7 @@ class ReadingMachine(IndexMachine):
         if who not in SOURCED:
             return published
         joined = ReferenceModel(keyed=self.keyed, extra=["source"], identity=["source"])
-        number = source_number(self.service.index_id)
+        number = index_number(self.service.index_id)
         models = {number: published} | ({self.second_number: self.beyond} if who == "two" else {})
         for source, model in models.items():
             for e in model.entries:
@@ -130,7 +130,7 @@ class ReadingMachine(IndexMachine):
         if who not in SOURCED:
             assert all(item.source is None for item in result)
             return [Answer.of(item) for item in result]
-        numbers = {self.storage.uri: source_number(self.service.index_id)}
+        numbers = {self.storage.uri: index_number(self.service.index_id)}
         if who == "two":
             numbers[self.second_uri] = self.second_number
         return [replace(Answer.of(item), extra=(("source", numbers[item.source]),)) for item in result]

@@ -17,7 +17,7 @@ from tests.support.model import Answer, OrderKey, ReferenceModel
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.base.clock import ManualClock
-from tiered_index.service.read.parts import source_number
+from tiered_index.service.read.answers.merged import index_number
 from tiered_index.storage.base import Storage
 
 BASE_MS = 1_700_000_000_000
@@ -66,7 +66,7 @@ class Cluster:
         """Make an index, or continue it, until its storage has all rows."""
         with self.writer(uri, storage, **settings) as index:
             model = self.models.setdefault(uri, ReferenceModel(keyed=self.keyed))
-            self.numbers[uri] = source_number(index.index_id)
+            self.numbers[uri] = index_number(index.index_id)
             for row in messages:
                 index.put(*row)
                 model.put(*row)

@@ -1,5 +1,6 @@
 """The types of the compiled lookups. `_views.pyx` documents each of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class LocalFile:
 
 class ItemForm:
     def __init__(self, kind: type[Any], keyed: bool) -> None: ...
-    def items(self, topic: str, rows: npt.NDArray[Any]) -> tuple[Any, ...]: ...
+    def items(self, topic: str, rows: npt.NDArray[Any], sources: Sequence[str] | None = None) -> tuple[Any, ...]: ...
 
 class ViewRows:
     @property

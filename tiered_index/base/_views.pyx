@@ -1345,14 +1345,16 @@ cdef class ItemForm:
                 fail("a field of the items has no slot")
             self.places[number] = (<PyMemberDescrObject *>member).d_member.offset
 
-    def items(self, topic, rows):
-        """Return rows, a contiguous structured array of the schema's `row`, as items."""
+    def items(self, topic, rows, sources=None):
+        """Return rows, a contiguous structured array of the schema's `row`, as items. `sources`: the URI of each."""
         cdef const uint8_t[::1] data = memoryview(rows).cast("B") if len(rows) else b""
         if data.shape[0] != self.stride * len(rows):
             fail("the rows have columns that the items have not")
-        return self.make(topic, &data[0] if data.shape[0] else NULL, len(rows))
+        if sources is not None and len(sources) != len(rows):
+            fail("each row has a source")
+        return self.make(topic, &data[0] if data.shape[0] else NULL, len(rows), sources)
 
-    cdef tuple make(self, topic, const uint8_t *row, int64_t count):
+    cdef tuple make(self, topic, const uint8_t *row, int64_t count, sources):
         cdef int64_t number
         cdef list made = []
         for number in range(count):
@@ -1364,7 +1366,7 @@ cdef class ItemForm:
             self.put(item, 4, row_word(row, 28))
             self.put(item, 5, row_long(row, 0) * 1000)
             self.put(item, 6, row_word(row, 8))
-            self.put(item, 7, None)
+            self.put(item, 7, None if sources is None else sources[number])
             if self.count > 8:
                 self.put(item, 8, <uint32_t>row_word(row, ROW_EXTRA))
             # it refers only to text and numbers, so it is in no cycle
@@ -1430,7 +1432,7 @@ cdef class ViewRows:
         """Return the rows as items."""
         if self.found.stride != form.stride:
             fail("the rows have columns that the items have not")
-        return form.make(self.topic, self.found.rows, min(self.found.count, self.max_count))
+        return form.make(self.topic, self.found.rows, min(self.found.count, self.max_count), None)
 
     def __len__(self):
         return self.found.count

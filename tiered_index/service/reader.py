@@ -52,6 +52,7 @@ from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.places import RowPlaces, alive
 from tiered_index.service.read.several import Listed, Several
+from tiered_index.service.read.several_query import SeveralEngine
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -129,12 +130,11 @@ class IndexReader(Lookups[ItemT]):
             self._schema = views[0].schema
             self._prices = config.prices
             this = weakref.ref(self)
-            self._engine = QueryEngine(
+            self._engine = (QueryEngine if self._several is None else SeveralEngine)(
                 self._schema,
                 config.item_type or self._schema.item_type(),
                 config.query_threads,
                 self._prices,
-                None if self._several is None else {},
                 RowPlaces(
                     lambda: [view.log_state for view in alive(this)._views],
                     lambda: alive(this).segment_archives,
@@ -151,8 +151,9 @@ class IndexReader(Lookups[ItemT]):
     def _read(self, views: Sequence[IndexView]) -> None:
         """Read the indexes of `views` from now on."""
         if self._several is not None:
+            assert isinstance(self._engine, SeveralEngine)
             # before lookups see the files of a new one
-            self._engine.read_of({view.number: view.storage.uri for view in views})
+            self._engine.read_of({view.storage.uri: view.index_id for view in views})
         self._cold_paths = tuple(view.cold for view in views)
         self._views = tuple(views)
 

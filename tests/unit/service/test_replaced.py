@@ -306,10 +306,10 @@ def test_replaced_rows_behind_the_pages_are_dropped_while_they_are_gathered(inde
     monkeypatch.setattr(replaced_rows, "_HELD_ROWS", 4)
     dropped = []
 
-    def on_pages(page, *arguments):
-        left = original(page, *arguments)
-        dropped.append(len(page[1]) - len(left[1]))
-        return left
+    def on_pages(*arguments):
+        shown = original(*arguments)
+        dropped.append(int((~shown).sum()))
+        return shown
 
     original = replaced_rows.on_pages
     monkeypatch.setattr(replaced_rows, "on_pages", on_pages)

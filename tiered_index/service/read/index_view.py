@@ -49,7 +49,7 @@ from tiered_index.service.read.files.file_view import About, LocalView, Viewed, 
 from tiered_index.service.read.files.root_view import RootLook, RootView, UnsealedView, own_documents
 from tiered_index.service.read.files.snapshot import ALWAYS, Catalog, Handle, Snapshot
 from tiered_index.service.read.files.window_table import apply_changes
-from tiered_index.service.read.parts import ReaderParts, begun, source_number
+from tiered_index.service.read.parts import ReaderParts, begun
 from tiered_index.service.read.polled import Polled, unread
 from tiered_index.service.read.scan import FileReader, LookupFiles
 from tiered_index.service.root import Marker, Root, allow_many_files
@@ -101,8 +101,6 @@ class IndexView(Polled):
     schema: Schema
     storage: MeteredStorage
     cold: ColdPath
-    number = 0
-    """The index's number in rows and cursors."""
 
     def __init__(
         self,
@@ -134,6 +132,11 @@ class IndexView(Polled):
         # of a state
         self._freshness: tuple[LogState, Freshness] | None = None
 
+    @property
+    def index_id(self) -> str:
+        """The id of the index, which is open."""
+        return self.genesis.index_id
+
     def open(self) -> bool:
         """Open the index, and return whether there is one. Raises as `IndexReader.open`."""
         config, clock, parts, begun_s = self._config, self._clock, self._parts, self._clock.monotonic_s()
@@ -160,8 +163,7 @@ class IndexView(Polled):
             self.name = self.name or self.storage.uri
             self.genesis, unread = self._open_log(marker)
             self.schema = self.genesis.layout.schema
-            index_id = self.genesis.index_id
-            self.number = source_number(index_id)
+            index_id = self.index_id
             self.cold = ColdPath(
                 self.storage,
                 keyed=self.schema.keyed,

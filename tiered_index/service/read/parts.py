@@ -1,12 +1,10 @@
-"""Parts that one reader's indexes share: caches, thread pools, and a number of each index.
+"""Parts that one reader's indexes share: caches and thread pools.
 
-The number is a digest of the index's id, so order and cursors don't depend on the other
-indexes. Threads: call every method from any thread, except from threads of the pool `threads`.
+Threads: call every method from any thread, except from threads of the pool `threads`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -95,8 +93,3 @@ def hand_over(late: Callable[[T], object], future: Future[T]) -> None:
     """Give `late` the result of a call that nobody waits for; an error is dropped."""
     if not future.cancelled() and future.exception() is None:
         late(future.result())
-
-
-def source_number(index_id: str) -> int:
-    """Return the number (63 bits) of an index in rows and cursors."""
-    return int.from_bytes(hashlib.blake2b(index_id.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,8 +1,8 @@
 """Lookups over many files: prepare, search, and make one deterministic answer with its cost and missing files.
 
-Each index is searched in a pass of its own, and an answer is made of the passes of all indexes. A file is skipped only
-if `max_count` answers of its index are strictly newer than its greatest second. So the answer does not depend on the
-order of threads. `scan` reads the files. A spent budget only stops requests: local files are still searched, and
+Each index is searched in a pass of its own; `several_query` makes an answer of the passes of several. A file is skipped
+only if `max_count` answers of its index are strictly newer than its greatest second. So the answer does not depend on
+the order of threads. `scan` reads the files. A spent budget only stops requests: local files are still searched, and
 `BudgetExceeded` has the partial answer.
 """
 
@@ -30,7 +30,7 @@ from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.hidden import HiddenTable, core_of
 from tiered_index.service.read.answers.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches
 from tiered_index.service.read.answers.budget import NOTHING, RequestStats
-from tiered_index.service.read.answers.replaced_rows import ReplacedRows, rows_of_pages
+from tiered_index.service.read.answers.replaced_rows import PageEnds, ReplacedRows, rows_of_pages
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import (
     AnswerForm,
@@ -45,7 +45,6 @@ from tiered_index.service.read.answers.rows import (
     cursor_after,
     decode_cursor,
     query_digest,
-    sourced_schema,
 )
 from tiered_index.service.read.files.cold_path import MissingObject
 from tiered_index.service.read.files.file_view import Noted, Partly, WholeView, reports_of
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
 
     from tiered_index.base._views import Answers as PlainAnswers
     from tiered_index.base._views import ViewRows
+    from tiered_index.service.read.answers.merged import RowSources
     from tiered_index.service.read.segments.places import RowPlaces
 
 # for a view, which makes no requests
@@ -88,22 +88,19 @@ R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
 
 @dataclass(eq=False)
 class QueryEngine:
-    """Runs lookups over files of one index, or of several (`sources`: names by number). Any thread.
+    """Runs lookups over files of one index. Any thread.
 
-    `schema` is that of the files. Rows of answers of several indexes have one more column, the number of their index.
-    `places` finds the files and rows of entries.
+    `schema` is that of the files. `places` finds the files and rows of entries.
     """
 
     schema: Schema
     item_type: type[IndexItem]
     threads: int
     prices: PriceTable
-    sources: Mapping[int, str] | None = None
     places: RowPlaces | None = None
 
     def __post_init__(self) -> None:
-        self.answered = self.schema if self.sources is None else sourced_schema(self.schema)
-        self.form = AnswerForm(self.answered, self.item_type, self.sources, self.places)
+        self.form = AnswerForm(self.schema, self.item_type, self.places)
         self.files = FileReader(self.threads, self.prices)
         # number of entries that lookups folded although their content differs, counted for each lookup
         self.folded = 0
@@ -116,21 +113,10 @@ class QueryEngine:
             bounds = MAX_TOPIC_UNITS // 2, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
             self.plain = core.Answers(QueryResult, fields, *bounds)
 
-    def read_of(self, sources: Mapping[int, str]) -> None:
-        """Set the indexes by number. Call it before lookups see files of a new one."""
-        self.form = AnswerForm(self.answered, self.item_type, sources, self.places)
-        self.sources = sources
-
     def order_key(self, item: IndexItem) -> OrderKey:
         """Return the order key of an entry of an answer."""
-        sources = {} if self.sources is None else self.sources
-        return (
-            item.timestamp_ms // 1000,
-            item.offset,
-            item.queue_id,
-            *(int(getattr(item, name)) for name in self.schema.identity_extra),
-            *(number for number, source in sources.items() if source == item.source),
-        )
+        extra = [int(getattr(item, name)) for name in self.schema.identity_extra]
+        return (item.timestamp_ms // 1000, item.offset, item.queue_id, *extra)
 
     def close(self, until_s: float | None = None) -> None:
         """See `FileReader.close`."""
@@ -151,7 +137,7 @@ class QueryEngine:
 
     @property
     def _order_columns(self) -> int:
-        return 3 + len(self.answered.identity_extra)
+        return 3 + len(self.schema.identity_extra)
 
     def query(
         self, search_all: SearchAll[LookupScan], lookup: PreparedLookup, seen_rows: ViewRows | None = None
@@ -161,27 +147,23 @@ class QueryEngine:
         passes, results = self._results(search_all, LookupBatch.of_one(lookup), seen_rows)
         return _within_budget(passes, results[0])
 
-    def _answers(self, passes: Sequence[Pass[LookupScan]], batch: LookupBatch) -> Answers:
-        """Return the rows of all passes in one answer order, cut to the pages of a batch."""
-        if self.sources is None:
-            return passes[0].scan.answers.answers()
-        joined = MatchAccumulator(batch, self.answered)
-        for index_pass in passes:
-            joined.add(index_pass.scan.answers.matches().of_index(index_pass.run.number, self.answered))
-        joined.skipped = any(index_pass.scan.answers.skipped for index_pass in passes)
-        return joined.answers()
+    def _batch_for(self, run: LookupRun, batch: LookupBatch) -> LookupBatch:
+        """Return the batch for the index of `run`."""
+        return batch
 
-    def _replaced(self, passes: Sequence[Pass[LookupScan]], answers: Answers) -> npt.NDArray[np.int64] | None:
-        """Return the number of replaced rows on the page of each lookup (i64, n); None: there is none."""
-        parts = [
-            part if self.sources is None else Matches(*part).of_index(index_pass.run.number, self.answered)[:2]
-            for index_pass in passes
-            for part in index_pass.scan.replaced.parts()
-        ]
+    def _paged(
+        self, passes: Sequence[Pass[LookupScan]], batch: LookupBatch
+    ) -> tuple[Answers, RowSources | None, npt.NDArray[np.int64] | None]:
+        """Return the pages of a batch, the indexes of their rows (None: one index), and the number of replaced rows.
+
+        That is for each lookup (i64, n); None: there is none.
+        """
+        [index_pass] = passes
+        answers, parts = index_pass.scan.answers.answers(), index_pass.scan.replaced.parts()
         if not parts:
-            return None
-        lookups, _ = rows_of_pages(parts, answers.page_ends, self.answered)
-        return np.bincount(lookups, minlength=len(answers.more))
+            return answers, None, None
+        lookups, _ = rows_of_pages(parts, answers.page_ends, self.schema)
+        return answers, None, np.bincount(lookups, minlength=len(batch))
 
     def plain_answer(
         self,
@@ -222,14 +204,14 @@ class QueryEngine:
         """Search all files of all indexes. Raises errors that fail the call. `seen_rows`: see `query`."""
 
         def search(run: LookupRun) -> Pass[LookupScan]:
-            scan = LookupScan(self.schema, batch if self.sources is None else batch.within_index(run.number))
+            scan = LookupScan(self.schema, self._batch_for(run, batch))
             handles = self._search(run, scan, seen_rows) if len(batch) else ()
             if batch.is_one and (scan.answers.has_rows or batch.after):
                 return Pass(run, scan, ())
             return Pass(run, scan, _unknown(batch.topics, handles, scan.viewed if batch.is_one else None))
 
         passes = _unfailed(search_all(search))
-        answers, files = self._answers(passes, batch), _files(passes)
+        (answers, sources, replaced), files = self._paged(passes, batch), _files(passes)
         return passes, QueryResults(
             batch=batch,
             answers=answers,
@@ -237,10 +219,11 @@ class QueryEngine:
             make_explain=_explain(passes, self._fold(answers.folded)),
             freshness=files.freshness,
             unknown=frozenset(_unknown_to_all(passes)),
-            schema=self.answered,
+            schema=self.schema,
             form=self.form,
+            sources=sources,
             provenance=files.logs.provenance if files.logs.lost or files.logs.expired else None,
-            replaced=self._replaced(passes, answers),
+            replaced=replaced,
             lacking={
                 (index_pass.run.source, file): numbers
                 for index_pass in passes
@@ -495,7 +478,7 @@ class ViewFields:
         if not (data := rows.retired):
             return 0
         retired = np.frombuffer(data, self._schema.row)
-        ends = np.array([rows.has_more]), self._rows(rows)[-1:]
+        ends = PageEnds(np.array([rows.has_more]), self._rows(rows)[-1:])
         return len(rows_of_pages([(np.zeros(len(retired), np.int64), retired)], ends, self._schema)[1])
 
     def _cursor(self, rows: ViewRows) -> str:

@@ -424,7 +424,7 @@ def _look(scan: Scan, handle: Handle) -> Handle | None:
 class LookupRun:
     """One call for one index: its files, its bounds, its cost, and the objects that it did not find.
 
-    Threads: one lookup's. `source`: the URI of the index if it is one of several, and its `number` in rows.
+    Threads: one lookup's. `source`: the URI of the index if it is one of several.
 
     A later record may have removed a missing object, or the storage lost it. At the end of a pass, new log records of
     each storage that lacks objects are read. If the log still names all objects, the pass counts, and the objects are
@@ -440,7 +440,6 @@ class LookupRun:
     read_log: Callable[[str], LogState]  # reads new records of the log of a storage, by URI, into its catalog
     searches: FileReader
     source: str | None = None
-    number: int = 0
     files: LookupFiles = field(init=False)
     """The snapshots of the present try."""
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)

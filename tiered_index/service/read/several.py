@@ -134,7 +134,7 @@ class Several:
         with self._changing:
             views = self.views
             common_schema(views)
-            if len({view.number for view in views}) < len(views):
+            if len({view.index_id for view in views}) < len(views):
                 raise InvalidArgument(
                     "the same index is given twice, give it once: " + ", ".join(view.storage.uri for view in views)
                 )
@@ -182,7 +182,7 @@ class Several:
         def searched(
             view: IndexView, taken: Callable[[], contextlib.AbstractContextManager[LookupFiles]]
         ) -> Pass[ScanT]:
-            return make_run(taken, searches=view.searches, source=view.name, number=view.number).run(search)
+            return make_run(taken, searches=view.searches, source=view.name).run(search)
 
         def failing(view: IndexView, error: TieredIndexError) -> Pass[ScanT]:
             files = view.without_files(error)
@@ -259,7 +259,7 @@ class Several:
             views = [*self.views, view]
             if self._is_started:
                 common_schema(views)
-                if len({view.number for view in views}) < len(views):
+                if len({view.index_id for view in views}) < len(views):
                     raise ConfigError(
                         f"{view.storage.uri} has the same id as an index beside it, so it is a copy: remove one"
                     )

@@ -13,7 +13,7 @@ from tests.support.pages import items_by_pages, pages_of
 from tests.support.several_indexes import BASE_MS, Cluster
 from tiered_index import Fetched, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor, StorageUnavailable
-from tiered_index.service.read.parts import source_number
+from tiered_index.service.read.answers.merged import index_number
 
 
 class Brokers:
@@ -116,7 +116,7 @@ def test_further_columns_and_identities_beside_the_source(tmp_path, prefix, item
         uri = f"{prefix}/{number}"
         cluster.models[uri] = None
         with cluster.writer(uri) as index:
-            cluster.numbers[uri] = source_number(index.index_id)
+            cluster.numbers[uri] = index_number(index.index_id)
             for offset, zone in itertools.product(range(3), (0, 1, 65_535)):
                 index.put("t", 0, "k", offset, 10, BASE_MS, source_id=7 + number, zone=zone)
                 expected.append((-offset, zone, cluster.numbers[uri], 7 + number, uri))

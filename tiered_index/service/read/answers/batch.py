@@ -26,7 +26,7 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.service.log.hidden import HIDES_NOTHING, RETIRED, SHOWN, HiddenOf, HiddenTable
 from tiered_index.service.read.answers.lookup_columns import LookupColumns
-from tiered_index.service.read.answers.replaced_rows import PageEnds, ReplacedRows
+from tiered_index.service.read.answers.replaced_rows import PageEnds, ReplacedRows, on_pages
 from tiered_index.service.read.answers.rows import (
     MOST_ROWS,
     Array,
@@ -76,14 +76,6 @@ class Matches(NamedTuple):
     lookups: npt.NDArray[np.int64]
     rows: Array
     damage: tuple[Damage, ...] = ()
-
-    def of_index(self, number: int, schema: Schema) -> Matches:
-        """Return the matches with rows of `schema`, whose last column is the number of their index."""
-        rows = np.empty(len(self.rows), schema.row)
-        for name in self.rows.dtype.names or ():
-            rows[name] = self.rows[name]
-        rows[schema.row.names[-1]] = number  # type: ignore[index]
-        return self._replace(rows=rows)
 
     @classmethod
     def lacking(cls, *damage: Damage) -> Matches:
@@ -304,12 +296,12 @@ class LookupBatch:
         if rows and self.replaced_rows is not None:
             self.replaced_rows.add(np.frombuffer(lookups, np.int64), np.frombuffer(rows, schema.row))
 
-    def within_index(self, number: int) -> Self:
-        """Return this batch of lookups in several indexes for the index of a number."""
+    def after_keys(self, key_of: Callable[[OrderKey], OrderKey]) -> Self:
+        """Return a batch whose pages begin after the keys that `key_of` returns for the present ones."""
         if not self.after:
             return self
         made = self._copy()
-        made.after = {at: order_within_index(after, number) for at, after in self.after.items()}
+        made.after = {number: key_of(after) for number, after in self.after.items()}
         return made
 
     @cached_property
@@ -486,15 +478,6 @@ class LookupBatch:
         return ends
 
 
-def order_within_index(after: OrderKey, number: int) -> OrderKey:
-    """Return an order key of several indexes as one of the index with a number, which then has no column for it.
-
-    At that place, an index comes after it whose number is greater. For such an index the key begins one step earlier.
-    """
-    *place, column, last = after
-    return (*place, column - 1 if number > last else column)
-
-
 class OrderedRows:
     """The rows of many parts, by lookup and in answer order, with repeats: rows whose identity a row before has.
 
@@ -547,17 +530,18 @@ class OrderedRows:
         places = np.flatnonzero(is_wanted)
         return Matches(self.lookups[places], self.rows.take(places))
 
-    def folded(self, limits: npt.NDArray[np.int64], more: npt.NDArray[np.bool_]) -> int:
+    def folded(self, page_ends: PageEnds) -> int:
         """Return the number of repeats that differ from the row of their identity.
 
-        Only repeats up to the end of a page of `limits` count if the lookup has `more` pages, which count theirs.
+        Only repeats up to the end of a page count if the lookup has more pages, which count theirs.
         """
         if not len(self._repeats):
             return 0
-        owners, seconds = self.lookups[self._repeats], self.rows["second"]
+        seconds = self.rows["second"]
         # a repeat of the same second has the place of its first row, so no later page finds it
-        rank = self._rank[self._repeats] - (seconds[self._repeats] == seconds[self._firsts])
-        on_page = ~more[owners] | (rank < limits[owners])
+        is_beside = seconds[self._repeats] == seconds[self._firsts]
+        at = self.rows.take(np.where(is_beside, self._firsts, self._repeats))
+        on_page = on_pages(self.lookups[self._repeats], at, page_ends, self._schema)
         repeats, firsts = self.rows[self._repeats[on_page]], self.rows[self._firsts[on_page]]
         return differing(repeats, firsts, self._schema)
 
@@ -576,7 +560,8 @@ class Answers(NamedTuple):
     @property
     def page_ends(self) -> PageEnds:
         """The ends of the pages."""
-        return self.more, self.rows.take(self.starts[1:] - 1, mode="clip") if self.more.any() else self.rows[:0]
+        last = self.rows.take(self.starts[1:] - 1, mode="clip") if self.more.any() else self.rows[:0]
+        return PageEnds(self.more, last)
 
 
 def best_answers(
@@ -590,7 +575,8 @@ def best_answers(
     ordered = OrderedRows(len(limits), parts, schema)
     more = (ordered.counts > limits) | has_more
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(ordered.counts, limits))))
-    return Answers(ordered.first(limits).rows, starts, more, ordered.folded(limits, more))
+    answers = Answers(ordered.first(limits).rows, starts, more, 0)
+    return answers._replace(folded=ordered.folded(answers.page_ends))
 
 
 @dataclass(eq=False)
@@ -666,7 +652,8 @@ class MatchAccumulator:
         first = self.first()
         ends = np.searchsorted(first.lookups, np.arange(len(self.batch))) + self.batch.max_count
         more = ends < np.searchsorted(first.lookups, np.arange(len(self.batch)), "right")
-        return more, first.rows.take(np.where(more, ends - 1, 0), mode="clip") if more.any() else self.schema.no_rows
+        last = first.rows.take(np.where(more, ends - 1, 0), mode="clip") if more.any() else self.schema.no_rows
+        return PageEnds(more, last)
 
     def matches(self) -> Matches:
         """Return the rows in any order, at most `max_count` + 1 distinct ones of each lookup."""
@@ -675,6 +662,11 @@ class MatchAccumulator:
                 self._cut()
             self._parts = [_joined(self._newest_first(), self.schema)]
             return self._parts[0]
+
+    def ordered(self) -> OrderedRows:
+        """Return the rows in order: at least the first `max_count` + 1 distinct ones of each lookup."""
+        with self._lock:
+            return self._ordered()
 
     def answers(self) -> Answers:
         """Return the answers of the batch."""

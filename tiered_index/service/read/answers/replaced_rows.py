@@ -7,6 +7,7 @@ such row up to the end of the page. Any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,19 @@ from tiered_index.service.read.answers.rows import Array, are_after, concatenate
 Int64 = npt.NDArray[np.int64]
 Page = tuple[Int64, Array]
 """Rows (n) by their lookups (n)."""
-PageEnds = tuple[npt.NDArray[np.bool_], Array]
-"""For each lookup, whether there are answers behind its page, and the last answer of the page if so."""
 # rows that are held before those behind the pages are dropped
 _HELD_ROWS = 1 << 16
+
+
+class PageEnds(NamedTuple):
+    """For each lookup, whether there are answers behind its page, and the last answer of the page if so.
+
+    `or_at`: whether rows at the place of that answer are behind it, too; None: they never are.
+    """
+
+    more: npt.NDArray[np.bool_]
+    last: Array
+    or_at: npt.NDArray[np.bool_] | None = None
 
 
 class ReplacedRows:
@@ -54,7 +64,12 @@ def rows_of_pages(parts: Sequence[Page], page_ends: PageEnds, schema: Schema) ->
 
     A row may be there at two times, one on the page and one behind it. Then it counts.
     """
-    return _distinct([on_pages(part, page_ends, schema) for part in parts], schema)
+    parts = [
+        (lookups[shown], rows[shown])
+        for lookups, rows in parts
+        for shown in [on_pages(lookups, rows, page_ends, schema)]
+    ]
+    return _distinct(parts, schema)
 
 
 def _distinct(parts: Sequence[Page], schema: Schema) -> Page:
@@ -69,15 +84,12 @@ def _distinct(parts: Sequence[Page], schema: Schema) -> Page:
     return lookups, rows
 
 
-def on_pages(page: Page, page_ends: PageEnds, schema: Schema) -> Page:
-    """Return the rows that are not behind the page of their lookup."""
-    lookups, rows = page
-    more, last = page_ends
-    if not more.any():
-        return page
+def on_pages(lookups: Int64, rows: Array, page_ends: PageEnds, schema: Schema) -> npt.NDArray[np.bool_]:
+    """Return which rows (n) are not behind the page of their lookup (n)."""
+    more, last, or_at = page_ends
     on_page = ~more[lookups]
-    behind = np.flatnonzero(more[lookups])
-    ends = last[lookups[behind]]
-    names = ("second", "offset", "queue_id", *schema.identity_extra)
-    on_page[behind] = ~are_after(rows[behind], tuple(ends[name] for name in names), schema)
-    return lookups[on_page], rows[on_page]
+    if len(behind := np.flatnonzero(~on_page)):
+        owners = lookups[behind]
+        columns = tuple(last[name][owners] for name in ("second", "offset", "queue_id", *schema.identity_extra))
+        on_page[behind] = ~are_after(rows[behind], columns, schema, None if or_at is None else or_at[owners])
+    return on_page

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.read.answers.batch import Answers, LookupBatch
-from tiered_index.service.read.answers.rows import AnswerForm, AnswerRows, cursor_after
+from tiered_index.service.read.answers.rows import AnswerForm, AnswerRows, encode_cursor, order_key, query_digest
 from tiered_index.storage.prices import rounded_usd
 from tiered_index.types import (
     Answer,
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from tiered_index.service.read.answers.merged import RowSources
+
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
@@ -54,6 +56,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     - `replaced` has the number of replaced rows of each answer (i64, n); None: there is none.
     - `lacking` has the numbers of the lookups that a failed file may have answered, by the file's source and name. A
       damaged file concerns the lookups that need its damaged parts; a missing one, all lookups of its time range.
+    - `sources` has the indexes of the rows; None: one index was read.
     """
 
     batch: LookupBatch
@@ -67,6 +70,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     provenance: Callable[..., Provenance] | None = None
     replaced: npt.NDArray[np.int64] | None = None
     lacking: Mapping[tuple[str | None, str], Collection[int]] = field(default_factory=dict)
+    sources: RowSources | None = None
 
     def __post_init__(self) -> None:
         self.rows, self.starts, self.more, _ = self.answers
@@ -136,7 +140,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
                 f"the index's entries have a column {clash!r}, which the table of answers needs for itself"
             )
         counts, topics = np.diff(self.starts), self.batch.topics
-        table = self.form.table(topics[0] if topics else "", self.rows)
+        table = self.form.table(topics[0] if topics else "", self.rows, self._sources_of(0, len(self.rows)))
         if len(topics) > 1:
             named = pa.array(topics, pa.string()).take(pa.array(np.repeat(self.batch.topic_index, counts)))
             table = table.set_column(table.column_names.index("topic"), "topic", named)
@@ -161,10 +165,13 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             return None
         numbers = np.repeat(self.batch.topic_index, self.counts)
         all_places: list[FilePlace | None] = [None] * len(self.rows)
+        sources = self._sources_of(0, len(self.rows))
         for number, topic in of_files.items():
             rows_of_topic = np.flatnonzero(numbers == number)
-            places = self.form.places_of(topic, self.rows[rows_of_topic])
-            for row, place in zip(rows_of_topic.tolist(), places or (), strict=places is not None):
+            numbers_of_rows = rows_of_topic.tolist()
+            named = None if sources is None else [sources[row] for row in numbers_of_rows]
+            places = self.form.places_of(topic, self.rows[rows_of_topic], named)
+            for row, place in zip(numbers_of_rows, places or (), strict=places is not None):
                 all_places[row] = place
         return all_places
 
@@ -184,9 +191,10 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         starts = self.starts[chosen.start : chosen.stop + 1]
         named = map(self.batch.topics.__getitem__, self.batch.topic_index[chosen.start : chosen.stop].tolist())
         topics = list(chain.from_iterable(map(repeat, named, np.diff(starts).tolist())))
-        documents = self.form.documents(topics, self.rows[starts[0] : starts[-1]])
+        first, last = int(starts[0]), int(starts[-1])
+        documents = self.form.documents(topics, self.rows[first:last], self._sources_of(first, last))
         if (places := self._places) is not None:
-            describe_places(documents, places[starts[0] : starts[-1]])
+            describe_places(documents, places[first:last])
         return [documents[start:stop] for start, stop in pairwise((starts - starts[0]).tolist())]
 
     @overload
@@ -225,10 +233,19 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         rows = self.rows[start:stop]
         failed = self.failed_of(number)
         status: Status = "partial" if failed else "truncated" if more else "complete"
-        cursor = cursor_after(rows, self.schema, self.batch.lookups[number].key, topic, low, high) if more else None
-        return AnswerRows(topic, rows, self.form, lambda: self.explain).result(
+        cursor = None
+        if more:
+            end = order_key(rows[-1], self.schema)
+            if self.sources is not None:
+                end = (*end, self.sources.number_of(stop - 1))
+            cursor = encode_cursor(end, query_digest(topic, self.batch.lookups[number].key, low, high))
+        return AnswerRows(topic, rows, self.form, lambda: self.explain, self._sources_of(start, stop)).result(
             status=status, cursor=cursor, failed=failed, seen=self._seen_of(number), item_type=self.item_type
         )
+
+    def _sources_of(self, start: int, stop: int) -> list[str] | None:
+        """Return the URI of the index of each row from `start` to before `stop`; None: one index was read."""
+        return None if self.sources is None else self.sources.between(start, stop)
 
     def _seen_of(self, number: int) -> Provenance:
         batch, topic = self.batch, self.batch.topics[self.batch.topic_index[number]]

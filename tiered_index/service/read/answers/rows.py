@@ -11,10 +11,11 @@ import base64
 import binascii
 import dataclasses
 import hashlib
+import itertools
 import json
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import ge, gt
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
-from tiered_index.format.schema import Column, Schema, text_of, texts
+from tiered_index.format.schema import Schema, text_of, texts
 from tiered_index.types import (
     MAX_KEY_UNITS,
     MAX_TOPIC_UNITS,
@@ -150,10 +151,13 @@ def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> 
     return max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000, count
 
 
-def are_after(rows: Array, key: OrderKey | tuple[Array, ...], schema: Schema) -> npt.NDArray[np.bool_]:
+def are_after(
+    rows: Array, key: OrderKey | tuple[Array, ...], schema: Schema, or_at: npt.NDArray[np.bool_] | None = None
+) -> npt.NDArray[np.bool_]:
     """Return which rows (bool, n) come after an order key, or each after its own one (columns, n).
 
-    Raises `SchemaMismatch` for a key of other columns.
+    `or_at` (bool, n): the rows that also count if they are exactly there. Raises `SchemaMismatch` for a key of other
+    columns.
     """
     # second desc, offset desc, queue_id asc, ...: each column counts if all before it are equal
     later = np.zeros(len(rows), bool)
@@ -165,7 +169,7 @@ def are_after(rows: Array, key: OrderKey | tuple[Array, ...], schema: Schema) ->
         values = rows[name]
         later |= equal & (values < bound if name in ("second", "offset") else values > bound)
         equal &= values == bound
-    return later
+    return later if or_at is None else later | (equal & or_at)
 
 
 def concatenate(parts: list[Array], schema: Schema) -> Array:
@@ -272,41 +276,31 @@ def tie_keys(rows: Array, schema: Schema) -> list[Array]:
 class AnswerForm:
     """Makes items of `item_type`, documents and tables from rows. Immutable.
 
-    With `sources` (names by number), the last column of rows is the number of their index. `places` are those of files.
+    `places` are those of files. `sources` are the URIs of the indexes of rows (n); None: one index is read.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        item_type: type[IndexItem],
-        sources: Mapping[int, str] | None = None,
-        places: RowPlaces | None = None,
-    ) -> None:
+    def __init__(self, schema: Schema, item_type: type[IndexItem], places: RowPlaces | None = None) -> None:
         self.item_type = item_type
         self._places = places
         self._extra = [c.name for c in schema.extra]
         self._texts = schema.text_columns
         self._text_places = [place for place, c in enumerate(schema.extra) if c.is_text]
-        self._sources = sources
         # these classes only store their fields
         self.only_stores = item_type is KeyedIndexItem or item_type is IndexItem
-        if sources is not None:
-            self._numbers, self._extra[-1] = self._extra[-1], "source"
         # makes the items faster than their constructor; None: it can't
         self.in_core: ItemForm | None = None
         core = compiled_views()
         if core is not None and self.only_stores and self._extra == ["fingerprint"] * schema.keyed:
             self.in_core = core.ItemForm(item_type, schema.keyed)
 
-    def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
+    def items(self, topic: str, rows: Array, sources: Sequence[str] | None = None) -> tuple[Any, ...]:
         """Return the rows (n) as items."""
         if self.in_core is not None:
-            return self.in_core.items(topic, np.ascontiguousarray(rows))
-        item_type, extra, sources = self.item_type, self._extra, self._sources
+            return self.in_core.items(topic, np.ascontiguousarray(rows), sources)
+        item_type, extra = self.item_type, self._extra
         made = []
-        for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():
-            if sources is not None:
-                more[-1] = sources[more[-1]]
+        for row, source in zip(rows.tolist(), sources or itertools.repeat(None)):  # noqa: B905 - None for each row
+            second, key_hash, topic_id, queue_id, offset, size, *more = row
             for place in self._text_places:
                 more[place] = text_of(more[place])
             fields: dict[str, Any] = {
@@ -317,7 +311,7 @@ class AnswerForm:
                 "size": size,
                 "timestamp_ms": second * 1000,
                 "key_hash": key_hash,
-                "source": None,
+                "source": source,
             }
             fields.update(zip(extra, more, strict=True))
             made.append(item_type(**fields))
@@ -327,17 +321,18 @@ class AnswerForm:
         """Return whether a topic has files. No request."""
         return self._places is not None and self._places.has(topic)
 
-    def places_of(self, topic: str, rows: Array) -> tuple[FilePlace | None, ...] | None:
+    def places_of(
+        self, topic: str, rows: Array, sources: Sequence[str] | None = None
+    ) -> tuple[FilePlace | None, ...] | None:
         """Return the places of rows (n) of a topic, as `RowPlaces.of`. None: the topic has no files."""
         # before the rows become lists
         if self._places is None or not self._places.has(topic):
             return None
-        sources: Sequence[str | None] = [None] * len(rows)
-        if self._sources is not None:
-            sources = [self._sources[number] for number in rows[self._numbers].tolist()]
-        return self._places.of(topic, sources, rows["queue_id"].tolist(), rows["offset"].tolist())
+        return self._places.of(topic, sources or [None] * len(rows), rows["queue_id"].tolist(), rows["offset"].tolist())
 
-    def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:
+    def documents(
+        self, topics: Sequence[str], rows: Array, sources: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Return the documents of rows (n) with topics (n). Only if `only_stores`."""
         fixed = (rows[name].tolist() for name in ("topic_id", "queue_id", "offset", "size"))
         made: list[dict[str, Any]] = [
@@ -354,16 +349,15 @@ class AnswerForm:
                 topics, *fixed, (rows["second"] * 1000).tolist(), rows["key_hash"].tolist(), strict=True
             )
         ]
-        if self._sources is not None:
-            for document, number in zip(made, rows[self._numbers].tolist(), strict=True):
-                document["source"] = self._sources[number]
+        if sources is not None:
+            for document, source in zip(made, sources, strict=True):
+                document["source"] = source
         for name in self._extra:
-            if name != "source":
-                for document, value in zip(made, rows[name].tolist(), strict=True):
-                    document[name] = value
+            for document, value in zip(made, rows[name].tolist(), strict=True):
+                document[name] = value
         return made
 
-    def table(self, topic: str, rows: Array) -> pa.Table:
+    def table(self, topic: str, rows: Array, sources: Sequence[str] | None = None) -> pa.Table:
         """Return the table that `items_table` returns for the items of rows."""
         # loaded when used, as in `table_of`
         import pyarrow as pa
@@ -373,10 +367,7 @@ class AnswerForm:
             "topic": pa.repeat(pa.scalar(topic, text), len(rows)),
             "timestamp_ms": rows["second"] * 1000,
         }
-        if self._sources is None:
-            columns["source"] = pa.nulls(len(rows), text)
-        else:
-            columns["source"] = [self._sources[number] for number in rows[self._numbers].tolist()]
+        columns["source"] = pa.nulls(len(rows), text) if sources is None else sources
         for name in rows.dtype.names or ():
             if name in self._texts:
                 columns[name] = texts(rows[name])
@@ -392,16 +383,17 @@ class AnswerRows(NamedTuple):
     rows: Array
     form: AnswerForm
     explain: Callable[[], Explain]
+    sources: Sequence[str] | None = None
 
     def field(self, name: str) -> Any:
         """Return the field `items`, `places` or `explain`."""
         if name == "explain":
             return self.explain()
-        return (self.form.places_of if name == "places" else self.form.items)(self.topic, self.rows)
+        return (self.form.places_of if name == "places" else self.form.items)(self.topic, self.rows, self.sources)
 
     def table(self) -> pa.Table:
         """Return the rows as a table."""
-        return self.form.table(self.topic, self.rows)
+        return self.form.table(self.topic, self.rows, self.sources)
 
     def result(self, **known: Any) -> QueryResult[Any]:
         """Return a result with the `known` fields. Its `items` and `explain` are made on first access."""
@@ -409,17 +401,6 @@ class AnswerRows(NamedTuple):
         known["_later"] = self
         result.__dict__.update(known)
         return result
-
-
-def sourced_schema(schema: Schema) -> Schema:
-    """Return the schema with one more column, the last: the number of the row's index.
-
-    It is an identity column: equal positions in the logs of two brokers are two messages.
-    """
-    name = "source_id"
-    while any(column.name == name for column in schema.extra):
-        name += "_"
-    return Schema(schema.name, (*schema.extra, Column(name, ">i8", identity=True)))
 
 
 def order_key(row: Any, schema: Schema) -> OrderKey:
