@@ -21,7 +21,7 @@ from tiered_index.base.version import __version__
 if TYPE_CHECKING:
     from tiered_index.base.retention import Retention
     from tiered_index.config import IndexConfig
-    from tiered_index.connectors.archives import erase_index as erase
+    from tiered_index.connectors.erase import erase_index as erase
     from tiered_index.connectors.files.messages import FileRow, FileRows
     from tiered_index.format.keys.hash_sql import hash_key_sql
     from tiered_index.format.keys.hashing import key_hash as hash_key
@@ -97,7 +97,7 @@ _ALIASES = {
 }
 # Modules load on first use: their libraries load slowly, and a command must react to an interrupt before that.
 _NAMES = {
-    "connectors.archives": ("erase",),
+    "connectors.erase": ("erase",),
     "config": ("IndexConfig",),
     "format.keys.hash_sql": ("hash_key_sql",),
     "format.keys.hashing": ("hash_key",),

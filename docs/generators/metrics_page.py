@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tiered_index import IndexReader, IndexService
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.source import KafkaSource
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.connectors.source import Lag
 from tiered_index.server.app import HttpService
 from tiered_index.server.http.served import Audit, Caps, Served, redaction_of

@@ -19,7 +19,7 @@ from tiered_index.base.call import RequestContext
 from tiered_index.connectors.kafka.client.broker import KafkaBroker
 from tiered_index.connectors.kafka.messages import KafkaMessages, parse_place
 from tiered_index.connectors.kafka.record import KafkaRecord
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectRefused, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 

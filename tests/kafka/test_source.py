@@ -18,7 +18,7 @@ from tiered_index.connectors.kafka.client.broker import KafkaBroker, LogRange, k
 from tiered_index.connectors.kafka.names import Name
 from tiered_index.connectors.kafka.partitions import Partition
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tiered_index import IndexService
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.server.app import OPERATIONS, HttpService
 from tiered_index.server.http import tokens as token_files
 from tiered_index.server.http.listening import HttpListener, loop_in_thread, own_names

@@ -21,7 +21,7 @@ from tiered_index.base.call import remaining_s
 from tiered_index.cli.main import run
 from tiered_index.cli.operate import serving
 from tiered_index.cli.operate.serving import Serving
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.connectors.rocketmq.log.layout import Host
 from tiered_index.connectors.rocketmq.remoting.frames import Command, RequestCode, ResponseCode, signature
 from tiered_index.errors import ConfigError

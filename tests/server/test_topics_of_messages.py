@@ -29,7 +29,7 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
 from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.kafka.columns import SCHEMA, SIZE
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.connectors.rocketmq.log.layout import Host
 from tiered_index.connectors.rocketmq.log.store import StoreDirectory

@@ -85,6 +85,8 @@ class ConnectorSpec:
     - `places`: the form of the place of a message that can be read without an entry, such as
       ``kafka:TOPIC/PARTITION/OFFSET``; it begins with a scheme. None: there is none.
     - `advice`: how a command is told where to read such a place, if the index does not have its topic.
+    - `stores`: how the names of its stores of columnar segments begin. Empty: with its name and a colon, as must those
+      of a connector of another package, whose queues are closed by it.
     - `queues`: ``module:class`` of a `TopicQueues` (`tiered_index.connectors.contract`). None: there are no queues to
       read, as `Words.no_queues` says.
     - `options`: a dataclass whose fields are declared by `tiered_index.connectors.options.declare`; None: it has none.
@@ -102,6 +104,7 @@ class ConnectorSpec:
     several: bool = False
     places: str | None = None
     advice: str | None = None
+    stores: tuple[str, ...] = ()
     queues: str | None = None
     options: type[Any] | None = None
 
@@ -160,6 +163,11 @@ class Registry:
         if scheme and not any(spec.has_places(scheme) for spec in specs):
             specs += self.others()
         return next((spec for spec in specs if spec.has_places(scheme)), None)
+
+    def of_store(self, store: str) -> str:
+        """Return the name of the connector of a store of columnar segments, also of one that is not installed."""
+        specs = (self.spec(name) for name in _OURS)
+        return next((spec.name for spec in specs if store.startswith(spec.stores)), store.partition(":")[0])
 
     def connector(self, name: str) -> Any:
         """Return a `Connector`; it is a `SourceConnector` if its spec says that it `follows`.

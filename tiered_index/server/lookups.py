@@ -23,7 +23,7 @@ from starlette.responses import Response
 from tiered_index.base.call import check_deadline, deadline_at
 from tiered_index.base.encoding import BodyFormat
 from tiered_index.connectors.containing import Containing
-from tiered_index.connectors.message_sources import NotInstalled
+from tiered_index.connectors.read_again import NotInstalled
 from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.server.http import answers, parameters, wire

@@ -13,7 +13,7 @@ from tests.server.conftest import on_a_port
 from tests.server.console.pages import BEGIN_MS, check_access, rows
 from tiered_index import IndexReader, IndexService
 from tiered_index.connectors.kafka.record import KafkaRecord, TimestampType
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.server.http.tokens import add_token
 from tiered_index.service.read.answers.messages import Fetched
 

@@ -25,6 +25,7 @@ from tests.support.counting_proxy import Action, counting_proxy
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, config
 from tiered_index.config import IndexConfig
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.files import linked
 from tiered_index.connectors.files.linked import FileLinker
 from tiered_index.connectors.files.listing import PinnedFile, listed_files, stored_file
@@ -618,7 +619,9 @@ def test_an_archive_without_some_topics_or_sources_makes_no_index_without_them_i
         ingest(written(tmp_path / topic, 0, 40), "--wait", *archive, fields=("--topic", topic, *KEYS[2:]))
     with IndexService.open(root=where[1], storage=where[3]) as index:
         for source in ("kafka:c/left/0", f"kafka:c/left/1@{'a' * 32}", "rocketmq:broker-a"):
-            index.put_source_batch(batch(1, topic="left", size=10, timestamp_ms=BEGIN_S * 1000), source, 2)
+            name = source.partition(":")[0]
+            columns = batch(1, topic=f"left-{name}", size=10, timestamp_ms=BEGIN_S * 1000)
+            index.put_source_batch(columns, source, 2, document=dict.fromkeys([f"left-{name}"], document_of(name)).get)
         index.seal()
         index.run_lifecycle()
     uri, first, second = f"archive:{where[3]}", f"file://{tmp_path}/first", f"file://{tmp_path}/second"

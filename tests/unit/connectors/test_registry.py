@@ -16,6 +16,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec, Registry
 from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.format.names import linked_store, points_store, rows_store
 from tiered_index.format.topic_documents import TopicDocument
 
 Command = Callable[..., tuple[int, str, str]]
@@ -282,3 +283,10 @@ def test_messages_of_a_connector_that_can_not_be_loaded_tell_the_reason(
     (message,) = json.loads(out)["messages"]
     assert (code, message["state"]) == (0, "missing"), err
     assert f"the connector '{name}' wrote this topic: " in message["problem"] and advice in message["problem"]
+
+
+def test_the_name_of_a_store_begins_with_its_connector() -> None:
+    linked = linked_store("orders", 0)
+    of_files = dict.fromkeys([linked, rows_store(linked), points_store(linked)], "files")
+    stores = {"kafka:c/orders/0": "kafka", "nats:orders": "nats", **of_files}
+    assert {store: CONNECTORS.of_store(store) for store in stores} == stores

@@ -8,7 +8,7 @@ import pytest
 from tiered_index.connectors.archive.archiver import ColumnArchiver
 from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat
 from tiered_index.connectors.archive.erasure import columns_to_erase
-from tiered_index.connectors.archives import messages_to_erase
+from tiered_index.connectors.erase import messages_to_erase
 from tiered_index.connectors.files import row_archive
 from tiered_index.connectors.kafka import columns
 from tiered_index.format.topic_documents import TopicDocument

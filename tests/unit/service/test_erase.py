@@ -18,7 +18,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.base.retention import Horizon
 from tiered_index.base.units import MAX_TIMESTAMP_MS
-from tiered_index.connectors.archives import erase_index
+from tiered_index.connectors.erase import erase_index
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.format import compacted
 from tiered_index.format.keys.hashing import key_hash

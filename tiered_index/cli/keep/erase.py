@@ -10,7 +10,7 @@ from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, unknown_topic
 from tiered_index.cli.session import Session, open_stored_index
-from tiered_index.connectors.archives import messages_to_erase
+from tiered_index.connectors.erase import messages_to_erase
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.jobs.erase import EraseRequest, Erasure
 from tiered_index.service.jobs.erase import erase as erase_index

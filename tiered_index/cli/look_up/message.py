@@ -24,7 +24,7 @@ from tiered_index.cli.places import opened_places
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.kafka.spec import KafkaClientOptions
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS, OTHER, ConnectorSpec, Words
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits

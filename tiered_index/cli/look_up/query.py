@@ -25,7 +25,7 @@ from tiered_index.cli.places import opened_places
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.kafka.spec import KafkaClientOptions
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.errors import InvalidArgument
 from tiered_index.types import IndexItem, QueryResult, describe_places, own_columns
 

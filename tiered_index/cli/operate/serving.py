@@ -27,7 +27,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import SourceRun, checked
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.spec import KafkaOptions
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS, ConnectorSpec
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, StoreOptions
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError

@@ -31,8 +31,7 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.cli.write.options import ARCHIVE_SCHEME, IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.archive.log import ArchivedFile, ColumnCopies, ColumnLog
-from tiered_index.connectors.archives import archived_logs
+from tiered_index.connectors.archive.log import ArchivedFile, ColumnCopies, ColumnLog, logs_of_index
 from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.rocketmq.archive.archive import StoreLog, segments_by_store
 from tiered_index.connectors.rocketmq.follow.dispatcher import names_of_keys
@@ -263,7 +262,7 @@ def _name_damage(session: Session, archived: ArchivedMessages, *, accepted: bool
 def _logs(old: IndexReader, selection: Selection) -> dict[str, Log]:
     """Return all logs of an index that have archived messages, or only entries, by their stores."""
     known = old.segments()
-    logs: dict[str, Log] = {**archived_logs(old, selection.takes)}
+    logs: dict[str, Log] = {**logs_of_index(old, selection.takes)}
     for store in known.byte_stores:
         logs[store] = StoreLog(old.segment_archive, store, list(known.of(store)), selection)
     return logs

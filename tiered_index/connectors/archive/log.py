@@ -21,6 +21,7 @@ from msgspec import structs
 
 from tiered_index.connectors.archive.archiver import ColumnArchiver
 from tiered_index.connectors.archive.columns import ArchivedTable, ArchiveFormat, entries_of
+from tiered_index.connectors.registry import CONNECTORS
 from tiered_index.connectors.source import Loss
 from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind
 from tiered_index.format.names import queue_id_of_store, topic_of_store
@@ -28,6 +29,7 @@ from tiered_index.format.segments.columnar import NUMBER
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments.archive import SegmentArchive
+from tiered_index.service.reader import IndexReader
 from tiered_index.types import inclusive
 
 
@@ -217,6 +219,24 @@ def logs_of(form: ArchiveFormat, scheme: str, archive: SegmentArchive, takes: Ca
     put = {name for name, at in state.positions.items() if at > state.expired.segments.get(name, 0)}
     stores = {store for store in {*put, *archive.segments().stores} if store.startswith(scheme)}
     return [ColumnLog(form, archive, store, takes) for store in sorted(stores)]
+
+
+def logs_of_index(reader: IndexReader, takes: Callable[[str], bool]) -> dict[str, ColumnLog]:
+    """Return the logs of columnar archives in an index, by their stores, and those of which it has only entries.
+
+    `takes` returns whether the messages of a topic are asked for. Raises `ConfigError` if their connector is not
+    installed.
+    """
+    known, names = reader.segments(), {document.connector for document in reader.topic_documents().values()}
+    for store in known.stores:
+        if store not in known.byte_stores and ((topic := topic_of_store(store)) is None or takes(topic)):
+            # also without a document, which may have been lost with a root
+            names.add(CONNECTORS.spec(CONNECTORS.of_store(store)).name)
+    logs: dict[str, ColumnLog] = {}
+    for name in sorted(filter(CONNECTORS.has, names)):
+        if (of_connector := getattr(CONNECTORS.connector(name), "archived_logs", None)) is not None:
+            logs |= {log.store: log for log in of_connector(reader.segment_archive, takes)}
+    return logs
 
 
 class ColumnCopies:

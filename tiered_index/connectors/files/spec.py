@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tiered_index.connectors.options import declare
 from tiered_index.connectors.registry import FILES, ConnectorSpec, Words
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_TIME = "timestamp"
 """The field of a row that has its time, by default."""
@@ -79,4 +76,6 @@ SPEC = ConnectorSpec(
     # no other connector claims it
     claims=lambda address: True,
     several=True,
+    # as tiered_index.format.names has them, which the help of commands does not load
+    stores=("files:", "rows:", "points:"),
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 from tiered_index.base.call import deadline_at
 from tiered_index.base.encoding import json_text
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.connectors.registry import FILES
 from tiered_index.errors import SetupUnavailable, TieredIndexError
 from tiered_index.server.http.problems import Redaction, without_paths

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tiered_index.base.encoding import MAX_BODY_BYTES, json_text
 from tiered_index.config import IndexConfig
-from tiered_index.connectors.message_sources import MessageSources
+from tiered_index.connectors.read_again import MessageSources
 from tiered_index.connectors.registry import CONNECTORS, FILES
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
 from tiered_index.service.log.state import LogState

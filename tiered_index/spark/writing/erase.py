@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.base.clock import Clock, SystemClock
-from tiered_index.connectors.archives import messages_to_erase
+from tiered_index.connectors.erase import messages_to_erase
 from tiered_index.format.schema import Schema
 from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, check_grace, check_shard_bytes
 from tiered_index.service.jobs.erase import erase as erase_by

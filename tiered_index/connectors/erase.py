@@ -1,4 +1,4 @@
-"""The archived messages of every connector: their logs, those of an erasure, and an index erased with its archive.
+"""Erases entries of an index, and their archived messages, which the connector of each segment finds.
 
 Threads: any.
 """
@@ -6,19 +6,17 @@ Threads: any.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.connectors.archive.erasure import may_have
-from tiered_index.connectors.archive.log import ColumnLog
 from tiered_index.connectors.contract import Connector
 from tiered_index.connectors.documents import lacking
-from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
+from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS
 from tiered_index.errors import ConfigError
-from tiered_index.format.names import LINKED, POINTS, ROWS, topic_of_store
 from tiered_index.format.topic_documents import TopicDocument, newest_of
 from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
 from tiered_index.service.jobs.segments.erase_segments import FoundMessages
@@ -26,34 +24,9 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments.archive import SegmentArchive
-from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import no_progress
-
-
-def connector_of_store(store: str) -> str:
-    """Return the connector of a store of columnar segments: its name begins with it."""
-    return FILES if store.startswith((LINKED, ROWS, POINTS)) else store.partition(":")[0]
-
-
-def archived_logs(reader: IndexReader, takes: Callable[[str], bool]) -> dict[str, ColumnLog]:
-    """Return the logs of columnar archives in an index, by their stores, and those of which it has only entries.
-
-    `takes` returns whether the messages of a topic are asked for. Raises `ConfigError` if their connector is not
-    installed.
-    """
-    known, names = reader.segments(), {document.connector for document in reader.topic_documents().values()}
-    names |= {position.partition(":")[0] for position in reader.log_state.positions}
-    for store in known.stores:
-        if store not in known.byte_stores and ((topic := topic_of_store(store)) is None or takes(topic)):
-            # also without a document, which may have been lost with a root
-            names.add(CONNECTORS.spec(connector_of_store(store)).name)
-    logs: dict[str, ColumnLog] = {}
-    for name in sorted(filter(CONNECTORS.has, names)):
-        if (logs_of := getattr(CONNECTORS.connector(name), "archived_logs", None)) is not None:
-            logs |= {log.store: log for log in logs_of(reader.segment_archive, takes)}
-    return logs
 
 
 @dataclass(frozen=True)
@@ -70,15 +43,14 @@ class _Find:
         # the bytes of a log may have messages of every topic and queue
         if segment.columns is not None and not may_have(segment.store, self.request):
             return FoundMessages()
-        name = OF_OTHERS if segment.columns is None else connector_of_store(segment.store)
+        name = OF_OTHERS if segment.columns is None else CONNECTORS.of_store(segment.store)
         try:
-            CONNECTORS.connector(name)
+            connector: Connector = CONNECTORS.connector(name)
         except ConfigError as error:
             # the document may name the package
             is_mine = self.document is not None and self.document.connector == name
             problem = (lacking(self.document) if is_mine and self.document is not None else None) or str(error)
             return FoundMessages(problem=f"{segment.name}: {problem}")
-        connector: Connector = CONNECTORS.connector(name)
         return connector.erasure(self.request, self.document)(self.before_ms, self.keyed)(archive, segment)
 
 
