@@ -73,7 +73,7 @@ log-crc-skipped: the CRC32 of log records is not checked
   + if not mark:
   tests/faults/test_damaged_log.py::test_a_flipped_bit_anywhere_in_a_record_is_found
 log-record-lost: a log with a hole is read as a whole one
-  in StorageLog._records_behind
+  in StorageLog._listed_after
   - "the log has a hole before this record", expected, number_of(info.name))
   + "the log has a hole before this record", expected, expected)
   tests/unit/service/test_checkpoints.py::test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes

@@ -4,21 +4,21 @@ from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""
 fence-forgotten: a writer appends to the log after a higher epoch
-  in StorageLog._appended
+  in StorageLog.append
   - if epoch is not None and state.epoch > epoch:
   + if state.epoch < 0:
   tests/fencing/test_fencing.py::TestFencing::test_a_record_that_loses_its_number_to_a_fence_is_none[file]
 fence-not-appended: a writer that claims an epoch leaves no fence in the log
   in StorageLog.claim_epoch
-  - self._appended("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0), attempt)
+  - self.append("fence", epoch, lambda _: fence, attempt=attempt, writes_checkpoint=False)
   tests/fencing/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 exists-taken-for-a-win: a writer treats a lost log number as its own
-  in StorageLog._appended
+  in StorageLog.append
   - if winner.attempt == attempt:
   + if winner.attempt is not None:
   tests/fencing/test_fencing.py::TestFencing::test_of_two_records_for_one_number_the_second_gets_the_next[file]
 exists-taken-for-a-loss: a writer whose first response was lost treats its own record as another writer's
-  in StorageLog._appended
+  in StorageLog.append
   - if winner.attempt == attempt:
   + if winner.attempt is None:
   tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -204,7 +205,7 @@ def test_a_record_that_readers_would_refuse_is_not_written(log, storage, clock, 
     assert written.number == state.number + 1 and StorageLog(storage, clock).open() == written
 
 
-@pytest.mark.parametrize("read", [StorageLog.refresh, StorageLog.read_next])
+@pytest.mark.parametrize("read", [StorageLog.refresh, partial(StorageLog.refresh, by_number=True)])
 def test_a_record_that_contradicts_the_state_is_not_written_and_leaves_no_half_of_itself(log, storage, clock, read):
     """A stored record removes an object and contradicts the state. A reader applies no part of it."""
     epoch = log.claim_epoch()

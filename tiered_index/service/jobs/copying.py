@@ -334,14 +334,11 @@ class Copier:
     def _publish(self, state: LogState) -> LogState:
         """Append the record after which the target's log names the objects of `state`. Return the target's state."""
         assert state.genesis is not None
-        if not self.copied.state.number:
-            own = structs.replace(state.genesis, index_id=secrets.token_hex(8))
-            begun = self.copied.begin(replace(difference(LogState(), state, _key(state)), genesis=own))
-            if begun.genesis == own:
-                return begun
-            self._check_target(begun)
+        own = structs.replace(state.genesis, index_id=secrets.token_hex(8))
 
         def make(copy_state: LogState) -> LogRecord | None:
+            if not copy_state.number:
+                return replace(difference(copy_state, state, _key(state)), genesis=own)
             self._check_target(copy_state)
             if copy_state.positions[_key(state)] >= state.number:
                 return None  # the record of an earlier try, or of another copier, is in the log

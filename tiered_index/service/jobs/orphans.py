@@ -133,7 +133,7 @@ def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object
         batch = orphans.objects[start : start + _AT_ONCE]
         orphans.log.refresh()
         # a server may end a listing early: what an unlisted record names must not be deleted
-        state, is_named = orphans.log.read_next(), names_object(storage)
+        state, is_named = orphans.log.refresh(by_number=True), names_object(storage)
         gone = [info for info in batch if not is_named(state, info.name)]
         storage.delete_many([info.name for info in gone])
         deleted += gone

@@ -321,7 +321,7 @@ def check_storage(
 def _take_back_removed(storage: Storage, state: LogState, report: Report) -> None:
     """Take back findings about missing objects that records have removed meanwhile: a sweep may delete them."""
     missing = {defect.file for defect in report.findings if defect.problem == _NOT_THERE}
-    after = _log_at(storage, state).read_next() if missing else state
+    after = _log_at(storage, state).refresh(by_number=True) if missing else state
     segments = Segments(after, storage)
     removed = {name for name in missing if not (after.names(name) or segments.names_object(name))}
     report.findings[:] = [defect for defect in report.findings if defect.file not in removed]
@@ -427,7 +427,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
         return None
     if not state.number:
         raise NotAnIndex(f"{storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
-    state = _log_at(storage, state).read_next()
+    state = _log_at(storage, state).refresh(by_number=True)
     _note_given_up(storage, state, given_up, report)
     _note_catalogs(state, report)
     for number, names in checkpoints.items():

@@ -284,8 +284,8 @@ class StorageLog:
         self.documents: Callable[[], Documents] = lambda: NO_DOCUMENTS
         """Returns the documents of the writer's topics. Each of its records has those that the log lacks."""
         self._checkpoints = Checkpoints(storage, checkpoint_every)
-        # the listing of the newest record that was read: a replaced one has another size or time
-        self._listed: ObjectInfo | None = None
+        # the newest record that was read, as it was listed: a replaced one has another size or time
+        self._newest: ObjectInfo | None = None
         self._writes = False
         # least time between listings before an append; 0: each append lists the log
         self.lists_every_s = 0.0
@@ -305,17 +305,17 @@ class StorageLog:
         """
         self._checkpoints.look()
         states = self._checkpoints.states()
-        state, infos = self._read_at_once(states)
+        state, listed = self._read_at_once(states)
         while True:
             try:
-                number = self._read_on(state, infos)
+                number = self._advance_by(state, self._records(self._listed_after(state, listed)))
                 break
             except StorageBehind as error:
                 if not state.number:
                     raise
                 # a checkpoint is only a cache
                 _log.warning("ignoring checkpoint %d, which is not of this log: %s", state.number, error)
-                state, infos = next(states), None
+                state, listed = next(states), None
         if not number:
             raise NotAnIndex(f"{self.storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
         if checks:
@@ -323,36 +323,39 @@ class StorageLog:
         return self.state
 
     def _read_at_once(self, states: Iterator[LogState]) -> tuple[LogState, list[ObjectInfo] | None]:
-        """Return the state of the newest listed checkpoint, and the records after it if they were listed, too."""
+        """Return the state of the newest listed checkpoint, and the records from it on if they were listed, too."""
         last = self._checkpoints.listed[-1].number if self._checkpoints.listed else 0
         if not last or active_context().submit is None:
             return next(states), None
         parts: list[Callable[[], Any]] = [partial(next, states), partial(self._list_from, last)]
-        state, infos = side_by_side(parts)
-        return state, infos if state.number == last else None
+        state, listed = side_by_side(parts)
+        return state, listed if state.number == last else None
 
-    def _list_from(self, last: int) -> list[ObjectInfo]:
-        """List record `last` and the records after it."""
-        start_after = log_name(last - 1) if last > 1 else ""
-        return [*own_objects(self.storage, LOG_PREFIX, start_after=start_after, known=log_name(last))]
+    def refresh(self, *, by_number: bool = False) -> LogState:
+        """Advance to the log's end, and return the state there. `by_number` and the errors are those of `read`.
 
-    def refresh(self) -> LogState:
-        """Read the records after the last known one: one request, and one for each record.
-
-        A writer also checks the last known record. After a storage error or a spent budget, it keeps the records read.
-        Raises `CorruptFile` if a record is missing.
+        After a storage error or a spent budget, it keeps the records read.
         """
-        self._read_on(self.state)
+        self._advance_by(self.state, self.read(self.state, by_number=by_number))
         return self.state
 
-    def read_next(self) -> LogState:
-        """Read the next records by their numbers: a GET for each, and one that finds none.
+    def read(self, after: LogState, *, by_number: bool = False) -> Iterator[LogRecord]:
+        """Return the records after the state `after`: a listing now, and then a GET for each record.
 
-        It does not notice a hole or another log, so call `refresh` at intervals. Raises the errors of `refresh`.
+        `by_number`: no listing, but one more GET, which finds no record. It does not notice a hole or another log, so
+        call it without at intervals. If the context has threads, records that were listed are read side by side.
+
+        Raises `CorruptFile` if a record is missing, `StorageBehind` if the newest record of `after` is missing or has
+        been replaced, `StorageUnavailable` if there is no log, for example because a disk is not mounted, and the
+        errors of the storage.
         """
-        state = self.state
-        self._replay(state, self._records_from(state.number + 1))
-        return self.state
+        if by_number:
+            return self._records_from(after.number + 1)
+        infos = self._listed_after(after)
+        if infos and self._writes:
+            # otherwise records of another log could be read as this one's
+            self.check_end(after)
+        return self._records(infos)
 
     def _records_from(self, first: int) -> Iterator[LogRecord]:
         with contextlib.suppress(ObjectNotFound):
@@ -418,56 +421,17 @@ class StorageLog:
             self.storage.settle(log_name(number))
             self._settled = number
 
-    def _read_on(self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_end_checked: bool = False) -> int:
-        """Read the records after `state`, advance to their state, and return its number.
+    def _list_from(self, last: int) -> list[ObjectInfo]:
+        """List record `last` and the records after it."""
+        start_after = log_name(last - 1) if last > 1 else ""
+        return [*own_objects(self.storage, LOG_PREFIX, start_after=start_after, known=log_name(last))]
 
-        `listed` has the records if they were listed already. `is_end_checked`: the caller calls `check_end` next.
-        """
-        infos = self._records_behind(state, listed, is_end_checked=is_end_checked)
-        if infos and self._writes:
-            self.check_end(state)  # otherwise records of another log could be read as this one's
-        return self._replay(state, self._listed_records(infos))
-
-    def _listed_records(self, infos: list[ObjectInfo]) -> Iterator[LogRecord]:
-        """Yield the listed records, read side by side if the context has threads."""
-        at_once = 1 if active_context().submit is None else _READ_AT_ONCE
-        for begin in range(0, len(infos), at_once):
-            some = infos[begin : begin + at_once]
-            records = side_by_side([partial(self._record_or_error, info) for info in some])
-            for info, record in zip(some, records, strict=True):
-                if isinstance(record, ObjectNotFound):
-                    raise CorruptFile(info.name, "record is listed, but the storage does not have it") from record
-                if isinstance(record, Exception):
-                    raise record
-                yield record
-                self._listed = info
-
-    def _record_or_error(self, info: ObjectInfo) -> LogRecord | Exception:
-        """Return a listed record, or its error, because the records before it are good."""
-        try:
-            return self.record(number_of(info.name))
-        except (StorageError, BudgetExceeded, CorruptFile) as error:
-            return error
-
-    def _replay(self, state: LogState, records: Iterator[LogRecord]) -> int:
-        """Apply records to `state`, advance to the result, also after an error, and return its number."""
-        replay = LogReplay(state)
-        try:
-            for record in records:
-                replay.add(record, log_name(replay.number + 1))
-        except (StorageError, BudgetExceeded):
-            self.advance(replay.state())
-            raise
-        self.advance(replay.state())
-        return replay.number
-
-    def _records_behind(
-        self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_end_checked: bool = False
+    def _listed_after(
+        self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_checked: bool = False
     ) -> list[ObjectInfo]:
-        """List the records after `state`.
+        """Return the listed records after `state`. Raises the errors of `read`.
 
-        Raises `CorruptFile` if one is missing, and `StorageBehind` if the state's own record is missing or different.
-        Raises `StorageUnavailable` if there is no log, for example because a disk is not mounted.
+        `listed`: what `_list_from` returned, if it was called already. `is_checked`: `check_end` was called just now.
         """
         last = state.number
         # a listing, because a missing record need not be the end; it includes the last known record, because without
@@ -480,26 +444,56 @@ class StorageLog:
         if last:
             if not infos or infos[0].name != log_name(last):
                 raise self._gone(last)
-            own = infos.pop(0)
-            if not is_end_checked:
-                self._check_listed(own, state)
+            newest = infos.pop(0)
+            if not (is_checked or self._is_unchanged(newest)):
+                self.check_end(state)
+            self._newest = newest
         for expected, info in enumerate(infos, last + 1):
             CorruptFile.unless_equal(info.name, "the log has a hole before this record", expected, number_of(info.name))
         return infos
 
-    def _check_listed(self, info: ObjectInfo, state: LogState) -> None:
-        """Raise `StorageBehind` if the newest record that was read has been replaced.
+    def _is_unchanged(self, newest: ObjectInfo) -> bool:
+        """Return whether the listing of the newest record that was read shows that it has not been replaced.
 
-        It is read again only if its listing has changed, or if it is younger than the checkpoint that was read.
+        Otherwise it was younger than the checkpoint that was read, or this process appended it: another index may have
+        a record with its number.
         """
-        if self._listed is None:
-            is_same = self._checkpoints.read_ms is None or info.modified_ms <= self._checkpoints.read_ms
-        else:
-            # a record that this process has appended is read, too, because another index may have one with its number
-            is_same = self._listed == info
-        if not is_same:
-            self.identity.check_same(state.number, state.digest, digest_of(self.storage.get(info.name)))
-        self._listed = info
+        if self._newest is None:
+            return self._checkpoints.read_ms is None or newest.modified_ms <= self._checkpoints.read_ms
+        return self._newest == newest
+
+    def _records(self, infos: list[ObjectInfo]) -> Iterator[LogRecord]:
+        """Yield the listed records, read side by side if the context has threads."""
+        at_once = 1 if active_context().submit is None else _READ_AT_ONCE
+        for begin in range(0, len(infos), at_once):
+            some = infos[begin : begin + at_once]
+            records = side_by_side([partial(self._record_or_error, info) for info in some])
+            for info, record in zip(some, records, strict=True):
+                if isinstance(record, ObjectNotFound):
+                    raise CorruptFile(info.name, "record is listed, but the storage does not have it") from record
+                if isinstance(record, Exception):
+                    raise record
+                yield record
+                self._newest = info
+
+    def _record_or_error(self, info: ObjectInfo) -> LogRecord | Exception:
+        """Return a listed record, or its error, because the records before it are good."""
+        try:
+            return self.record(number_of(info.name))
+        except (StorageError, BudgetExceeded, CorruptFile) as error:
+            return error
+
+    def _advance_by(self, state: LogState, records: Iterator[LogRecord]) -> int:
+        """Apply records to `state`, advance to the result, also after an error, and return its number."""
+        replay = LogReplay(state)
+        try:
+            for record in records:
+                replay.add(record, log_name(replay.number + 1))
+        except (StorageError, BudgetExceeded):
+            self.advance(replay.state())
+            raise
+        self.advance(replay.state())
+        return replay.number
 
     def _gone(self, number: int) -> StorageUnavailable | CorruptFile:
         numbers = [number_of(info.name) for info in own_objects(self.storage, LOG_PREFIX)]
@@ -513,22 +507,12 @@ class StorageLog:
         return self.identity.cut_off(number, numbers[-1])
 
     def create(self, descriptor: IndexDescriptor) -> LogState:
-        """Write record 1 unless there is one. Return the state, with the descriptor of the stored record."""
-        return self.begin(LogRecord(1, "create", 0, "", 0, genesis=descriptor))
+        """Append record 1 unless there is one. Return the state, with the descriptor of the stored record."""
 
-    def begin(self, record: LogRecord) -> LogState:
-        """Write `record` as record 1 unless there is one. Return the state. Raises `InvalidArgument` as `append`."""
-        made = replace(record, attempt=secrets.token_hex(8), created_ms=self.clock.now_ms())
-        record, data = _as_read(made)
-        with self.append_lock:
-            try:
-                self.storage.put_if_absent(log_name(1), data)
-            except ObjectExists:
-                return self.open()
-            self._settled = 1
-            self.advance(LogState().apply(record, log_name(1)))
-            self._checkpoints.write(self.state)
-            return self.state
+        def make(state: LogState) -> LogRecord | None:
+            return None if state.number else LogRecord(0, "create", 0, "", 0, genesis=descriptor)
+
+        return self.append("the first record", None, make)
 
     def claim_epoch(self) -> int:
         """Claim the next writer epoch and append its fence record. From then on every older writer is fenced.
@@ -557,8 +541,8 @@ class StorageLog:
 
         parts: list[Callable[[], Any]] = [claimed, noted]
         epoch: int = side_by_side(parts)[0]
-        with self.append_lock:
-            self._appended("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0), attempt)
+        fence = LogRecord(0, "fence", epoch, "", 0)
+        self.append("fence", epoch, lambda _: fence, attempt=attempt, writes_checkpoint=False)
         return epoch
 
     def write_checkpoint(self) -> None:
@@ -629,77 +613,78 @@ class StorageLog:
                 return
             last = after
 
-    def append(self, what: str, epoch: int | None, make: Make) -> LogState:
+    def append(
+        self, what: str, epoch: int | None, make: Make, *, attempt: str = "", writes_checkpoint: bool = True
+    ) -> LogState:
         """Append the record that `make` returns for the state at the log's end, unless it is None. Return the state.
 
-        `epoch` is the writer's; None for jobs (merge, erase), which are never fenced. Raises:
+        `epoch` is the writer's; None for jobs (merge, erase), which are never fenced. `attempt` names the record among
+        those of other processes (default: at random). Raises:
 
         - `WriterFenced` if the log has a higher epoch.
         - `StorageUnavailable` if the outcome is unknown. In a repeated call, `make` sees the record if it is there.
+        - `StorageBehind` if the known end is missing or has been replaced.
         - `InvalidArgument` for a record that readers would refuse.
 
         After any error that is neither a `StorageError` nor a `DiskFull` the record is certainly not in the log.
         """
+        attempt = attempt or secrets.token_hex(8)
         with self.append_lock:
-            if (state := self._appended(what, epoch, make, secrets.token_hex(8))) is not None:
-                return state
-            self._checkpoints.write(self.state)
+            self._writes = True
+            self._read_before_append()
+            state, root_id = self.state, self.identity.root_id if epoch is not None else ""
+            # so that at most the newest record of a log is not durable
+            self._settle(state.number)
+            # otherwise a reader would use them for the records that follow
+            self._checkpoints.drop_newer(state.number)
+            begun_s = self.clock.monotonic_s()
+            for losses in itertools.count(1):
+                if root_id:
+                    self.identity.check_attempts(state)
+                if epoch is not None and state.epoch > epoch:
+                    raise fenced(self.storage.uri, state.epoch, epoch)
+                made = make(state)
+                if made is None:
+                    return state
+                if root_id and (documents := missing_documents(self.documents(), state.documents)):
+                    made = replace(made, documents=documents)
+                made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
+                record, data = _as_read(replace(made, previous=state.digest, root=root_id))
+                after = state.apply(record, log_name(record.number))
+                if root_id:
+                    # before the record, because an unknown record of this root shows that the root is an older copy
+                    self.identity.note(state, attempt)
+                winner = self._put(record, data)
+                if winner.attempt == attempt:
+                    break
+                state = state.apply(winner, log_name(winner.number))
+                self.advance(state)
+                if self._gives_up(losses, begun_s):
+                    raise StorageUnavailable(
+                        f"{self.storage.uri}: other processes took the last {losses} log numbers first while appending "
+                        f"{what}; try again"
+                    )
+            self.advance(after)
+            if writes_checkpoint:
+                self._checkpoints.write(self.state)
             return self.state
 
-    def _appended(self, what: str, epoch: int | None, make: Make, attempt: str) -> LogState | None:
-        """Append a record as `append`, without a checkpoint. Return the state if `make` returned None."""
-        self._writes = True
-        self._read_before_append()
-        self.check_end()
-        state, root_id = self.state, self.identity.root_id if epoch is not None else ""
-        # so that at most the newest record of a log is not durable
-        self._settle(state.number)
-        # otherwise a reader would use them for the records that follow
-        self._checkpoints.drop_newer(state.number)
-        begun_s = self.clock.monotonic_s()
-        for losses in itertools.count(1):
-            if root_id:
-                self.identity.check_attempts(state)
-            if epoch is not None and state.epoch > epoch:
-                raise fenced(self.storage.uri, state.epoch, epoch)
-            made = make(state)
-            if made is None:
-                return state
-            if root_id and (documents := missing_documents(self.documents(), state.documents)):
-                made = replace(made, documents=documents)
-            made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
-            record, data = _as_read(replace(made, previous=state.digest, root=root_id))
-            after = state.apply(record, log_name(record.number))
-            if root_id:
-                # before the record, because an unknown record of this root shows that the root is an older copy
-                self.identity.note(state, attempt)
-            winner = self._put(record, data)
-            if winner.attempt == attempt:
-                break
-            state = state.apply(winner, log_name(winner.number))
-            self.advance(state)
-            if self._gives_up(losses, begun_s):
-                raise StorageUnavailable(
-                    f"{self.storage.uri}: other processes took the last {losses} log numbers first while appending "
-                    f"{what}; try again"
-                )
-        self.advance(after)
-        return None
-
     def _read_before_append(self) -> None:
-        """Read new records before `check_end` and an append.
+        """Read new records, and check that the known end is that of this log.
 
         A listing costs as much as a put. Between listings it is enough that the second record behind the end does not
         exist: then no record is missing, and the put notices one. If a checkpoint is newer than the known end, the
         log is listed.
         """
-        number, is_listed = self.state.number, self.clock.monotonic_s() - self._listed_s < self.lists_every_s
-        if number and is_listed and not self._checkpoints.newer(number):
+        state = self.state
+        self.check_end()
+        is_listed = self.clock.monotonic_s() - self._listed_s < self.lists_every_s
+        if state.number and is_listed and not self._checkpoints.newer(state.number):
             try:
-                self.storage.head(log_name(number + 2))
+                self.storage.head(log_name(state.number + 2))
             except ObjectNotFound:
                 return
-        self._read_on(self.state, is_end_checked=True)
+        self._advance_by(state, self._records(self._listed_after(state, is_checked=True)))
 
     def _put(self, record: LogRecord, data: bytes) -> LogRecord:
         """Put a record. Return it, or an earlier one with its number. Raises only `StorageError` and `DiskFull`."""

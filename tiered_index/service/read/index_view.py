@@ -256,8 +256,7 @@ class IndexView(Polled):
         beside = RootBeside(self._root) if self._root is not None else None
         is_first = self._is_another or not self._log.state.number
         try:
-            on = self._log.read_next if by_number else self._log.refresh
-            state = self._open_anew() if is_first else on()
+            state = self._open_anew() if is_first else self._log.refresh(by_number=by_number)
         except StorageBehind:
             self._is_another = True
             raise
