@@ -20,6 +20,7 @@ from tests.storage.scripted_server import error as error_answer
 from tests.support.counting_proxy import Action, counting_proxy
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.errors import (
     ConfigError,
@@ -35,6 +36,7 @@ from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.failures import show_sentences_first, typed_errors
 from tiered_index.spark.frames import cleaned_up
+from tiered_index.spark.writing.linked import RowsOfFiles, link_files
 from tiered_index.spark.writing.shards import pack_batches
 
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
@@ -246,6 +248,25 @@ def test_a_segment_that_is_missing_between_others_fails_the_build_or_is_named(sp
     built = build(spark, tmp_path / "store", storage=storage, config=IndexConfig(slots=64), skip_corrupt=True)
     assert built.entries == sum(not 8_000 <= put.offset < 16_000 for put in puts) > 0
     assert [passed[1:3] for passed in built.skipped] == [(8_000, 16_000)]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_topic_of_another_connector_is_refused_before_tables_are_written(spark, storage, config, tmp_path, dry_run):
+    with IndexService.open(root=tmp_path / "root", storage=storage, offset_space="commitlog") as index:
+        index.describe_topics(["t"], document_of("kafka"))
+        index.put("t", 0, "k", 1, 1, BEGIN_MS)
+        index.seal()
+        index.run_lifecycle()
+    with StoreWriter(tmp_path / "store", segment_bytes=8_000) as writer:
+        writer.put("t", 0, b"body", keys=["k"], store_ms=BEGIN_MS)
+    (tmp_path / "rows.ndjson").write_text('{"id": "k", "timestamp": 1700000000}\n')
+    before = sorted((tmp_path / "storage").rglob("*"))
+    with pytest.raises(InvalidArgument, match="topic 't' has entries of the connector 'kafka'"):
+        build(spark, tmp_path / "store", storage=storage, mode="append", dry_run=dry_run)
+    with pytest.raises(InvalidArgument, match="topic 't' has entries of the connector 'kafka'"):
+        rows = RowsOfFiles(("id",), "timestamp", None, "t")
+        link_files(spark, [str(tmp_path / "rows.ndjson")], rows, storage=storage, dry_run=dry_run)
+    assert sorted((tmp_path / "storage").rglob("*")) == before
 
 
 @pytest.mark.long

@@ -234,10 +234,16 @@ def publish_tables(
 
 
 def _documents_after(state: LogState, topics_of_log: Iterable[str]) -> Documents:
-    """Return the new documents of topics whose entries came from a commit log: what a follower noted of them stays."""
-    known = state.documents
-    followed = {topic for topic, revision in known.items() if revision.document.connector == OF_OTHERS}
-    return new_revisions(known, dict.fromkeys({*topics_of_log} - followed, document_of(OF_OTHERS)))
+    """Return the new documents of topics whose entries came from a commit log: what a follower noted of them stays.
+
+    Raises as `new_revisions`.
+    """
+    known, document = state.documents, document_of(OF_OTHERS)
+    described = dict.fromkeys(topics_of_log, document)
+    for topic in described.keys() & known.keys():
+        if (followed := known[topic].document).connector == document.connector:
+            described[topic] = followed
+    return new_revisions(known, described)
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,6 +457,9 @@ def build(
         of_others = SourceQueues.of(names_of(log.state), connectors_in(log.state.documents))
         queues = None if has_log_offsets(source) else of_others
         plan = index.plan(census, scale, shards, max_windows, queues)
+        topics_of_log = [topic for _, topic in plan.topics] if has_log_offsets(source) else []
+        # before the tables are written
+        _documents_after(log.state, topics_of_log)
         removed_names = check_windows(log.state, plan, mode)
         result = expected_result(plan, census, settings, BuildResult)
         if removed_names:
@@ -463,8 +472,7 @@ def build(
             return replace(result, metrics=index.meter.metrics)
 
         def publish(tables: list[FinishedObject], _: list[SentObject]) -> tuple[LogState, int]:
-            topics = [topic for _, topic in plan.topics] if has_log_offsets(source) else ()
-            return publish_tables(tables, mode, log, source_range=source_range, topics_of_log=topics)
+            return publish_tables(tables, mode, log, source_range=source_range, topics_of_log=topics_of_log)
 
         return index.write(result, entries, plan, name, publish)
 

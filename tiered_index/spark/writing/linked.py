@@ -118,7 +118,10 @@ class RowsOfFiles:
         return rows if unit is None else replace(rows, unit=unit, is_guessed=True)
 
     def documents_after(self, state: LogState, topics: Collection[str]) -> Documents:
-        """Return the new documents of the topics of the log, for the record that adds rows of `topics`."""
+        """Return the new documents of the topics of the log, for the record that adds rows of `topics`.
+
+        Raises as `new_revisions`.
+        """
         known = self.document_in(state)
         keys = {*key_rules(() if known is None else (known,)), *self.keys}
         facts: dict[str, Any] = {"store": self.store, "keys": sorted(keys)}
@@ -618,6 +621,8 @@ def link_files(
         check_own_columns(index.genesis.layout.schema)
         wanted = rows.mapping().given
         rows = rows.with_keys_of(log.state.positions).with_times_of(log.state)
+        if rows.topic is not None:
+            rows.documents_after(log.state, [rows.topic])
         mapping = rows.mapping()
         damage_counts = DamageCounts()
         damaged = DamagedFiles(damage_counts, mapping, is_strict=strict)
@@ -651,6 +656,9 @@ def link_files(
             if not about_files["rows"] and (damages := [part.damage for part in parts if part.damage is not None]):
                 raise damages[0].error
             raise InvalidArgument(f"none of {about_files['rows']:,} rows of {name} has a key")
+        topics = {topic for _, topic in census.topics}
+        # before the tables are written
+        rows.documents_after(log.state, topics)
         built = index.plan(census, scale, shards, max_windows)
         result = expected_result(built, census, settings, LinkedResult, **about_files)
         if dry_run:
@@ -662,7 +670,6 @@ def link_files(
             sent += [each for _, each in of_driver]
             segments = [*(segment for segment, _ in finished), *plan.unread]
             every: list[Segment] = [*segments, *(archived for archived, _ in (*of_points, *of_driver))]
-            topics = {topic for _, topic in census.topics}
             replaced = plan.replaced(segments)
             return publish_files(tables, sent, every, rows, topics, plan.offsets, log, replaced), 0
 
