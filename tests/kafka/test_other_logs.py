@@ -9,6 +9,7 @@ from tests.support.kafka_cluster import Producing, kafka_cluster
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.archive import KafkaArchiver
 from tiered_index.connectors.kafka.client.calls import Consumer
+from tiered_index.connectors.kafka.names import Name
 from tiered_index.connectors.kafka.partitions import OffsetOutOfRange
 from tiered_index.errors import ConfigError
 
@@ -75,6 +76,22 @@ def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
     new = {record.offset: record.key for record in archived(index) if record.key.startswith(b"new")}
     assert new == {remaining + n: b"new-%d" % n for n in range(20)}
     assert all(places(index, topic, f"new-{n}") == {(0, remaining + n)} for n in range(20))
+
+
+def test_the_document_of_a_topic_has_its_id_also_of_a_topic_that_was_created_again(
+    index, cluster, servers, topic, old_records, producing
+):
+    ids = []
+    for _ in range(2):
+        ingest(index, servers, topic)
+        document = index.topic_document(topic)
+        newest = max(filter(None, map(Name.parse, index.durable_positions())), key=lambda name: name.generation)
+        assert document.facts == {"cluster": newest.cluster, "keys": ["key"], "topic_id": newest.topic_id}
+        ids.append(newest.topic_id)
+        cluster.delete(topic)
+        cluster.create(topic)
+        producing.send(topic, records("new", 5))
+    assert len({*ids}) == 2 and "" not in ids
 
 
 def committed(servers, topic):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.connectors.registry import CONNECTORS, OTHER, Words
 from tiered_index.errors import ConfigError
-from tiered_index.format.topic_documents import TopicDocument
+from tiered_index.format.topic_documents import OUR_PACKAGE, TopicDocument
 
 if TYPE_CHECKING:
     from tiered_index.service.index import IndexService
@@ -41,13 +41,18 @@ def words_of_connector(name: str | None) -> Words:
 
 
 def lacking(document: TopicDocument) -> str | None:
-    """Return why no messages of a topic can be read here, with the advice; None: its connector can be loaded."""
+    """Return why no messages of a topic can be read here, with the advice; None: its connector can read them."""
     try:
         CONNECTORS.connector(document.connector)
     except ConfigError as error:
         package = document.package or f"that has the connector {document.connector!r}"
         problem = str(error) if CONNECTORS.is_installed(document.connector) else f"install the package {package}"
         return f"the connector {document.connector!r} wrote this topic: {problem}"
+    if document.version > (known := CONNECTORS.spec(document.connector).version):
+        return (
+            f"the connector {document.connector!r} wrote this topic with version {document.version} of its facts, and "
+            f"the installed one knows version {known}: update the package {document.package or OUR_PACKAGE}"
+        )
     return None
 
 

@@ -46,10 +46,13 @@ class _Find:
         name = OF_OTHERS if segment.columns is None else CONNECTORS.of_store(segment.store)
         try:
             connector: Connector = CONNECTORS.connector(name)
+            problem = None
         except ConfigError as error:
-            # the document may name the package
-            is_mine = self.document is not None and self.document.connector == name
-            problem = (lacking(self.document) if is_mine and self.document is not None else None) or str(error)
+            problem = str(error)
+        if self.document is not None and self.document.connector == name:
+            # it may name the package, or have a newer version
+            problem = lacking(self.document) or problem
+        if problem is not None:
             return FoundMessages(problem=f"{segment.name}: {problem}")
         return connector.erasure(self.request, self.document)(self.before_ms, self.keyed)(archive, segment)
 

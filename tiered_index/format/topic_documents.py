@@ -15,6 +15,8 @@ from tiered_index.base.documents import Count, encoded, typed
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.keys.spelling import split_name
 
+OUR_PACKAGE = "tiered-index"
+"""The package that has a connector whose document names none."""
 MOST_BYTES = 4096
 """Most bytes of a document, as JSON."""
 _CONNECTOR = r"\A[a-z][a-z0-9_-]{0,63}\Z"
@@ -151,12 +153,18 @@ def new_revisions(known: Documents, described: Mapping[str, TopicDocument]) -> d
     """Return the next revision of each topic that has another document than `described`, or none.
 
     Raises `InvalidArgument` if another connector wrote a topic: its messages would be looked for in the wrong place.
+    Also if a newer version did: this one may not know all facts, which would be lost.
     """
     for topic, document in described.items():
         if (before := known.get(topic)) is not None and before.document.connector != document.connector:
             raise InvalidArgument(
                 f"topic {topic!r} has entries of the connector {before.document.connector!r}, and a topic has one "
                 f"connector: put those of {document.connector!r} under another topic, or into another index"
+            )
+        if before is not None and before.document.version > document.version:
+            raise InvalidArgument(
+                f"a newer version of the connector {document.connector!r} wrote topic {topic!r}: update the package "
+                f"{before.document.package or OUR_PACKAGE}"
             )
     return {
         topic: Revision(before.number + 1 if before is not None else 1, document)

@@ -14,10 +14,15 @@ from tests.support.batches import batch
 from tests.support.toy_package import install_toys
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
+from tiered_index.connectors.documents import lacking
+from tiered_index.connectors.erase import messages_to_erase
+from tiered_index.connectors.files.spec import SPEC
 from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec, Registry
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format.names import linked_store, points_store, rows_store
 from tiered_index.format.topic_documents import TopicDocument
+from tiered_index.service.jobs.erase import EraseRequest
+from tiered_index.service.log.records import ArchivedSegment
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -283,6 +288,33 @@ def test_messages_of_a_connector_that_can_not_be_loaded_tell_the_reason(
     (message,) = json.loads(out)["messages"]
     assert (code, message["state"]) == (0, "missing"), err
     assert f"the connector '{name}' wrote this topic: " in message["problem"] and advice in message["problem"]
+
+
+def test_a_document_of_a_newer_version_is_not_read_but_names_the_package_to_update(
+    tmp_path: Path, command: Command
+) -> None:
+    """Its facts may mean something else, and some may be new."""
+    uri, document = f"file://{tmp_path}/objects", TopicDocument.of("files", SPEC.version + 1, {"times": "new"})
+    advice = f"version {SPEC.version + 1} of its facts, and the installed one knows version {SPEC.version}: update the "
+    (tmp_path / "rows.ndjson").write_text('{"id": "k", "timestamp": 1700000000}\n')
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=7, items=20, background=False) as index:
+        # also of a topic without entries
+        index.describe_topics(["new"], document)
+        index.put_source_batch(batch(1), "s", 1, document=lambda topic: document)
+        index.seal()
+        index.run_lifecycle()
+        assert f"{advice}package tiered-index" in str(lacking(document))
+        find = messages_to_erase(EraseRequest.of("t", "k", None, None), index.segment_archive.state())(0, True)
+        segment = ArchivedSegment("s", rows_store(linked_store("t", 0)), 0, 1, 0, 0, 1, 0, columns=(1, 1))
+        assert advice in str(find(index.segment_archive, segment).problem)
+    code, out, err = command("query", "t", "k", "--storage", uri, "--messages", "--json")
+    (message,) = json.loads(out)["messages"]
+    assert (code, message["state"]) == (0, "missing") and advice in message["problem"], err
+    put = ("ingest", tmp_path / "rows.ndjson", "--topic", "new", "--key", "id", "--root", tmp_path / "root")
+    code, _, err = command(*put, "--storage", uri)
+    assert code == 2 and "a newer version of the connector 'files' wrote topic 'new': update the package" in err
+    with IndexReader.open(uri) as reader:
+        assert reader.topic_documents() == {"t": document, "new": document}
 
 
 def test_the_name_of_a_store_begins_with_its_connector() -> None:

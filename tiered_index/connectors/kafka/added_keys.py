@@ -65,21 +65,24 @@ class AddedRules:
     _documents: dict[str, TopicDocument] = field(default_factory=dict)
     _positions: dict[str, int] = field(default_factory=dict)
 
-    def of(self, topic: str) -> RecordKeys:
+    def of(self, topic: str, topic_id: str = "") -> RecordKeys:
         """Return the extraction of the keys of a topic's new records. The first call for a topic settles them.
 
-        Raises `InvalidArgument` for a key that can't be dropped.
+        `topic_id` is its unique id in the cluster; empty: unknown. Raises `InvalidArgument` for a key that can't be
+        dropped.
         """
         if topic not in self._keys:
-            self._settle(topic)
+            self._settle(topic, topic_id)
+        elif topic_id and topic_id != (facts := self._documents[topic].facts).get("topic_id"):
+            self._documents[topic] = document_of("kafka", facts | {"topic_id": topic_id})
         return self._keys[topic]
 
     def document(self, topic: str) -> TopicDocument:
-        """Return the document of a topic: the cluster, and all rules by which records have keys, or had."""
+        """Return the document of a topic: cluster, id, and all rules by which records have keys, or had."""
         self.of(topic)
         return self._documents[topic]
 
-    def _settle(self, topic: str) -> None:
+    def _settle(self, topic: str, topic_id: str) -> None:
         durable = self.index.durable_positions()
         self._positions |= {name: at for name, at in durable.items() if at > self._positions.get(name, -1)}
         scope, rules = f"kafka:{self.cluster}/{topic}", list(self.wanted.rules)
@@ -93,9 +96,11 @@ class AddedRules:
         dropped = [rule for rule in known if rule in self.dropped]
         added = [rule for rule in rules if rule not in known]
         # archived records of another cluster still have their keys
-        others = key_rules(documents_of([self.index.topic_document(topic)]))
-        keys = sorted({*others, *ever, *rules})
-        self._documents[topic] = document_of("kafka", {"cluster": self.cluster, "keys": keys})
+        before = documents_of([self.index.topic_document(topic)])
+        facts = {"cluster": self.cluster, "keys": sorted({*key_rules(before), *ever, *rules})}
+        # a broker that does not answer now tells no id
+        topic_id = topic_id or next((document.facts.get("topic_id", "") for document in before), "")
+        self._documents[topic] = document_of("kafka", facts | ({"topic_id": topic_id} if topic_id else {}))
         if added:
             # before the first entry by a new rule
             self.index.describe_topics([topic], self._documents[topic])

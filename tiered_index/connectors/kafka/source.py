@@ -477,7 +477,7 @@ class KafkaSource:
     def _take_up(self, place: Place, durable: tuple[Name, int] | None, topic_id: str, log: LogRange) -> None:
         """Read a partition on, where `LogPositions.taken_up` says."""
         # before its position: which records have which keys
-        self._added.of(place[0])
+        self._added.of(place[0], topic_id)
         partition, at = self._positions.taken_up(self._partitions.get(place), place, durable, topic_id, log)
         self._consumer.incremental_assign([kafka.TopicPartition(*place, at)])
         self._assigned.add(place)
