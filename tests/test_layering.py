@@ -140,6 +140,74 @@ def test_modules_outside_connectors_use_one_only_by_the_registry():
     assert used == OUTSIDE.keys(), "each exception is still needed"
 
 
+# `rocketmq` is also the name of a format of index files, and `files` is a common word
+FORMATS, OF_CONNECTOR = ("form", "preset", "preset.name"), ("name", "connector")
+PREFIX = re.compile(r"(kafka|rocketmq|files|rows|points)[:-]")
+NAMING = {"startswith", "removeprefix", "partition", "match", "fullmatch"}
+
+
+def names_of_connectors(tree):
+    """Yield (line, name) of each test of a connector's name, or of a name that begins with one."""
+    names = OURS | {"redis"}
+
+    def told(node):
+        for part in [node, *getattr(node, "elts", ())]:
+            if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value in names:
+                yield part.value
+            elif isinstance(part, ast.Name | ast.Attribute) and ast.unparse(part).split(".")[-1] in ROLES:
+                yield ast.unparse(part)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            texts = [ast.unparse(side) for side in sides]
+            for name in (name for side in sides for name in told(side)):
+                is_format = name == "rocketmq" and any(text.endswith(FORMATS) for text in texts)
+                is_word = name == "files" and not any(text.endswith(OF_CONNECTOR) for text in texts)
+                if not (is_format or is_word):
+                    yield node.lineno, name
+        elif isinstance(node, ast.MatchValue):
+            yield from ((node.lineno, name) for name in told(node.value))
+        elif isinstance(node, ast.Dict):
+            keys = (key for key in node.keys if key is not None)
+            yield from ((node.lineno, name) for key in keys for name in told(key) if name != "files")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in NAMING:
+            texts = [part for each in node.args for part in [each, *getattr(each, "elts", ())]]
+            values = (part.value for part in texts if isinstance(part, ast.Constant) and isinstance(part.value, str))
+            yield from ((node.lineno, value) for value in values if PREFIX.match(value))
+
+
+ROLES = {"FILES", "OF_OTHERS"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'spec.name == "kafka"',
+        'name in ("redis", other)',
+        "spec.name != FILES",
+        "registry.OF_OTHERS == spec.name",
+        'match name:\n    case "rocketmq": pass',
+        '{"kafka": options}[spec.name]',
+        'position.startswith("kafka:")',
+        'store.startswith((x, "rows:"))',
+    ],
+)
+def test_a_test_of_the_name_of_a_connector_is_found(code):
+    assert [*names_of_connectors(ast.parse(code))]
+
+
+def test_only_a_connector_tests_its_name():
+    """Others ask the registry, and read what a spec or a document says."""
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).parts
+        if not (parts[0] == "connectors" and parts[1] in OURS):
+            tree = ast.parse(path.read_text(), str(path))
+            wrong += [f"{'/'.join(parts)}:{line} tests {name!r}" for line, name in names_of_connectors(tree)]
+    assert not wrong
+
+
 def test_the_format_has_no_files_clocks_and_threads():
     for path in (PACKAGE / "format").rglob("*.py"):
         names = {name.split(".")[0] for _, name in imports(ast.parse(path.read_text()))}

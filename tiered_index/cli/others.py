@@ -6,7 +6,7 @@ The field FIELD of the connector NAME is the option ``--NAME-FIELD``, so no opti
 from __future__ import annotations
 
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, make_dataclass
 from typing import Any
 
@@ -37,10 +37,15 @@ def groups_of(others: Any) -> Iterator[tuple[str, Any]]:
             yield spec.title, group
 
 
-def options_of(others: Any, spec: ConnectorSpec) -> Any:
-    """Return the options of one connector as it declares them; None: it has none."""
+def options_of(spec: ConnectorSpec, groups: Iterable[Any], others: Any) -> Any:
+    """Return the options of one connector as it declares them; None: it has none.
+
+    `groups` are those of this package's connectors, `others` those of other packages'.
+    """
     if spec.options is None:
         return None
+    if (ours := next((group for group in groups if isinstance(group, spec.options)), None)) is not None:
+        return ours
     group, name = getattr(others, _name_of(spec), None), _name_of(spec)
     values = {} if group is None else {f.name: getattr(group, f"{name}_{f.name}") for f in fields(spec.options)}
     return spec.options(**values)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, NamedTuple
 
-from tiered_index.connectors.kafka.spec import KafkaClientOptions
-from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS, ConnectorSpec
+from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
 
 
 class FollowedSource(NamedTuple):
@@ -16,26 +16,27 @@ class FollowedSource(NamedTuple):
     address: str
 
 
-def spec_of_store(address: str) -> ConnectorSpec:
-    """Return the connector of an address of messages. A path is that of a RocketMQ store."""
-    spec = CONNECTORS.of_address(address)
-    return CONNECTORS.spec(OF_OTHERS) if spec.name == FILES else spec
-
-
-def opened_places(
-    store: str | None, kafka: KafkaClientOptions, followed: FollowedSource | None = None
-) -> dict[str, Any]:
-    """Open the messages at an address, the brokers of Kafka, and the place of a source: `places` of `MessageSources`.
+def opened_places(store: str | None, *options: Any, followed: FollowedSource | None = None) -> dict[str, Any]:
+    """Open the messages at an address, at the place of a source, and where `options` say: `places` of `MessageSources`.
 
     Raises as `Connector.place`.
     """
     places: dict[str, Any] = {}
     if store is not None:
-        name = spec_of_store(store).name
+        name = CONNECTORS.of_messages(store).name
         places[name] = CONNECTORS.connector(name).place(None, store)
     if followed is not None and followed.spec.name not in places:
-        spec, options, address = followed
-        places[spec.name] = CONNECTORS.connector(spec.name).place(options, address)
-    if "kafka" not in places and (kafka.kafka is not None or kafka.kafka_config is not None):
-        places["kafka"] = CONNECTORS.connector("kafka").place(kafka, None)
+        places[followed.spec.name] = CONNECTORS.connector(followed.spec.name).place(followed.options, followed.address)
+    for spec in CONNECTORS.ours():
+        for group in options:
+            if spec.name not in places and _names_place(spec, group):
+                places[spec.name] = CONNECTORS.connector(spec.name).place(group, None)
     return places
+
+
+def _names_place(spec: ConnectorSpec, group: Any) -> bool:
+    """Return whether options are those of a connector, and one that names a place is given."""
+    kind = spec.place_options
+    if kind is None or not isinstance(group, kind):
+        return False
+    return any(getattr(group, option.name) != option.default for option in fields(kind))

@@ -72,14 +72,12 @@ class MessagePlaces:
     - `config`: the settings of the index.
     - `place`: what `Connector.place` opened, beside the archive; None: nothing.
     - `documents`: returns the document of each topic of the index, as `IndexReader.topic_documents`.
-    - `keys`: keys of a connector's options, for entries whose keys no durable position names yet.
     """
 
     index: IndexReader[Any] | IndexService[Any] | None
     config: IndexConfig
     place: Any
     documents: Callable[[], Mapping[str, TopicDocument]]
-    keys: frozenset[str] = frozenset()
 
     @property
     def archives(self) -> Mapping[str | None, SegmentArchive]:
@@ -151,6 +149,8 @@ class Connector(Protocol):
 
     If it archives columns, `archived_logs(archive, takes)` returns a `ColumnLog` for each of its logs in an archive,
     also for those of which the index has only entries. `takes` returns whether the messages of a topic are asked for.
+    If options of a run decide what a document says, `document_again(document, options)` returns that of a topic whose
+    archived messages go into another index.
     """
 
     def place(self, options: Any, address: str | None = None) -> Any:

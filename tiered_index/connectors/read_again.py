@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,6 @@ class MessageSources:
     """The sources of the messages of an index (None: only of `places`). Each connector is loaded when it is needed.
 
     - `places`: what `Connector.place` opened, by the connector; `close` closes it.
-    - `keys`: the rules of `--key` of entries that may not be durable yet, in addition to those that the index names.
 
     Threads: any.
     """
@@ -62,9 +61,8 @@ class MessageSources:
         index: IndexReader[Any] | IndexService[Any] | None,
         config: IndexConfig,
         places: Mapping[str, Any] | None = None,
-        keys: Iterable[str] = (),
     ) -> None:
-        self._index, self._config, self._keys = index, config, frozenset(keys)
+        self._index, self._config = index, config
         self._places = {name: place for name, place in (places or {}).items() if place is not None}
         self._sources: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -82,7 +80,7 @@ class MessageSources:
         """Return the source of all messages of a connector. Raises `InvalidArgument` if its place is not one."""
         with self._lock:
             if name not in self._sources:
-                of_index: dict[str, Any] = {"index": self._index, "documents": self._documents, "keys": self._keys}
+                of_index: dict[str, Any] = {"index": self._index, "documents": self._documents}
                 places = MessagePlaces(config=self._config, place=self._places.get(name), **of_index)
                 self._sources[name] = CONNECTORS.connector(name).messages(places)
             return self._sources[name]

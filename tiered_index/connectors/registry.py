@@ -77,7 +77,7 @@ class ConnectorSpec:
     - `words`: its words in texts for people.
     - `open`: ``module:name`` of the connector (`tiered_index.connectors.contract`), which is loaded when it is needed.
     - `claims`: returns whether an address is one of its own. Raises `InvalidArgument` for an address that probably is
-      meant to be one.
+      meant to be one. None: it reads files, which are all addresses that no other connector claims.
     - `version`: that of the facts in the documents of its topics.
     - `offset_space`: what the offsets of its entries count, as the setting of a new index. None: the default.
     - `follows`: whether it has a source that a `Follower` drives.
@@ -89,14 +89,16 @@ class ConnectorSpec:
       of a connector of another package, whose queues are closed by it.
     - `queues`: ``module:class`` of a `TopicQueues` (`tiered_index.connectors.contract`). None: there are no queues to
       read, as `Words.no_queues` says.
+    - `folder`: returns the folder on this machine that an address names. None: its addresses name none.
     - `options`: a dataclass whose fields are declared by `tiered_index.connectors.options.declare`; None: it has none.
       `ingest` and `serve` have an option ``--NAME-FIELD`` for each field of a connector of another package.
+    - `place_options`: those of `options` that name a place of messages without an address. None: there are none.
     """
 
     name: str
     title: str
     open: str
-    claims: Callable[[str], bool]
+    claims: Callable[[str], bool] | None
     words: Words = OTHER
     version: int = 1
     offset_space: str | None = None
@@ -106,7 +108,9 @@ class ConnectorSpec:
     advice: str | None = None
     stores: tuple[str, ...] = ()
     queues: str | None = None
+    folder: Callable[[str], Path] | None = None
     options: type[Any] | None = None
+    place_options: type[Any] | None = None
 
     def has_places(self, scheme: str) -> bool:
         """Return whether places of its messages begin with a scheme, such as ``kafka:``."""
@@ -140,34 +144,41 @@ class Registry:
         Connectors of other packages are asked for an address with a scheme (``name:``) that ours don't know. Files are
         all that no connector claims. Raises `ConfigError` if several connectors claim an address.
         """
-        for name in _OURS:
-            if name != FILES and (spec := self.spec(name)).claims(address):
+        for spec in self.ours():
+            if spec.claims is not None and spec.claims(address):
                 return spec
         claiming = []
         if _SCHEME.match(address):
-            claiming = [spec for spec in self.others() if spec.claims(address)]
+            claiming = [spec for spec in self.others() if spec.claims is not None and spec.claims(address)]
         if len(claiming) > 1:
             names = " and ".join(spec.name for spec in claiming)
             raise ConfigError(f"{address}: the connectors {names} both claim it: uninstall one of them")
         return claiming[0] if claiming else self.spec(FILES)
 
+    def of_messages(self, address: str) -> ConnectorSpec:
+        """Return the spec of the connector that reads messages at an address. Raises as `of_address`.
+
+        What no connector claims is a path of `OF_OTHERS`, whose disk may not be mounted yet.
+        """
+        spec = self.of_address(address)
+        return self.spec(OF_OTHERS) if spec.claims is None else spec
+
     def places(self) -> list[str]:
         """Return the forms of places of messages that our connectors read."""
-        forms = (self.spec(name).places for name in _OURS)
+        forms = (spec.places for spec in self.ours())
         return [form for form in forms if form is not None]
 
     def of_place(self, text: str) -> ConnectorSpec | None:
         """Return the spec of the connector that reads the place of a message (`ConnectorSpec.places`), or None."""
         scheme = text[: text.find(":") + 1]
-        specs = [self.spec(name) for name in _OURS]
+        specs = self.ours()
         if scheme and not any(spec.has_places(scheme) for spec in specs):
             specs += self.others()
         return next((spec for spec in specs if spec.has_places(scheme)), None)
 
     def of_store(self, store: str) -> str:
         """Return the name of the connector of a store of columnar segments, also of one that is not installed."""
-        specs = (self.spec(name) for name in _OURS)
-        return next((spec.name for spec in specs if store.startswith(spec.stores)), store.partition(":")[0])
+        return next((spec.name for spec in self.ours() if store.startswith(spec.stores)), store.partition(":")[0])
 
     def connector(self, name: str) -> Any:
         """Return a `Connector`; it is a `SourceConnector` if its spec says that it `follows`.
@@ -187,6 +198,10 @@ class Registry:
     def package(self, name: str) -> str:
         """Return the package that has a connector; empty: this one, or one that is not known."""
         return "" if name in _OURS else self._packages.get(name, "")
+
+    def ours(self) -> list[ConnectorSpec]:
+        """Return the specs of connectors of this package."""
+        return [self.spec(name) for name in _OURS]
 
     def others(self) -> list[ConnectorSpec]:
         """Return the specs of connectors of other packages, by name."""
@@ -227,6 +242,8 @@ class Registry:
                 spec = entry_point.load()
                 if not isinstance(spec, ConnectorSpec) or spec.name != name:
                     raise TypeError(f"it is not a ConnectorSpec with the name {name!r}")
+                if spec.claims is None:
+                    raise TypeError("it claims no addresses")
             except Exception as error:  # noqa: BLE001 - whatever the import of another package raises
                 problems.append(f"connector {name} ({entry_point.value}) can't be loaded: {error}")
             else:

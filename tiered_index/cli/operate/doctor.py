@@ -69,7 +69,7 @@ def _of_source(
     """Return what a source has, and what it lacks. Raises as `SourceConnector.doctor`."""
     connector = CONNECTORS.connector(spec.name)
     of_client = KafkaOptions(kafka=kafka.kafka, kafka_config=kafka.kafka_config)
-    options = of_client if spec.name == "kafka" else options_of(others, spec)
+    options = options_of(spec, [of_client], others)
     run = SourceRun(addresses=(source,), options=options, note=session.out.note)
     # without a root: that of an index says nothing of the source
     config = IndexConfig(storage=session.config().storage)

@@ -20,7 +20,7 @@ from tiered_index.cli.ending import Ending
 from tiered_index.cli.operate.commands import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.options import given_flags, refuse_others
 from tiered_index.cli.others import groups_of, options_of
-from tiered_index.cli.places import FollowedSource, opened_places, spec_of_store
+from tiered_index.cli.places import FollowedSource, opened_places
 from tiered_index.cli.session import Session
 from tiered_index.cli.write.follow import opened_follower
 from tiered_index.config import IndexConfig
@@ -28,7 +28,7 @@ from tiered_index.connectors.contract import SourceRun, checked
 from tiered_index.connectors.follow import Follower
 from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.connectors.read_again import MessageSources
-from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS, ConnectorSpec
+from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
 from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, StoreOptions
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
 from tiered_index.server.app import HttpService
@@ -60,6 +60,11 @@ def _later(kind: type[TieredIndexError]) -> Iterator[None]:
         raise SetupUnavailable(str(error)) from error
 
 
+def _folder_at(spec: ConnectorSpec, address: str) -> Path | None:
+    """Return the folder at an address of messages; None: it names none."""
+    return None if spec.folder is None else spec.folder(address)
+
+
 @dataclass(frozen=True)
 class Serving:
     """One run of `serve` with its options."""
@@ -80,17 +85,16 @@ class Serving:
         """The connector of the source; None: nothing is followed."""
         if (source := self.writing.follow) is None:
             return None
-        spec = CONNECTORS.of_address(source)
+        # files can't be followed here: a path may be that of a store whose disk is not mounted yet
+        spec = CONNECTORS.of_messages(source)
         for problem in CONNECTORS.problems:
             self.session.out.note(problem)
-        # files can't be followed here: a path may be that of a store whose disk is not mounted yet
-        return spec if spec.name != FILES else CONNECTORS.spec("rocketmq")
+        return spec
 
     @property
     def _folder(self) -> Path | None:
-        """The folder of the RocketMQ store that has the messages; None: they are elsewhere."""
-        is_folder = self.store is not None and spec_of_store(self.store).name == OF_OTHERS
-        return Path(self.store) if self.store is not None and is_folder else None
+        """The folder of the store that has the messages; None: they are elsewhere."""
+        return None if self.store is None else _folder_at(CONNECTORS.of_messages(self.store), self.store)
 
     @cached_property
     def _source(self) -> FollowedSource | None:
@@ -99,14 +103,13 @@ class Serving:
             return None
         # a service does not check bodies, as readers of messages do
         of_store = RocketmqOptions(of_store=StoreOptions(check_bodies=False), archiving=self.archiving)
-        ours: dict[str, Any] = {"rocketmq": of_store, "kafka": self.kafka}
-        return FollowedSource(spec, ours[spec.name] if spec.name in ours else options_of(self.others, spec), source)
+        return FollowedSource(spec, options_of(spec, [of_store, self.kafka], self.others), source)
 
     @property
     def _followed(self) -> Path | None:
-        """The store that is followed."""
-        is_store = self._spec is not None and self._spec.name == "rocketmq"
-        return Path(str(self.writing.follow)) if is_store else None
+        """The folder of the store that is followed; None: none is."""
+        spec, source = self._spec, self.writing.follow
+        return None if spec is None or source is None else _folder_at(spec, source)
 
     @cached_property
     def _tls(self) -> Tls | None:
@@ -197,8 +200,9 @@ class Serving:
     def _check_files(self) -> None:
         """Refuse folders that are no stores, and TLS files that lack another."""
         with _later(InvalidArgument):
-            for folder in filter(None, (self._folder, self._followed)):
-                CONNECTORS.connector(OF_OTHERS).place(None, str(folder))
+            for source in filter(None, (self.store, self.writing.follow)):
+                if (spec := CONNECTORS.of_messages(source)).folder is not None:
+                    CONNECTORS.connector(spec.name).place(None, source)
         address = self.address
         if (address.tls_cert is None) != (address.tls_key is None) or (address.tls_clients and not address.tls_cert):
             raise InvalidArgument("--tls-cert and --tls-key belong together, and --tls-clients needs both")
@@ -260,10 +264,8 @@ class Serving:
             message_bytes=bounds.message_bytes,
         )
         redaction = redaction_of(lookups, folder, self.session.storages)
-        places = opened_places(self.store, self.kafka, self._source)
-        # entries in a writer's buffer are found before the positions that name their keys are durable
-        keys = (self.kafka.key or ("key",)) if isinstance(lookups, IndexService) else ()
-        sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, places, keys)))
+        places = opened_places(self.store, self.kafka, followed=self._source)
+        sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, places)))
         served = Served(lookups, sources, caps, redaction, audit, tokens)
         looks: list[Callable[[], list[str]]] = []
         for name in (name for name, place in places.items() if place is not None):

@@ -19,7 +19,7 @@ from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.session import Session, StoredIndex, asked_service, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import Repairing, SourceRun
-from tiered_index.connectors.registry import CONNECTORS, FILES, OF_OTHERS
+from tiered_index.connectors.registry import CONNECTORS, OF_OTHERS
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.service.jobs.copying import COPY_OF
@@ -180,9 +180,7 @@ class Mending:
         """Return what restores archived segments. Raises `InvalidArgument` for a source that can't, or is wrong."""
         name, run = OF_OTHERS, None
         if (source := self._options.source) is not None:
-            spec = CONNECTORS.of_address(source)
-            # a path may be that of a store whose disk is not mounted
-            name = spec.name if spec.name != FILES else OF_OTHERS
+            name = CONNECTORS.of_messages(source).name
             note = self._session.out.note
             run = SourceRun(addresses=(source,), name=self._options.store_name, note=note)
         repairs = getattr(CONNECTORS.connector(name), "repairs", None)

@@ -26,17 +26,17 @@ from msgspec import structs
 from tiered_index.base.clock import SystemClock
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import GeometryOptions
+from tiered_index.cli.others import options_of
 from tiered_index.cli.output import counted
 from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.cli.write.options import ARCHIVE_SCHEME, IngestOptions
 from tiered_index.cli.write.putting import Putting, none_indexed, show_put
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.archive.log import ArchivedFile, ColumnCopies, ColumnLog, logs_of_index
-from tiered_index.connectors.documents import document_of
-from tiered_index.connectors.rocketmq.archive.archive import StoreLog, segments_by_store
-from tiered_index.connectors.rocketmq.follow.dispatcher import names_of_keys
+from tiered_index.connectors.documents import lacking
+from tiered_index.connectors.registry import CONNECTORS
+from tiered_index.connectors.rocketmq.archive.archive import StoreLog, segments_by_store, stores_of_entries
 from tiered_index.connectors.rocketmq.log.columns import Selection
-from tiered_index.connectors.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.connectors.source import FIRST, Loss, no_entries
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.errors import listed as listed_names
@@ -72,6 +72,8 @@ class ArchivedMessages:
     selection: Selection
     skip_corrupt: bool
     skip_missing: bool
+    # those of each connector
+    options: tuple[Any, ...] = ()
     messages: int = 0
     expired: int = 0
     # of the segments that were read
@@ -96,12 +98,17 @@ class ArchivedMessages:
         return {name: at for log in self.logs.values() for name, at in log.positions.items()}
 
     def topic_document(self, topic: str) -> TopicDocument | None:
-        """Return the document of a topic: that of the old index, and whether the new one has tags."""
+        """Return the document of a topic: that of the old index, with what the options change."""
         known = self._documents.get(topic)
-        if known is None or known.connector != "rocketmq":
+        if known is None or not CONNECTORS.has(known.connector):
             return known
-        others = {name: fact for name, fact in known.facts.items() if name != "key_names"}
-        return document_of("rocketmq", others | names_of_keys(has_tags=self.selection.tags))
+        if (problem := lacking(known)) is not None:
+            raise ConfigError(problem)
+        again: Callable[[TopicDocument, Any], TopicDocument] | None
+        again = getattr(CONNECTORS.connector(known.connector), "document_again", None)
+        return (
+            known if again is None else again(known, options_of(CONNECTORS.spec(known.connector), self.options, None))
+        )
 
     @property
     def expired_records(self) -> dict[str, int]:
@@ -176,7 +183,7 @@ def ingest_archive(session: Session, uri: str, options: IngestOptions) -> int:
         old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
         known_logs = _logs(old, selection)
         logs = _chosen(known_logs, old, options.run.store_name, selection, uri)
-        archived = ArchivedMessages(old, logs, selection, not is_strict, of_store.skip_missing)
+        archived = ArchivedMessages(old, logs, selection, not is_strict, of_store.skip_missing, options.of_connectors)
         for log in logs.values():
             log.check(skip_missing=archived.skip_missing)
         if options.run.store_name is None and (lacking := _without_archive(old, known_logs, selection)):
@@ -296,11 +303,7 @@ def _chosen(
 
 def _without_archive(old: IndexReader, logs: dict[str, Log], selection: Selection) -> list[str]:
     """Return the stores of RocketMQ and the logs whose entries the index has, but no archived message."""
-    state = old.log_state
-    of_stores = {
-        name.removeprefix(SOURCE_PREFIX): at for name, at in state.positions.items() if name.startswith(SOURCE_PREFIX)
-    }
-    lacking = {name for name, at in of_stores.items() if name not in logs and at > state.expired.segments.get(name, 0)}
+    lacking = stores_of_entries(old.log_state) - logs.keys()
     columnar = (log for log in logs.values() if isinstance(log, ColumnLog) and log.is_left_out)
     return sorted({*lacking, *(log.store for log in columnar if selection.takes(str(log.place[0])))})
 

@@ -43,7 +43,7 @@ from tiered_index.connectors.files.spec import RowOptions
 from tiered_index.connectors.files.table_folders import check_outside_tables
 from tiered_index.connectors.follow import PatientPut
 from tiered_index.connectors.options import pairs
-from tiered_index.connectors.registry import CONNECTORS, FILES, ConnectorSpec
+from tiered_index.connectors.registry import CONNECTORS, ConnectorSpec
 from tiered_index.connectors.source import FIRST
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.format.schema import Schema
@@ -306,7 +306,7 @@ class Ingestion:
         for problem in CONNECTORS.problems:
             self.session.out.note(problem)
         # a folder may be a source of its own, and may have files
-        has_files = spec is not None and (spec.name == FILES or self._is_path())
+        has_files = spec is not None and (spec.claims is None or self._is_path())
         has_key = self.options.kafka.key is not None
         of_rows = self.options.of_rows
         if is_archive:
@@ -314,11 +314,11 @@ class Ingestion:
             of_rows = replace(of_rows, strict=False)
         if of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or has_key)):
             return self._rows()
-        if len(self.sources) > 1 and not (spec is not None and spec.several and spec.name != FILES):
+        if len(self.sources) > 1 and not (spec is not None and spec.several):
             raise InvalidArgument(f"give one SOURCE: {listed(self.sources, 3)} are several, which only files can be")
         if spec is None:
             return self._archive()
-        if spec.name != FILES:
+        if spec.claims is not None:
             return self._followed(spec)
         if (path := local_path(self.source)) is not None and not path.exists():
             raise InvalidArgument(f"{path}: No such file or directory")
@@ -398,7 +398,7 @@ class Ingestion:
         config = self._config(**({} if spec.offset_space is None else {"offset_space": spec.offset_space}))
         run = SourceRun(
             addresses=self.sources,
-            options=options_of(self.others, spec) if (ours := options.of(spec)) is None else ours,
+            options=options_of(spec, options.of_connectors, self.others),
             name=options.run.store_name,
             follow=options.run.follow,
             restart=options.run.restart,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tiered_index.cli.options import Column, Constant, GeometryOptions, IntakeOptions, LogAs
 from tiered_index.connectors.files.spec import FilesOptions, RowOptions
 from tiered_index.connectors.kafka.spec import KafkaOptions
 from tiered_index.connectors.options import declare
-from tiered_index.connectors.registry import ConnectorSpec
 from tiered_index.connectors.rocketmq.spec import RocketmqOptions
-
-if TYPE_CHECKING:
-    pass
 
 ARCHIVE_SCHEME = "archive:"
 """The scheme of a source that is the archive of an index."""
@@ -80,9 +76,10 @@ class IngestOptions:
         of_keys: dict[str, Any] = {"key": kafka.key, "drop_key": kafka.drop_key, "archive": kafka.archive}
         return FilesOptions(rows=self.of_rows, skip_bad=self.of_files.skip_bad, **of_keys)
 
-    def of(self, spec: ConnectorSpec) -> Any:
-        """Return the options of a connector of this package; None: it is another one."""
-        return {"files": self.files, "kafka": self.kafka, "rocketmq": self.rocketmq}.get(spec.name)
+    @property
+    def of_connectors(self) -> tuple[Any, ...]:
+        """The options of each connector of this package."""
+        return self.files, self.kafka, self.rocketmq
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -73,9 +73,9 @@ SPEC = ConnectorSpec(
         in_files=True,
     ),
     open="tiered_index.connectors.files.connector:CONNECTOR",
-    # no other connector claims it
-    claims=lambda address: True,
+    claims=None,
     several=True,
+    options=FilesOptions,
     # as tiered_index.format.names has them, which the help of commands does not load
     stores=("files:", "rows:", "points:"),
 )

@@ -62,7 +62,7 @@ class IndexRecords:
     def _now(self) -> KafkaMessages:
         places = self.places
         keys = key_rules(documents_of(every_document(places.index))) if places.index is not None else set()
-        return KafkaMessages(places.archives, places.place, keys | places.keys)
+        return KafkaMessages(places.archives, places.place, keys)
 
 
 class KafkaConnector:

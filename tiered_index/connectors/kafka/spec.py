@@ -83,4 +83,6 @@ SPEC = ConnectorSpec(
     advice="pass --kafka bootstrap.servers=HOST:PORT to ask a broker",
     open="tiered_index.connectors.kafka.connector:CONNECTOR",
     claims=_is_topics,
+    options=KafkaOptions,
+    place_options=KafkaClientOptions,
 )

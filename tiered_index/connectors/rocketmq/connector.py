@@ -11,11 +11,12 @@ from typing import Any
 
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.contract import MessagePlaces, OpenedSource, Repairing, SourceConnector, SourceRun
+from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.connectors.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.connectors.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.connectors.rocketmq.archive.repair import StoreSegments
-from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.connectors.rocketmq.follow.dispatcher import Dispatcher, names_of_keys
 from tiered_index.connectors.rocketmq.log.columns import Selection
 from tiered_index.connectors.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.connectors.rocketmq.log.layout import decode_offset_msg_id
@@ -109,6 +110,11 @@ class RocketmqConnector:
         documents = places.documents if places.index is not None else None
         of_index: dict[str, Any] = {"threads": places.config.query_threads, "root": places.config.root}
         return RocketmqMessages(places.place, places.archives, **of_index, documents=documents)
+
+    def document_again(self, document: TopicDocument, options: RocketmqOptions) -> TopicDocument:
+        """As `Connector`: whether tags are keys is up to the options."""
+        facts = {name: fact for name, fact in document.facts.items() if name != "key_names"}
+        return document_of("rocketmq", facts | names_of_keys(has_tags=options.selected.index_tags))
 
     def erasure(self, request: EraseRequest, document: TopicDocument | None) -> MakeFind:
         """As `Connector.erasure`."""

@@ -104,6 +104,8 @@ SPEC = ConnectorSpec(
     ),
     open="tiered_index.connectors.rocketmq.connector:CONNECTOR",
     claims=_is_folder,
+    folder=folder_of,
+    options=RocketmqOptions,
     offset_space="commitlog",
     queues="tiered_index.connectors.rocketmq.remoting.queue_sources:LogQueues",
 )

@@ -329,12 +329,11 @@ class LostRange(Stored, frozen=True):
                 f"{self.catalog}, which listed segments of {self.source} with offsets "
                 f"{inclusive(self.begin, self.end)}, was lost, and a record gave it up"
             )
-        offsets = "commit log offsets" if self.source.startswith("rocketmq:") else "offsets"
         count = "" if self.messages is None else f" (at least {self.messages:,} messages)"
         why = _REASONS[self.kind]
         if self.key is not None:
             why = f"{_REASONS_OF_KEY.get(self.kind, _NO_MORE)} --key {self.key}"
-        return f"{offsets} {inclusive(self.begin, self.end)}{count} {why}"
+        return f"offsets {inclusive(self.begin, self.end)}{count} {why}"
 
     def has_key(self, key: str) -> bool:
         """Return whether messages of the range may lack a key: any key, unless the rule gives its keys a name."""

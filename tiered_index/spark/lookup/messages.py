@@ -12,7 +12,7 @@ import pyarrow as pa
 from tiered_index.base.encoding import MAX_BODY_BYTES, json_text
 from tiered_index.config import IndexConfig
 from tiered_index.connectors.read_again import MessageSources
-from tiered_index.connectors.registry import CONNECTORS, FILES
+from tiered_index.connectors.registry import CONNECTORS
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.messages import Fetched, FoundMessage, MessageSource
@@ -44,7 +44,7 @@ def check_place(messages: str, state: LogState) -> None:
             )
         return
     spec = CONNECTORS.of_address(messages)
-    if spec.name == FILES:
+    if spec.claims is None:
         raise ConfigError(
             f"messages is {ARCHIVE!r}, the folder of a RocketMQ store, or the address of brokers such as kafka://..., "
             f"not {messages!r}"

@@ -43,6 +43,7 @@ from tiered_index.format.segments.queue_offsets import ENTRY, encode_queues
 from tiered_index.format.segments.segment import Times, times_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.segments import Segments
 
@@ -476,6 +477,14 @@ def trusted(columns: Any, log: CommitLogReader) -> Any:
             bad |= (begin < piece.end) & (end > piece.begin)
         columns = columns.filter(pa.array(~bad))
     return columns
+
+
+def stores_of_entries(state: LogState) -> set[str]:
+    """Return the stores of which an index has entries that have not expired."""
+    of_stores = {
+        name.removeprefix(SOURCE_PREFIX): at for name, at in state.positions.items() if name.startswith(SOURCE_PREFIX)
+    }
+    return {store for store, at in of_stores.items() if at > state.expired.segments.get(store, 0)}
 
 
 @dataclass(frozen=True)
