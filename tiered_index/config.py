@@ -82,8 +82,8 @@ class IndexSettings(TypedDict, total=False):
     max_early_s: float | str | None
     query_threads: int | None
     coalesce_gap_bytes: int | Literal["price"] | None
-    block_cache_bytes: int | None
-    directory_cache_bytes: int | None
+    read_cache_bytes: int | None
+    cache_slot_groups: bool | None
     cache_dir: str | Path | None
     cache_max_bytes: int | None
     filter_after_probes: int | None
@@ -153,9 +153,10 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     - `coalesce_gap_bytes`: A lookup reads two slot groups of a file in one request if at most this many bytes are
       between them. It reads a filter of at most this size with the directory. The value `price` means the bytes that
       cost as much as one request.
-    - `block_cache_bytes`: memory for slot groups: pieces of some 16 KiB of the stored files, which lookups read.
-    - `directory_cache_bytes`: memory for directories of stored files: the places of their slot groups. Filters get
-      further memory: half of this value, and one of more than a quarter of that is not read.
+    - `read_cache_bytes`: most memory of a reader for what it caches of stored files: directories (the places of slot
+      groups), filters, slot groups (pieces of some 16 KiB, which lookups read) and tables of archived segments. What
+      only one lookup used gives way first. A filter of more than a quarter of this is not read.
+    - `cache_slot_groups`: cache slot groups in memory. Without them, each lookup reads the entries from the storage.
     - `cache_dir`: folder for cached directories and filters. None: a folder in the root, or no cache on disk if there
       is no root.
     - `cache_max_bytes`: most bytes in `cache_dir`.
@@ -197,8 +198,8 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     max_early_s: Age = 86400.0
     query_threads: Annotated[int, Meta(gt=0, le=256)] = 32
     coalesce_gap_bytes: Size | Literal["price"] = 256 << 10
-    block_cache_bytes: Size = 64 << 20
-    directory_cache_bytes: Size = 256 << 20
+    read_cache_bytes: Size = 512 << 20
+    cache_slot_groups: bool = True
     cache_dir: Path | None = None
     cache_max_bytes: Count = 4 << 30
     filter_after_probes: Count = 8

@@ -136,7 +136,7 @@ def _ways(folder: Path, entries: int) -> Iterator[dict[str, dict[str, Ask]]]:
             made.live(lived)
             indexes.append(made)
             reader = stack.enter_context(made.reader())
-            cold = stack.enter_context(made.reader(block_cache_bytes=0))
+            cold = stack.enter_context(made.reader(cache_slot_groups=False))
             tables["reader"][name] = lambda key, reader=reader: reader.query(TOPIC, key)
             tables["cold, directories known"][name] = lambda key, reader=cold: reader.query(TOPIC, key)
             writer = stack.enter_context(made.open())

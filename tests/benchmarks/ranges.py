@@ -163,7 +163,7 @@ def _network(files: StoredFiles, endpoint: str | None) -> Iterator[tuple[Network
 
 def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) -> IndexReader:
     """Open a reader without a block cache, which fetches no filters after misses. `cache` is the writer's cache."""
-    never = {"block_cache_bytes": 0, "filter_after_probes": 1 << 30, "refresh_interval_s": 1e9}
+    never = {"cache_slot_groups": False, "filter_after_probes": 1 << 30, "refresh_interval_s": 1e9}
     return IndexReader.open(config=IndexConfig.load(cache_dir=cache, **never, **settings), storage_backend=storage)
 
 

@@ -68,7 +68,7 @@ def wire(s3_environment: S3Server, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_explain_has_the_requests_on_the_wire(wire: Wire) -> None:
-    with wire.reader(block_cache_bytes=0) as reader:
+    with wire.reader(cache_slot_groups=False) as reader:
         for requests in (2 * FILES, FILES):  # at first also each directory, by one exact GET
             answer = reader.query("t", "all", max_count=1000)
             wire.right(answer)
@@ -116,7 +116,7 @@ def test_limits_hold_on_the_wire(wire: Wire, spoiled: str | None) -> None:
             seen[request.key] += 1
             return SPOILED[spoiled] if spoiled and seen[request.key] == 1 else None
 
-        with wire.reader(block_cache_bytes=0) as reader:
+        with wire.reader(cache_slot_groups=False) as reader:
             wire.proxy.fault = fault
             partly = reader.query("t", "all", allow_partial=True, **limits)
         until(lambda: not any(thread.name.startswith("tiered-index-query") for thread in threading.enumerate()))

@@ -108,7 +108,7 @@ def test_a_damaged_local_copy_is_answered_from_the_storage(make_world, place):
 def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(published, allow_partial):
     """A merge and an expiry do this: the record removes the object, then it is deleted."""
     world = published
-    settings = {"refresh_interval_s": 10**6, "block_cache_bytes": 0}
+    settings = {"refresh_interval_s": 10**6, "cache_slot_groups": False}
     with IndexReader.open(storage_backend=world.storage, clock=world.clock, **settings) as reader:
         known = [reader.query(topic, "a", max_count=1000) for topic in ("orders", "payments")]
         log = open_log(world.storage, world.clock)

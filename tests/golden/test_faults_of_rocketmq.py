@@ -163,7 +163,7 @@ def check_unreadable(life: States, number: int, file_id: str, error: type[Except
 @pytest.mark.parametrize(("fault", "number"), [*((fault, 0) for fault in FAULTS), ("wrong", 3), ("lost", 3)])
 def test_an_unreadable_object_is_no_short_answer(make: Make, fault: str, number: int) -> None:
     """Files of twenty entries of one key, a hundred seconds each. No answer comes from memory."""
-    life = make(items=21, block_cache_bytes=0, directory_cache_bytes=0)
+    life = make(items=21, read_cache_bytes=0)
     life.put_batch([("t", 0, "k", number, 1, T + number * 5000) for number in range(80)])
     life.bring("storage")
     file_id = life.service.files()[number].file_id

@@ -58,9 +58,9 @@ ranges = st.one_of(st.just((None, None)), st.tuples(moments, moments).map(lambda
 counts = st.sampled_from([1, 2, 3, 64])
 CACHES = (
     {},
-    {"block_cache_bytes": 0, "filter_after_probes": 1},
-    {"block_cache_bytes": 4_000, "directory_cache_bytes": 20_000, "filter_after_probes": 1},
-    {"block_cache_bytes": 0, "directory_cache_bytes": 100},
+    {"cache_slot_groups": False, "filter_after_probes": 1},
+    {"read_cache_bytes": 20_000, "filter_after_probes": 1},
+    {"read_cache_bytes": 100},
 )
 # usual caches, and caches for little or nothing
 seeds = st.integers(0, 99)

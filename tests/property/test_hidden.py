@@ -175,7 +175,7 @@ def test_hidden_entries_are_in_no_answer(core, tmp_path_factory, seed, preset, i
         index.run_lifecycle()
         reading = {"storage_backend": storage, "clock": clock, "refresh_interval_s": 1e9, "query_threads": 2}
         for root in (None, folder / "root"):
-            with IndexReader.open(root=root, **reading, block_cache_bytes=random_.choice([0, 1 << 20])) as reader:
+            with IndexReader.open(root=root, **reading, cache_slot_groups=random_.random() < 0.5) as reader:
                 if root is not None:
                     # the first look reads the log again
                     reader.query(TOPICS[0], KEYS[0])

@@ -134,7 +134,7 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
         for _ in range(3):
             service.run_lifecycle()
         assert {handle.place for handle in service.files()} == {"storage"}
-    cold = {"block_cache_bytes": 0, "filter_after_probes": 10**6, "coalesce_gap_bytes": gap_bytes}
+    cold = {"cache_slot_groups": False, "filter_after_probes": 10**6, "coalesce_gap_bytes": gap_bytes}
     with IndexReader.open(storage_backend=storage, query_threads=2, **cold) as reader:
         reader.query_many([Lookup(topic="t", key="k0")])
         for number in range(6):

@@ -42,7 +42,7 @@ def test_the_life_of_files(server: Server, place: str, tmp_path: Path, sample: S
         assert sorted(info.name for info in index.storage.list("data/")) == sorted(o.name for o in stored)
     assert not list((tmp_path / "root").rglob("*.index"))
     # the server checks the signature of every request that the proxy passes on and counts
-    cold = {"refresh_interval_s": 3600, "block_cache_bytes": 0, "filter_after_probes": 10**6}
+    cold = {"refresh_interval_s": 3600, "cache_slot_groups": False, "filter_after_probes": 10**6}
     with (
         counting_proxy(server.endpoint_url) as proxy,
         IndexReader.open(server.uri(place, proxy.endpoint_url), **cold) as reader,

@@ -115,7 +115,8 @@ class World(Writers):
             "query_threads": chance.choice([1, 2]),
             "refresh_interval_s": chance.choice([0, 10]),
             "buffer_max_entries": chance.choice([12, 10_000]),
-            "block_cache_bytes": chance.choice([0, 4_000, 1 << 20]),
+            "read_cache_bytes": chance.choice([0, 20_000, 1 << 24]),
+            "cache_slot_groups": chance.random() < 0.7,
             "filter_after_probes": chance.choice([1, 8]),
             "merge": random.Random(f"the merges of {seed}").choice(["2s,1h", "1s,4s,1d"]),
         }

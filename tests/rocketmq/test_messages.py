@@ -61,7 +61,7 @@ def test_an_archived_segment_that_is_refused_is_the_state_of_its_messages(index,
 def test_deleted_segments_answer_from_the_archive_with_one_request_a_message_and_one_a_table(index, store, storage):
     messages = settled(index, store)
     delete_segments(store, BEGIN_OF_LAST)
-    with IndexReader.open(storage_backend=storage, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+    with IndexReader.open(storage_backend=storage, cache_slot_groups=False, filter_after_probes=10**6) as reader:
         source = RocketmqMessages(store, reader.segment_archive)
         archived, before = 0, storage.calls("get_range")
         for at in range(0, BEGIN_OF_LAST, golden_store.SEGMENT_BYTES):

@@ -447,7 +447,7 @@ def test_topics_of_files_that_can_not_be_read_are_not_denied(index, storage, mes
     index.put("other", 0, "k", 10**6, 100, messages[0].store_ms)
     index.seal()
     index.run_lifecycle()
-    with IndexReader.open(storage_backend=storage, directory_cache_bytes=0, block_cache_bytes=0) as reader:
+    with IndexReader.open(storage_backend=storage, read_cache_bytes=0) as reader:
         broker = ReadOnlyBroker(reader)
         storage.fail("get_range", nth=1, times=1)
         storage.fail("get_suffix", nth=1, times=1)
@@ -500,7 +500,7 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
     response_to(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
     assert "(28 lines like this one were left out)" in caplog.records[-1].getMessage()
     storage.corrupt("get_range", mode="wrong", times=None)
-    with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
+    with IndexReader.open(storage_backend=storage, cache_slot_groups=False) as reader:
         assert summary(response_to(ReadOnlyBroker(reader), QUERY, **by_key(topic, key))) == NO_INDEX
 
 

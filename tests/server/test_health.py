@@ -24,7 +24,7 @@ from tiered_index.server.http.served import Caps
 from tiered_index.server.http.tokens import add_token
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.answers.budget import LookupLimits
-from tiered_index.service.read.caches import memory
+from tiered_index.service.read.caches import filters
 from tiered_index.storage.opening import open_storage
 
 SETTINGS = {"slots": 100, "items": 1000, "background": False}
@@ -191,7 +191,7 @@ def test_metrics_show_the_places_of_lookups_and_the_work_of_filters(tmp_path, mo
             client.get("/v1/query", params=params)
         reader.fetch_filter(reader.files()[0].file_id)
         client.get("/v1/query", params=UNKNOWN)
-        monkeypatch.setattr(memory, "block_may_hold", lambda *_: True)
+        monkeypatch.setattr(filters, "block_may_hold", lambda *_: True)
         client.get("/v1/query", params=UNKNOWN | {"key": "no one"})
         monkeypatch.undo()
         shown = values(client)

@@ -69,6 +69,8 @@ class StateCollector(Collector):
             yield _by("cache", f"cache_{name}_total", f"{meaning} caches in memory.", counts)
         sizes = {cache: use.size_bytes for cache, use in uses.items()}
         yield _by("cache", "cache_bytes", "Bytes in caches in memory.", sizes)
+        entries = {cache: use.entries for cache, use in uses.items()}
+        yield _by("cache", "cache_entries", "Directories, filters and other entries in caches in memory.", entries)
         yield _one(
             "filter_false_positives_total",
             "Reads of stored files that found no entry, although the cached filter did not exclude the key.",

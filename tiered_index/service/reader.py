@@ -36,7 +36,7 @@ from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.caches.disk import DiskCache
-from tiered_index.service.read.caches.memory import Caches
+from tiered_index.service.read.caches.store import ReadCache
 from tiered_index.service.read.files.cold_path import RangeReadPool
 from tiered_index.service.read.files.compacted import CompactedFile
 from tiered_index.service.read.files.file_view import WholeView
@@ -113,7 +113,7 @@ class IndexReader(Lookups[ItemT]):
         self._several: Several | None = None
         with collecting(self._locks):
             self._parts = ReaderParts(
-                Caches(config.block_cache_bytes, config.directory_cache_bytes),
+                ReadCache(config.read_cache_bytes),
                 _disk_cache(config),
                 RangeReadPool(config.query_threads),
                 DaemonPool(config.query_threads, "tiered-index-log"),

@@ -13,7 +13,7 @@ from tests.benchmarks.billion.oracle import FOUND, MAX_COUNT
 from tiered_index import IndexConfig, IndexReader
 
 _SINGLE, _FRESH = 1_000, 20
-_CACHE_BYTES = IndexConfig(environment=False).directory_cache_bytes
+_CACHE_BYTES = IndexConfig(environment=False).read_cache_bytes
 
 
 def _timed(reader: IndexReader, keys: Iterable[tuple[str, str]]) -> tuple[dict[str, float], list[int]]:
@@ -65,7 +65,7 @@ def look_up(folder: str, storage: str, entries: str) -> dict[str, object]:
         "cpu_ms": 1000 * (time.process_time() - cpu_s) / _FRESH,
     }
     least = 3 * int(entries)
-    for caches, settings in (("", {}), ("large ", {"directory_cache_bytes": least} if least > _CACHE_BYTES else {})):
+    for caches, settings in (("", {}), ("large ", {"read_cache_bytes": least} if least > _CACHE_BYTES else {})):
         with IndexReader.open(storage, **settings) as reader:
             for name in ("first", "warm"):
                 document[caches + name], counts = _timed(reader, keys[_FRESH:])

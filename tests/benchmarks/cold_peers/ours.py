@@ -1,6 +1,6 @@
 """This index with its default settings: 240 files of three hours, and the tables merged from them.
 
-Warm readers keep no slot groups (`block_cache_bytes=0`), so that data stays cold.
+Warm readers keep no slot groups (`cache_slot_groups=False`), so that data stays cold.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class Reader:
         # not at the top: the time of a new process includes its imports, and a build needs more of them
         from tiered_index import IndexReader
 
-        settings: dict[str, Any] = {"block_cache_bytes": 0, "refresh_interval_s": 3600.0} if warm else {}
+        settings: dict[str, Any] = {"cache_slot_groups": False, "refresh_interval_s": 3600.0} if warm else {}
         self._reader: Any = IndexReader.open(
             _uri(place), **(settings | ({"refresh_interval_s": _REFRESH_S} if follow else {}))
         )

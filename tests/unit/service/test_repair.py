@@ -95,7 +95,7 @@ def test_an_object_is_put_back_from_the_roots_copy_or_an_upload_that_no_record_n
     if root is None:
         copy = first.name.replace(".index", "0.index")
         life.storage.put(copy, life.storage.get(first.name))
-    config = IndexConfig(storage="memory://here", block_cache_bytes=0, refresh_interval_s=10**6)
+    config = IndexConfig(storage="memory://here", cache_slot_groups=False, refresh_interval_s=10**6)
     with (
         IndexReader.open(config=life.index.config, storage_backend=life.storage, clock=life.clock) as beside,
         IndexReader.open(config=config, storage_backend=life.storage, clock=life.clock) as stored,

@@ -70,7 +70,7 @@ def test_a_collector_counts_lookups(tmp_path):
         for offset in range(3):
             index.put("t", 0, "k", offset, 1, T)
         upload(index)
-    with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
+    with IndexReader.open(storage_backend=storage, cache_slot_groups=False) as reader:
         reader.query("t", "k", max_count=1)
         reader.query_many([Lookup("t", "k")] * 5)
         reader.topics()

@@ -96,7 +96,7 @@ def pages_of_one(reader, lookup):
     return list(reader.query_all(**lookup, max_count=1))
 
 
-SETTINGS = [{}, *each(filter_after_probes=[1], block_cache_bytes=[0], directory_cache_bytes=[0]), CACHED]
+SETTINGS = [{}, *each(filter_after_probes=[1], cache_slot_groups=[False], read_cache_bytes=[0]), CACHED]
 
 
 @pytest.fixture(params=SETTINGS, ids=str)
@@ -112,14 +112,14 @@ def both(request, store, tmp_path):
 
 def test_answers_costs_and_pages_are_those_of_the_search_file_by_file(both):
     core_reader, file_reader, settings = both
-    for lookup in lookups(1, 20 if "directory_cache_bytes" in settings else 150):
+    for lookup in lookups(1, 20 if "read_cache_bytes" in settings else 150):
         of_core, expected = told_by_both(core_reader, file_reader, answer_of, lookup)
         assert of_core == expected
-    if settings.get("block_cache_bytes") != 0:
+    if settings.get("cache_slot_groups", True):
         assert core_reader.storage.total.requests == file_reader.storage.total.requests
         assert core_reader.storage.total.bytes_read == file_reader.storage.total.bytes_read
     # the number of lookups that the core answered
-    assert core_reader._engine.plain.complete > 70 or "directory_cache_bytes" in settings
+    assert core_reader._engine.plain.complete > 70 or "read_cache_bytes" in settings
     for lookup in lookups(2, 30):
         pages, expected = told_by_both(core_reader, file_reader, pages_of_one, lookup)
         # the first file that is read decides whether the page is proven to be the last
@@ -177,13 +177,13 @@ def forget_pages(store):
 
 def test_batches_are_those_of_the_search_file_by_file(both, store):
     core_reader, file_reader, settings = both
-    for number, batch in enumerate(batches(20, 3 if "directory_cache_bytes" in settings else 8)):
+    for number, batch in enumerate(batches(20, 3 if "read_cache_bytes" in settings else 8)):
         if number % 3 == 2:
             # the core then reads ahead
             forget_pages(store)
         of_core, expected = told_by_both(core_reader, file_reader, told_of_all, batch)
         assert of_core == expected == told_of_all(core_reader, batch, max_requests=1_000)
-    if "directory_cache_bytes" in settings:
+    if "read_cache_bytes" in settings:
         return
     # one report a file, with the requests of the storage
     before = core_reader.storage.total.requests, core_reader.storage.total.bytes_read
@@ -198,7 +198,8 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
     objects = sorted((store / "storage").rglob("*.index"), key=lambda path: path.stat().st_size)
     path = objects[-1]
     whole = path.read_bytes()
-    with open_reader(store, block_cache_bytes=0) as core_reader, open_reader(store, block_cache_bytes=0) as file_reader:
+    settings = {"cache_slot_groups": False}
+    with open_reader(store, **settings) as core_reader, open_reader(store, **settings) as file_reader:
         for lookup in lookups(4, 60):
             told_by_both(core_reader, file_reader, answer_of, lookup)
         all_lookups = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
@@ -253,7 +254,7 @@ def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
 @pytest.mark.parametrize("ask", ["query", "query_many"])
 def test_a_file_that_can_not_be_looked_at_is_a_typed_error(store, monkeypatch, ask):
     """A mounted file system lost the file after it was opened. No descriptor stays open."""
-    with open_reader(store, block_cache_bytes=0) as reader:
+    with open_reader(store, cache_slot_groups=False) as reader:
         pairs = [("a", f"k{key}") for key in range(KEYS)]
         reader.query_many(pairs)
 
@@ -274,7 +275,7 @@ def put_and_upload(index, number):
 
 
 def test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them(open_index, monkeypatch):
-    index = open_index(local_keep_s=0, block_cache_bytes=0)
+    index = open_index(local_keep_s=0, cache_slot_groups=False)
     put_and_upload(index, 0)
     put_flushed(index, 1)
     assert [item.offset for item in index.query("a", "key")] == [1, 0]
@@ -314,7 +315,7 @@ def test_entries_that_a_record_hides_after_the_search_of_a_view_are_not_in_the_a
 def test_files_that_come_after_the_search_of_a_view_are_in_the_answer(open_index, storage, clock, monkeypatch):
     index = open_index(local_keep_s=0)
     put_and_upload(index, 0)
-    with IndexReader.open(storage_backend=storage, clock=clock, block_cache_bytes=0, environment=False) as reader:
+    with IndexReader.open(storage_backend=storage, clock=clock, cache_slot_groups=False, environment=False) as reader:
         assert [item.offset for item in reader.query("a", "key")] == [0]
         prepare = reader._engine.prepare
 
@@ -338,18 +339,18 @@ def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
         for lookup in lookups(7, 60):
             reader.query(**lookup)
         cold = reader._cold_paths[0]
-        known, other = next(iter(cold.in_core)), next(iter(cold.in_core.values()))
+        known, other = next(iter(cold.core_files)), next(iter(cold.core_files.values()))
 
         class Named:
             """The names in the log. Another thread adds a file between two questions."""
 
             def __contains__(self, name):
-                cold.in_core.setdefault("added", other)
+                cold.core_files.setdefault("added", other)
                 return name == known
 
-        assert len(cold.in_core) > 1
+        assert len(cold.core_files) > 1
         cold.forget_unnamed(Named())
-        assert list(cold.in_core) == [known] and cold.core_bytes == cold.in_core[known].size_bytes
+        assert list(cold.core_files) == [known, "added"]
 
 
 def test_a_file_that_two_threads_open_is_opened_once(store):
@@ -357,15 +358,15 @@ def test_a_file_that_two_threads_open_is_opened_once(store):
     with open_reader(store) as reader:
         first = [reader.query(**lookup).items for lookup in lookups(6, 60)]
         cold = reader._cold_paths[0]
-        files = [file for file in cold.in_core.values() if file.is_open]
+        files = [file for file in cold.core_files.values() if file.is_open]
         assert files
-        before = cold.core_bytes
+        before = cold.caches.size_bytes
         for view in [reader._views[0].catalog.snapshot.present_view]:
             for handle in view.handles:
                 for stored in [handle.stored.stored] if hasattr(handle, "stored") else handle.shards:
                     trailer = cold.trailer(stored)
                     metadata, groups = trailer.metadata, trailer.directory.group_bytes
                     slots = metadata.slot_map.base
-                    assert not cold.in_core[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
-        assert cold.core_bytes == before
+                    assert not cold.core_files[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
+        assert cold.caches.size_bytes == before
         assert [reader.query(**lookup).items for lookup in lookups(6, 60)] == first

@@ -70,7 +70,7 @@ def find_hidden(
     Raises the errors of the storage.
     """
     stored = list(objects)
-    settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0, coalesce_gap_bytes=0)
+    settings = ColdSettings(query_threads=_READERS, cache_slot_groups=False, coalesce_gap_bytes=0)
     scanned: dict[str, ScannedObject] = {}
     with (
         contextlib.closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold,

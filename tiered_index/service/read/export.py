@@ -119,7 +119,7 @@ class Export(Iterator[pa.RecordBatch]):
         self.missing: list[str] = []
         self.entry_schema = schema
         self._check_open, self._read_log, self._held = check_open, read_log, held
-        settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
+        settings = ColdSettings(query_threads=4, cache_slot_groups=False, coalesce_gap_bytes=0)
         self._cold = ColdPath(storage, keyed=schema.keyed, settings=settings)
         held.callback(self._cold.close)
         self._files = sorted(self._chosen(handles), key=lambda file: (file.second_min, file.name))

@@ -32,7 +32,7 @@ from tiered_index.service.read.answers.lookup_columns import check_lookups
 from tiered_index.service.read.answers.messages import MessageLookup, MessageSource, MessagesResult
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import check_range, check_topic, encode_cursor, once, query_digest
-from tiered_index.service.read.caches.memory import CacheUse
+from tiered_index.service.read.caches.store import CacheUse
 from tiered_index.service.read.files.cold_path import ColdPath
 from tiered_index.service.read.files.file_view import WholeView
 from tiered_index.service.read.files.snapshot import Handle
@@ -364,7 +364,10 @@ class Lookups(ABC, Generic[ItemT]):
         return Segments(self.log_state, cold.storage, cold.caches.catalogs)
 
     def cache_use(self) -> dict[str, CacheUse]:
-        """Return the use of the caches in memory: ``blocks``, ``directories``, ``filters``. All indexes share them."""
+        """Return the use of the cache in memory, which all indexes share.
+
+        By kind: ``directories``, ``filters``, ``slot_groups``, ``segments``, ``catalogs``.
+        """
         self._check_process()
         return self._cold_paths[0].caches.use()
 

@@ -15,7 +15,7 @@ from tiered_index.base.call import active_context, check_deadline, remaining_s
 from tiered_index.base.threads import DaemonPool, NoThread, PoolFuture, have_ended
 from tiered_index.errors import BudgetExceeded
 from tiered_index.service.read.caches.disk import DiskCache
-from tiered_index.service.read.caches.memory import Caches
+from tiered_index.service.read.caches.store import ReadCache
 from tiered_index.service.read.files.cold_path import RangeReadPool
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class ReaderParts:
     """The caches in memory and on disk (None: no disk cache), the pool of range reads, the threads that read logs."""
 
-    caches: Caches
+    caches: ReadCache
     disk_cache: DiskCache | None
     range_reads: RangeReadPool
     threads: DaemonPool

@@ -157,7 +157,7 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
 
 def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[Part | Unread]:
     """Yield an object's picked entries, and `Unread` if it is damaged or missing. Raises `SchemaMismatch`."""
-    settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
+    settings = ColdSettings(query_threads=4, cache_slot_groups=False, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
         source, unread = StorageBytes(cold, stored), False
         try:

@@ -109,7 +109,7 @@ def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.Reco
     Raises `StorageUnavailable` if an object was removed since, `CorruptFile`, `SchemaMismatch`, the storage's errors.
     """
     # no block cache: all bytes are read once
-    settings = ColdSettings(query_threads=8, block_cache_bytes=0)
+    settings = ColdSettings(query_threads=8, cache_slot_groups=False)
     with closing(ColdPath(storage, keyed=plan.schema.keyed, settings=settings)) as cold:
         for part in plan.parts:
             try:

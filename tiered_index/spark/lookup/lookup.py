@@ -122,7 +122,7 @@ def look_up(
     sums: Any = AddingAccumulatorParam(Counter())
     spent = spark.sparkContext.accumulator(Counter(), sums)
     # a task reads each slot group once, so a cache of them would only take memory; and it stays at its log position
-    per_task = {"storage": address.uri, "root": None, "item_type": None, "block_cache_bytes": 0}
+    per_task = {"storage": address.uri, "root": None, "item_type": None, "cache_slot_groups": False}
     reader = settings.changed(**per_task, refresh_interval_s=3600.0)
     tasks = _TASKS_A_CORE * max(1, spark.sparkContext.defaultParallelism)
     share = LookupLimits(*(None if most is None else most // tasks for most in (max_requests, max_bytes)))

@@ -87,7 +87,7 @@ def repeated(state: LogState, shards: Sequence[FinishedObject], mode: str, stora
         return ()
     names: list[str] = []
     assert state.genesis is not None
-    keyed, settings = state.genesis.layout.schema.keyed, ColdSettings(query_threads=1, block_cache_bytes=0)
+    keyed, settings = state.genesis.layout.schema.keyed, ColdSettings(query_threads=1, cache_slot_groups=False)
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings)) as cold:
         for (begin_s, _), theirs in earlier.items():
             mine, count = written[begin_s], sum(stored.count for stored in theirs)
@@ -170,7 +170,7 @@ def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) ->
     """Return the number of entries of each topic in objects, by one request an object."""
     assert state.genesis is not None
     entries: Counter[str] = Counter()
-    settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0)
+    settings = ColdSettings(query_threads=_READERS, cache_slot_groups=False)
     keyed, objects = state.genesis.layout.schema.keyed, [state.objects[name] for name in names]
     with (
         contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings)) as cold,

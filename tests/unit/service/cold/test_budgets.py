@@ -133,7 +133,7 @@ def test_early_pages_stay_within_what_they_need(tmp_path):
 def test_lookups_with_few_requests_catch_up_with_the_log(tmp_path, limit):
     index = cold_index(tmp_path / "root", files=2)
     clock = ManualClock(BASE_MS)
-    with index.reader(clock=clock, refresh_interval_s=5, block_cache_bytes=0) as reader:
+    with index.reader(clock=clock, refresh_interval_s=5, cache_slot_groups=False) as reader:
         known = [Answer.of(item) for item in reader.query("t", "all")]
         with index.writer() as writer:
             for number in range(12):

@@ -89,7 +89,7 @@ def test_objects_that_changed_places_are_named(index, tmp_path):
     whole = {stored.name: index.inner.get(stored.name) for stored in index.stored}
     foreign = cold_index(tmp_path / "root", files=2, entries=3, slots=3, preset=index.settings["preset"])
     assert foreign.stored[0].size_bytes == older.size_bytes  # so that only the content differs
-    warm = index.reader(block_cache_bytes=0)
+    warm = index.reader(cache_slot_groups=False)
     assert check(index, warm, "") == 0
     other_index = foreign.inner.get(foreign.stored[0].name)
     for name, other in ((older.name, whole[newer.name]), (newer.name, whole[older.name]), (older.name, other_index)):
@@ -109,7 +109,7 @@ def test_objects_that_changed_places_are_named(index, tmp_path):
 def test_a_range_always_answered_wrongly_is_corrupt(index, mode):
     for warm in (False, True):
         faulty = FaultStorage(index.inner)
-        with index.reader(storage=faulty, query_threads=1, block_cache_bytes=0) as reader:
+        with index.reader(storage=faulty, query_threads=1, cache_slot_groups=False) as reader:
             if warm:
                 reader.query("t", "all")
             before = faulty.calls("get_range")

@@ -16,7 +16,7 @@ from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.keys.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.keys.hashing import fingerprint, key_hash
-from tiered_index.service.read.caches import memory as caches_module
+from tiered_index.service.read.caches import filters as filters_module
 from tiered_index.service.read.caches.disk import CacheFolder
 
 pytestmark = pytest.mark.usefixtures("large_filters")
@@ -92,7 +92,7 @@ def test_the_writer_keeps_the_filters_that_it_uploads(index, absent):
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
 def test_a_reader_fetches_a_filter_after_probes_in_vain(index, absent, mistaken, tmp_path, local):
     cache = tmp_path / "cache" if local else None
-    with index.reader(filter_after_probes=PROBES, cache_dir=cache, block_cache_bytes=0) as reader:
+    with index.reader(filter_after_probes=PROBES, cache_dir=cache, cache_slot_groups=False) as reader:
         for number, key in enumerate(absent):
             index.storage.reset()
             answer = reader.query("t", key)
@@ -121,7 +121,7 @@ def test_a_damaged_filter_is_passed_over(index, absent):
     size = stored.filter_length
     for at in (stored.trailer_position + n for n in (0, 7, size // 2, size - 1)):
         with spoiled(index, stored.name, lambda data, at=at: data.__setitem__(at, 255 ^ data[at])):
-            with index.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
+            with index.reader(filter_after_probes=1, cache_slot_groups=False) as reader:
                 for key in absent[:4]:
                     answer = reader.query("t", key)
                     assert (len(answer), answer.status) == (0, "complete")
@@ -132,7 +132,7 @@ def test_a_damaged_filter_is_passed_over(index, absent):
 
 def test_a_filter_that_cannot_be_fetched_fails_no_lookup(index, absent):
     faulty = FaultStorage(index.inner)
-    with index.reader(storage=faulty, filter_after_probes=1, block_cache_bytes=0) as reader:
+    with index.reader(storage=faulty, filter_after_probes=1, cache_slot_groups=False) as reader:
         reader.query("t", absent[0])
         for stored in index.stored:
             faulty.fail("get_range", name_prefix=stored.name)  # the next read of each file is of its filter
@@ -148,7 +148,7 @@ def test_a_filter_that_cannot_be_fetched_fails_no_lookup(index, absent):
 def test_a_lookup_with_limits_has_the_filter_fetched_for_later_lookups(index, absent, limits):
     stored = index.stored[0]
     second = stored.second_min * 1000, stored.second_max * 1000
-    with index.reader(filter_after_probes=2, block_cache_bytes=0) as reader:
+    with index.reader(filter_after_probes=2, cache_slot_groups=False) as reader:
         costs = [reader.query("t", key, *second, **limits).explain.requests for key in absent[:3]]
         assert costs[1:] == [1, 1]  # no lookup counts the fetch
         until(lambda: reader.query("t", absent[3], *second, **limits).explain.requests == 0)
@@ -157,7 +157,7 @@ def test_a_lookup_with_limits_has_the_filter_fetched_for_later_lookups(index, ab
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
 def test_a_filter_is_fetched_on_demand(index, absent, tmp_path, local):
     cache = tmp_path / "cache" if local else None
-    with index.reader(filter_after_probes=10**6, cache_dir=cache, block_cache_bytes=0) as reader:
+    with index.reader(filter_after_probes=10**6, cache_dir=cache, cache_slot_groups=False) as reader:
         reader.query("t", "all")
         for stored in index.stored:
             index.storage.reset()
@@ -206,11 +206,11 @@ def crowded_reader(crowded, cache, storage=None):
     """Return a reader with room for the filters of four files, in memory or on the disk."""
     size = crowded.stored[0].filter_length
     directory = crowded.stored[0].size_bytes - crowded.stored[0].directory_position
-    settings = {"directory_cache_bytes": 2 * ROOM * size + size}
+    settings = {"read_cache_bytes": MANY_FILES * directory + ROOM * size + size // 2}
     if cache is not None:
         settings["cache_max_bytes"] = int((ROOM * size * 1.01 + MANY_FILES * directory * 1.1 + size / 2) / 0.9)
-    assert MANY_FILES * directory < settings["directory_cache_bytes"]
-    return crowded.reader(storage, cache_dir=cache, filter_after_probes=MANY_PROBES, block_cache_bytes=0, **settings)
+    settings |= {"cache_dir": cache, "filter_after_probes": MANY_PROBES, "cache_slot_groups": False}
+    return crowded.reader(storage, **settings)
 
 
 def ask(crowded, reader, first, stop, count, name):
@@ -231,7 +231,7 @@ def ask(crowded, reader, first, stop, count, name):
 def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(crowded, tmp_path, monkeypatch, local, misses):
     """The test looks up in two groups of files in turn. Each group has as many filters as fit."""
     # otherwise this small filter has only half the bytes of a miss; one of 20,000,000 keys costs as much as 1,600
-    monkeypatch.setattr(caches_module, "_MISS_BYTES", crowded.stored[0].filter_length / misses)
+    monkeypatch.setattr(filters_module, "_MISS_BYTES", crowded.stored[0].filter_length / misses)
     with crowded_reader(crowded, tmp_path / "cache" if local else None) as reader:
         ask(crowded, reader, 0, MANY_FILES, 1, "directories")
         fetched, reads = 0, MANY_FILES
@@ -248,10 +248,10 @@ def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(crowded, tmp_
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
 def test_a_filter_of_more_than_a_quarter_of_its_cache_is_not_fetched(index, absent, tmp_path, local):
     length = max(stored.filter_length for stored in index.stored)
-    settings = {"cache_dir": tmp_path / "cache" if local else None, "filter_after_probes": 1, "block_cache_bytes": 0}
-    # half of it is for filters
-    for more, requests in ((8, 0), (8 - 2 / length, FILES)):
-        with index.reader(directory_cache_bytes=int(more * length), **settings) as reader:
+    cache = tmp_path / "cache" if local else None
+    settings = {"cache_dir": cache, "filter_after_probes": 1, "cache_slot_groups": False}
+    for more, requests in ((4, 0), (4 - 2 / length, FILES)):
+        with index.reader(read_cache_bytes=int(more * length), **settings) as reader:
             index.storage.reset()
             for key in absent[:6]:
                 answer = reader.query("t", key)

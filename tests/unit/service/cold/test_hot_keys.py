@@ -70,7 +70,7 @@ def test_all_of_it_is_one_range(giant):
 
 @pytest.mark.parametrize("start", [0, 30_000, 99_900])
 def test_a_page_reads_the_blocks_it_needs(giant, start):
-    with giant.reader(block_cache_bytes=0) as cold:
+    with giant.reader(cache_slot_groups=False) as cold:
         after = cold.query("t", "hot", max_count=start + 1).items[start]
         first = cold.query("t", "hot", end_ms=after.timestamp_ms, max_count=64)
         giant.storage.reset()
@@ -96,7 +96,7 @@ def test_a_page_reads_the_blocks_it_needs(giant, start):
     ids=["pages", "old ranges", "many pages"],
 )
 def test_a_batch_reads_only_the_blocks_of_its_pages(giant, lookups, blocks):
-    with giant.reader(query_threads=2, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+    with giant.reader(query_threads=2, cache_slot_groups=False, filter_after_probes=10**6) as reader:
         reader.query("t", "hot", max_count=1)
         giant.storage.reset()
         with traced_memory() as memory:

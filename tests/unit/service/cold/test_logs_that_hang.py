@@ -79,7 +79,7 @@ def test_a_due_refresh_continues_behind_the_lookup_only_once(index, storage, rea
 
 
 def test_a_log_that_hangs_takes_at_most_half_of_the_time_so_the_files_are_read_in_the_other_half(index, storage, clock):
-    with index.reader(storage, clock=clock, refresh_interval_s=10, block_cache_bytes=0) as reader:
+    with index.reader(storage, clock=clock, refresh_interval_s=10, cache_slot_groups=False) as reader:
         before = index.expected("t", "all")
         assert answers(reader.query("t", "all")) == before
         index.add(FILES)
@@ -115,7 +115,7 @@ def test_a_read_that_another_call_began_does_not_end_by_that_ones_budget(index, 
 @pytest.mark.parametrize("many", [False, True])
 def test_an_object_that_is_gone_and_a_log_that_hangs(index, storage, many):
     gone, others = index.stored[1], set(threading.enumerate())
-    with index.reader(storage, block_cache_bytes=0) as reader:
+    with index.reader(storage, cache_slot_groups=False) as reader:
         reader.query("t", "all")
         data = index.inner.get(gone.name)
         index.inner.delete_many([gone.name])
@@ -143,7 +143,7 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(index, storage, many):
 @pytest.mark.parametrize("what", ["list", "get_range"])
 def test_a_close_does_not_wait_for_a_request_that_hangs(index, storage, clock, what):
     others = set(threading.enumerate())
-    reader = index.reader(storage, clock=clock, refresh_interval_s=10, block_cache_bytes=0)
+    reader = index.reader(storage, clock=clock, refresh_interval_s=10, cache_slot_groups=False)
     reader.query("t", "all")
     hang = storage.hang(what, times=None)
     clock.advance(11)
@@ -177,7 +177,7 @@ class Closing(FaultStorage):
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_lookup_whose_storage_is_closed_under_it_reports_no_object_as_corrupt(index, warm):
     storage, stored = Closing(index.inner), index.stored[0]
-    reader = index.reader(storage, block_cache_bytes=0)
+    reader = index.reader(storage, cache_slot_groups=False)
 
     def ask():
         return len(reader.query("t", "all", stored.second_min * 1000, stored.second_max * 1000))
@@ -207,7 +207,7 @@ class Hanging(WrapperStorage):
         return act()
 
 storage, clock = Hanging(open_storage(sys.argv[1])), ManualClock(0)
-settings = dict(refresh_interval_s=10, block_cache_bytes=0, filter_after_probes=10**6)
+settings = dict(refresh_interval_s=10, cache_slot_groups=False, filter_after_probes=10**6)
 reader = IndexReader.open(storage_backend=storage, clock=clock, **settings)
 assert len(reader.query("t", "all")) == 1
 storage.hangs = True
@@ -227,7 +227,7 @@ def test_a_process_ends_though_a_request_hangs(tmp_path):
 
 def test_an_object_that_is_gone_and_a_damaged_log(index, storage):
     gone = index.stored[0]
-    with index.reader(storage, block_cache_bytes=0) as reader:
+    with index.reader(storage, cache_slot_groups=False) as reader:
         index.add(FILES)
         index.inner.delete_many([gone.name])
         storage.corrupt("get", name_prefix="log/", times=None)

@@ -24,7 +24,7 @@ def index(tmp_path):
 @pytest.fixture
 def reader(index):
     """A reader that knows every directory and keeps no group."""
-    with index.reader(query_threads=3, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+    with index.reader(query_threads=3, cache_slot_groups=False, filter_after_probes=10**6) as reader:
         reader.query("t", "all")
         index.storage.reset()
         yield reader

@@ -73,7 +73,7 @@ def test_a_group_that_failed_its_check_is_not_cached(index):
             for _ in range(2):
                 with pytest.raises(CorruptFile, match="CRC32"):
                     reader.query(*question)
-            assert reader.cache_use()["blocks"].entries == 0
+            assert reader.cache_use()["slot_groups"].entries == 0
         assert len(reader.query(*question)) == 1
 
 
@@ -87,7 +87,7 @@ def test_a_gap_by_price_costs_no_more_than_a_request(index, egress_usd, joined):
     costs = {}
     for gap in (0, 256 << 10, "price"):
         prices = PriceTable(egress_per_gib_usd=egress_usd)
-        with index.reader(coalesce_gap_bytes=gap, block_cache_bytes=0, prices=prices) as reader:
+        with index.reader(coalesce_gap_bytes=gap, cache_slot_groups=False, prices=prices) as reader:
             reader.query("t", "all")
             explain = reader.query_many(APART).explain
             costs[gap] = explain.cost_usd
@@ -108,7 +108,7 @@ def days(tmp_path_factory):
 @pytest.mark.parametrize("keys", [1, 2, 20])
 def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(days, keys):
     lookups = [Lookup(topic="t", key="all")] + [Lookup(topic="t", key=f"k{number}-0") for number in range(keys - 1)]
-    with days.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+    with days.reader(query_threads=THREADS, cache_slot_groups=False, filter_after_probes=10**6) as reader:
         # this reads the directories
         reader.query_many([Lookup(topic="t", key="warm")])
         days.storage.reset()
@@ -151,7 +151,7 @@ def month(tmp_path_factory):
 
 @pytest.mark.parametrize("with_filters", [False, True])
 def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(month, with_filters):
-    with month.reader(block_cache_bytes=0, filter_after_probes=10**6) as reader:
+    with month.reader(cache_slot_groups=False, filter_after_probes=10**6) as reader:
         reader.query_many([Lookup(topic="t", key="hot")])
         if with_filters:
             for stored in month.stored:
@@ -211,7 +211,7 @@ def life(tmp_path_factory):
 def test_shards_of_a_table_are_read_side_by_side(life, threads):
     """A fresh reader reads each directory and the items of each shard once. The lookup's own thread also searches."""
     recorder = Recorder(life.storage)
-    settings = {"block_cache_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    settings = {"cache_slot_groups": False, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
     with IndexReader.open(storage_backend=recorder, clock=life.clock, query_threads=threads, **settings) as reader:
         answers = reader.query_many(ASKED, timeout_s=600)
         for q, answer in zip(ASKED, answers, strict=True):

@@ -38,7 +38,7 @@ def ends(index):
 
 def absent_keys(index):
     """Return keys that the filters of all files exclude."""
-    with index.reader(block_cache_bytes=0) as reader:
+    with index.reader(cache_slot_groups=False) as reader:
         reader.query("t", "all")
         keys = [f"absent{n}" for n in range(100)]
         return [key for key in keys if not reader.query("t", key).explain.requests]
@@ -94,7 +94,7 @@ def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(index):
 @pytest.mark.usefixtures("large_filters")
 def test_keys_that_are_there_make_no_filter_due(index):
     begin_ms = index.stored[4].second_min * 1000
-    with index.reader(block_cache_bytes=0, filter_after_probes=1) as reader:
+    with index.reader(cache_slot_groups=False, filter_after_probes=1) as reader:
         # no entry in another second does not mean that the file lacks the key
         for requests, end_ms in ((2, begin_ms + 39_000), (1, begin_ms), (1, begin_ms), (1, begin_ms + 39_000)):
             assert reader.query("t", "k4-7", begin_ms, end_ms).explain.requests == requests
@@ -122,7 +122,7 @@ def gappy(tmp_path_factory):
 
 def cost(gappy, lookups=ASKED, limits=None, **settings):
     """Return requests, bytes, and those between slot groups of one batch. Directories are known."""
-    with gappy.reader(block_cache_bytes=0, **settings) as reader:
+    with gappy.reader(cache_slot_groups=False, **settings) as reader:
         reader.query("t", "k0-1")
         gappy.storage.reset()
         answers = reader.query_many(lookups, **(limits or {}))

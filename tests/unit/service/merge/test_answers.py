@@ -134,7 +134,7 @@ def test_a_table_that_lost_a_shard_answers_for_the_other_slots(two_days):
     slots = gone.part.slots
     touched = {key for key in KEYS if gone.part.slot_low <= slots.slot_of(key_hash("t", key)) < gone.part.slot_high}
     assert 0 < len(touched) < len(KEYS) / 2
-    with two_days.reader(refresh_interval_s=10**6, block_cache_bytes=0) as reader:
+    with two_days.reader(refresh_interval_s=10**6, cache_slot_groups=False) as reader:
         reader.query("t", KEYS[0])
         two_days.storage.delete_many([gone.name])
         (missing,) = checked(two_days.storage).missing

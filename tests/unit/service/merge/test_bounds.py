@@ -46,7 +46,7 @@ def test_a_hot_key_has_several_parts_and_a_page_reads_only_the_newest(life, monk
         assert newer.second_min > older.second_max
     life.check(questions=SOME)
     recorder = Recorder(life.storage)
-    with life.reader(recorder, block_cache_bytes=0) as reader:
+    with life.reader(recorder, cache_slot_groups=False) as reader:
         reader.query("t", "hot", max_count=10**6)  # this reads the directories
         for reads, max_count in ((1, 5), (len(parts), 10**6)):
             recorder.reset()

@@ -33,7 +33,7 @@ def test_a_lookup_after_a_merge_costs_a_request_per_window(merging):
         for merged in (None, DAY_S, 30 * DAY_S):
             if merged:
                 life.merge(merged)
-            with life.reader(block_cache_bytes=0) as reader:
+            with life.reader(cache_slot_groups=False) as reader:
                 reader.query("t", "hot", max_count=10**6)  # this reads the directories
                 explain = reader.query("t", "k1", max_count=10**6).explain
                 in_range = reader.query("t", "k1", BASE_MS, BASE_MS + DAY_MS - 1, max_count=10**6).explain

@@ -95,7 +95,7 @@ def hangs(opened):
 def test_an_index_whose_files_hang_is_asked_again_after_a_pause(cluster, opened, clock):
     """Its log answers at once, so without a pause each second lookup would wait for its files."""
     away = cluster.uris[1]
-    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=0.5, block_cache_bytes=0) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=1000, source_timeout_s=0.5, cache_slot_groups=False) as reader:
         storage = of(opened, away)
         hang = storage.hang("get_range", times=None)
         check_partial(cluster, ask(reader), away)

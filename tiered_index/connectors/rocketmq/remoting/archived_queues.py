@@ -42,10 +42,10 @@ from tiered_index.format.keys.hashing import lookup_numbers
 from tiered_index.format.segments.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import ArchivedSegment, LostRange
-from tiered_index.service.read.caches.memory import ByteCache
+from tiered_index.service.read.caches.store import CachedKind
 from tiered_index.service.read.segments.archive import SegmentArchive
 
-Directories = ByteCache[tuple[str, str], QueueDirectory]
+Directories = CachedKind[tuple[str, str], QueueDirectory]
 """Directories of queue offsets, by the storage's URI and the object's name."""
 # Directories that are fetched at once, and segments whose directories are in memory.
 _THREADS, _SEGMENTS = 8, 64

@@ -39,7 +39,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.segments.queue_offsets import decode_directory
 from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.read.answers.messages import Fetched
-from tiered_index.service.read.caches.memory import ByteCache
+from tiered_index.service.read.caches.store import CachedKind, ReadCache
 from tiered_index.service.read.segments.archive import SegmentArchive
 
 # Memory of directories, and of queue offsets that were read from messages
@@ -50,10 +50,10 @@ class QueueCaches:
     """The queue offsets that a process keeps between requests. Threads: any."""
 
     def __init__(self) -> None:
-        self.directories: Directories = ByteCache(_DIRECTORIES_BYTES)
+        self.directories: Directories = CachedKind(ReadCache(_DIRECTORIES_BYTES), "directories of queues")
         self._lock = threading.Lock()
         # encoded queue offsets by path, size and time of the file
-        self._closed: ByteCache[tuple[str, int, int], bytes] = ByteCache(_SCANS_BYTES)
+        self._closed: CachedKind[tuple[str, int, int], bytes] = CachedKind(ReadCache(_SCANS_BYTES), "queue offsets")
         # the scan of the last segment of each log, by the log's folder
         self._open: dict[Path, QueueScan] = {}
 

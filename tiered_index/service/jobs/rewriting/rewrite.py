@@ -374,7 +374,7 @@ class RewriteTask:
         if not self.inputs:
             return TaskResult(self.number, {}, 0, ())
         layout = self.descriptor.layout
-        settings = ColdSettings(query_threads=self.readers, block_cache_bytes=0, coalesce_gap_bytes=0)
+        settings = ColdSettings(query_threads=self.readers, cache_slot_groups=False, coalesce_gap_bytes=0)
         with contextlib.closing(ColdPath(storage, keyed=layout.schema.keyed, settings=settings)) as cold:
             step, slots = max(window.slots.join for window in self.windows), (self.base_low, self.base_high)
             of_index = self.inputs, layout.schema, layout.slots

@@ -20,7 +20,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, fields
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index.base.call import RequestContext, active_context, check_deadline, remaining_s, request_context
 from tiered_index.base.kernels import crc32
@@ -37,11 +37,16 @@ from tiered_index.errors import (
     TieredIndexError,
     UnsupportedVersion,
 )
+from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.read.caches.disk import CacheFolder
-from tiered_index.service.read.caches.memory import Caches, Filters
+from tiered_index.service.read.caches.filters import Filters
+from tiered_index.service.read.caches.store import ReadCache
 from tiered_index.storage.base import Storage
+
+if TYPE_CHECKING:
+    from tiered_index.base._views import LocalFile
 
 T = TypeVar("T")
 # most useless bytes that are read to save a request: reading them takes as long as a request
@@ -85,8 +90,8 @@ class ColdSettings:
 
     query_threads: int = 32
     coalesce_gap_bytes: int = _GAP_BYTES
-    block_cache_bytes: int = 64 << 20
-    directory_cache_bytes: int = 256 << 20
+    read_cache_bytes: int = 512 << 20
+    cache_slot_groups: bool = True
     filter_after_probes: int = 8
     cuts_spans: bool = True
     """Whether idle threads read parts of a range with many gaps, which takes more requests and fewer bytes."""
@@ -225,7 +230,7 @@ class ColdPath:
         keyed: bool = False,
         settings: ColdSettings | None = None,
         folder: CacheFolder | None = None,
-        caches: Caches | None = None,
+        caches: ReadCache | None = None,
         range_reads: RangeReadPool | None = None,
         index_id: str = "",
     ) -> None:
@@ -235,8 +240,8 @@ class ColdPath:
         self._folder = folder
         self._index_id = index_id
         self._own_caches = caches is None
-        self.caches = caches or Caches(self.settings.block_cache_bytes, self.settings.directory_cache_bytes)
-        self.filters = Filters(folder, self.caches.filters, index_id, self.settings.filter_after_probes)
+        self.caches = caches or ReadCache(self.settings.read_cache_bytes)
+        self.filters = Filters(folder, self.caches, index_id, self.settings.filter_after_probes)
         self._own_pool: RangeReadPool | None = None
         if range_reads is None:
             self._own_pool = range_reads = RangeReadPool(self.settings.query_threads)
@@ -248,10 +253,8 @@ class ColdPath:
         self._closed = False
         # fetches filters and directories that lookups with limits did not; one at a time, so that lookups lose little
         self._background = DaemonPool(1, "tiered-index-later")
-        # the compiled core's `LocalFile` of each object, by name
-        self.in_core: dict[str, Any] = {}
-        # bytes of the directories and filters in these
-        self.core_bytes = 0
+        # the compiled core's `LocalFile` of each object, by name; `caches` has the bytes of those that are open
+        self.core_files: dict[str, LocalFile] = {}
 
     def trailer(self, stored: StoredObject, *, with_filter: bool = False) -> Trailer:
         """Return a file's verified trailer. Concurrent callers share one fetch and its error.
@@ -259,7 +262,7 @@ class ColdPath:
         `with_filter`: a fetch also keeps the filter, which is before the directory.
         """
         while True:
-            known = self.caches.directories.get((self._index_id, stored.name))
+            known = self.known_trailer(stored)
             if known is not None or (known := self._trailer_at_hand(stored)) is not None:
                 return known
             mine = PoolFuture[Trailer](self._fetch_lock)
@@ -289,9 +292,34 @@ class ColdPath:
             except (BudgetExceeded, CancelledError):
                 continue  # the error or the interrupt of another lookup: this one has a budget of its own
 
-    def known_trailer(self, stored: StoredObject, *, counts_miss: bool = True) -> Trailer | None:
-        """Return a file's trailer; None: not in memory."""
-        return self.caches.directories.get((self._index_id, stored.name), counts_miss=counts_miss)
+    def known_trailer(self, stored: StoredObject) -> Trailer | None:
+        """Return a file's trailer, without noting its use; None: not in memory."""
+        return self.caches.directories.peek((self._index_id, stored.name))
+
+    def in_core(self, stored: StoredObject, file: LocalFile, schema: Schema) -> bool:
+        """Give the compiled core's file its directory and filter, if they are in memory. Return whether it is open."""
+        key, caches = (self._index_id, stored.name), self.caches
+        if not file.is_open:
+            if (trailer := caches.directories.peek(key)) is None or trailer.metadata.layout.schema != schema:
+                return False
+            metadata, groups = trailer.metadata, trailer.directory.group_bytes
+            packing = metadata.packing
+            if packing is not None and not packing.fits_core:
+                return False
+            packed = None if packing is None else packing.in_core
+            ids, begin_s, slots = metadata.ids_by_topic, metadata.begin_ms // 1000, metadata.slot_map.base
+            try:
+                is_opened = file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed)
+            except ValueError:  # invalid values: the search of this file reports them
+                return False
+            if is_opened and not caches.directories.attach(key, trailer, file):
+                file.close()
+                return False
+        if stored.filter_length and not file.has_filter and (held := caches.filters.peek(key)) is not None:
+            file.with_filter(held)
+            if not caches.filters.attach(key, held, file):
+                file.with_filter(None)
+        return True
 
     def verified(
         self, stored: StoredObject, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None
@@ -304,7 +332,7 @@ class ColdPath:
         pieces: dict[int, memoryview] = {}
         missing: list[Run] = []
         for run in runs:
-            block = self.caches.blocks.get((self._index_id, stored.name, run.offset))
+            block = self.caches.slot_groups.get((self._index_id, stored.name, run.offset))
             if block is None:
                 missing.append(run)
             else:
@@ -353,7 +381,7 @@ class ColdPath:
         that does not wait, or that counts requests.
         """
         key = self._index_id, stored.name, offset
-        if (block := self.caches.blocks.get(key, counts_miss=False)) is not None:
+        if (block := self.caches.slot_groups.get(key, counts_miss=False)) is not None:
             return block
         context = request_context.get()
         if context.usages or not context.waits:
@@ -369,19 +397,22 @@ class ColdPath:
             opened.close(int(bool(data)), len(data))
         if len(data) != length or crc32(data) != crc:
             return None
-        self.caches.blocks.put(key, data, length)
+        if self.settings.cache_slot_groups:
+            self.caches.slot_groups.put(key, data, length)
         return (data,)
 
     def prepare_search(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter before a search, if it is due, or if it is small and the directory is fetched anyway.
+        """Note the use of a file's directory, and fetch its filter before a search, if it is due.
 
-        Return whether a filter may have been fetched, which may exclude the key.
+        A small filter is fetched if the directory is fetched anyway. Return whether a filter may have been fetched,
+        which may exclude the key.
         """
         directory_bytes = stored.size_bytes - stored.directory_position
+        known = self.caches.directories.get((self._index_id, stored.name))
         if (
             # as many needless bytes as between two ranges: a filter that excludes the key saves the next request
             stored.filter_length <= self.settings.coalesce_gap_bytes
-            and self.known_trailer(stored, counts_miss=False) is None
+            and known is None
             and self.caches.directories.takes(directory_bytes)
             and self.filters.wants(stored)
         ):
@@ -447,8 +478,8 @@ class ColdPath:
         """Forget notes and disk cache entries of objects that are not in `named`."""
         self.filters.forget_unnamed(named)
         # copied first, because lookups of other threads add files
-        still_named = {name: file for name, file in list(self.in_core.items()) if name in named}
-        self.core_bytes, self.in_core = sum(file.size_bytes for file in still_named.values()), still_named
+        for name in [name for name in list(self.core_files) if name not in named]:
+            self.core_files.pop(name, None)
         if self._folder is not None:
             self._folder.forget_unnamed(named)
 
@@ -484,7 +515,7 @@ class ColdPath:
                 self._keep_trailer(stored, trailer)
                 return trailer
         # another thread may have read it
-        return self.known_trailer(stored, counts_miss=False)
+        return self.known_trailer(stored)
 
     def _load_trailer(self, stored: StoredObject, *, with_filter: bool) -> Trailer:
         filter_bytes = stored.filter_length if with_filter else 0
@@ -514,9 +545,10 @@ class ColdPath:
                     usage.count_between(gap_bytes)
             whole = list(whole_runs(span.pieces(data), stored.name, damaged))
             for run, piece in whole:
-                # a copy, because a view would keep the whole span in memory
-                block = data if run.length == len(data) else bytes(piece)
-                self.caches.blocks.put((self._index_id, stored.name, run.offset), block, run.length)
+                if self.settings.cache_slot_groups:
+                    # a copy, because a view would keep the whole span in memory
+                    block = data if run.length == len(data) else bytes(piece)
+                    self.caches.slot_groups.put((self._index_id, stored.name, run.offset), block, run.length)
             return [(run.offset, piece) for run, piece in whole]
 
         try:

@@ -143,7 +143,7 @@ class StorageBytes:
         if self.lacks(batch) if away is None else away.all():
             return Matches.lacking()
         if cold.prepare_search(stored):
-            is_excluded = cold.filters.excludes_many(stored, batch.filter_hashes(keyed=cold.keyed))
+            is_excluded = cold.filters.excludes_many(stored, batch.filter_hashes(keyed=cold.keyed), again=True)
             away = is_excluded if away is None else away | is_excluded
         matches = collected(search_file(self, batch, away))
         if batch.is_one and len(matches.rows):

@@ -159,49 +159,21 @@ def with_reads_of(noted: Noted, reports: Sequence[FileReport], prices: PriceTabl
 class StoredSource:
     """Supplies the compiled core with a stored file or shard, without requests: from memory or a local folder."""
 
-    __slots__ = "_cold", "_filters", "_schema", "_seen", "_stored"
+    __slots__ = "_cold", "_schema", "_stored"
 
     crc32 = staticmethod(crc32)
 
     def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
         self._cold, self._stored, self._schema = cold, stored, schema
-        self._filters = cold.filters
-        # `Filters.cached_count` when this last looked for the file's filter
-        self._seen = -1
 
     def open(self, file: LocalFile) -> bool:
-        """Give `file` its directory and its filter, if they are in memory and there is space for them.
+        """Give `file` its directory and its filter, if they are in memory.
 
         Return whether it can be searched and does not need a filter first.
         """
-        if not request_context.get().waits:
+        if not request_context.get().waits or not self._cold.in_core(self._stored, file, self._schema):
             return False
-        filters, stored = self._filters, self._stored
-        if file.is_open and (not stored.filter_length or filters.cached_count == self._seen):
-            return not filters.is_due(stored)
-        cold = self._cold
-        if not file.is_open:
-            trailer = cold.known_trailer(stored, counts_miss=False)
-            if trailer is None or trailer.metadata.layout.schema != self._schema:
-                return False
-            metadata, groups = trailer.metadata, trailer.directory.group_bytes
-            packing = metadata.packing
-            if packing is not None and not packing.fits_core:
-                return False
-            if cold.core_bytes + len(groups) + stored.filter_length > cold.settings.directory_cache_bytes:
-                return False
-            packed = None if packing is None else packing.in_core
-            ids, begin_s, slots = metadata.ids_by_topic, metadata.begin_ms // 1000, metadata.slot_map.base
-            try:
-                if file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed):
-                    cold.core_bytes += len(groups) + stored.filter_length
-            except ValueError:  # invalid values: the search of this file reports them
-                return False
-        self._seen = filters.cached_count
-        if stored.filter_length and (held := filters.whole(stored)) is not None:
-            file.with_filter(held)
-            return True
-        return not filters.is_due(stored)
+        return file.has_filter or not self._cold.filters.is_due(self._stored)
 
     def open_now(self) -> OpenObject | None:
         """See `Storage.open_now`."""
@@ -215,7 +187,7 @@ class StoredSource:
         """Note that a search for the key of `hash64` found nothing. This may read the filter from the disk cache."""
         if not request_context.get().waits:
             return
-        self._filters.record_miss(self._stored)
+        self._cold.filters.record_miss(self._stored)
 
 
 class LocalView:
@@ -361,7 +333,7 @@ def _stored_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None] | 
 def _of_object(cold: ColdPath, stored: StoredObject, rule: HashRule, schema: Schema) -> LocalFile | None:
     if (number := HASH_RULES.index(rule)) > 1:
         return None
-    file: LocalFile | None = cold.in_core.get(stored.name)
+    file = cold.core_files.get(stored.name)
     if file is None:
         core, shard = compiled_views(), stored.shard
         assert core is not None
@@ -369,5 +341,6 @@ def _of_object(cold: ColdPath, stored: StoredObject, rule: HashRule, schema: Sch
         # a whole file gets its number of slots with its directory
         file = core.LocalFile(row_form(schema), None, None, number, 0, 1 if shard is None else shard.slots.base)
         file.from_source(StoredSource(cold, stored, schema), stored.second_min, stored.second_max, slots)
-        cold.in_core[stored.name] = file
+        # another thread may have added it
+        file = cold.core_files.setdefault(stored.name, file)
     return file

@@ -15,7 +15,7 @@ from tiered_index.format.segments.archived import PIECE_BYTES, SegmentTable
 from tiered_index.format.segments.queue_offsets import QueueDirectory, decode_directory, directory_bytes
 from tiered_index.format.segments.segment import ArchivedSegment
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.caches.memory import ByteCache, GroupCache
+from tiered_index.service.read.caches.store import CachedKind, Catalogs, ReadCache
 from tiered_index.service.read.segments.segments import MissingCatalog, Segments
 from tiered_index.storage.base import Storage
 from tiered_index.types import inclusive
@@ -38,10 +38,10 @@ class SegmentArchive:
     storage: Storage
     state: Callable[[], LogState]
     refresh: Callable[[], LogState]
-    tables: ByteCache[tuple[str, str], SegmentTable] = field(
-        default_factory=lambda: ByteCache(_TABLES_BYTES), kw_only=True
+    tables: CachedKind[tuple[str, str], SegmentTable] = field(
+        default_factory=lambda: ReadCache(_TABLES_BYTES).segments, kw_only=True
     )
-    blocks: GroupCache = field(default_factory=lambda: ByteCache(_TABLES_BYTES), kw_only=True)
+    blocks: Catalogs = field(default_factory=lambda: ReadCache(_TABLES_BYTES).catalogs, kw_only=True)
 
     def holding(self, offset: int, store: str | None = None, reads: list[int] | None = None) -> list[ArchivedSegment]:
         """Return the segments that have byte `offset` of the log of `store` (None: of any store).

@@ -22,7 +22,7 @@ from tiered_index.format.segments.catalog import CatalogRows, CatalogWriter, Gro
 from tiered_index.format.segments.segment import ArchivedSegment, LinkedSegment, Segment
 from tiered_index.service.log.records import MOST_INLINE, LostRange, RetiredSegment, StoredCatalog
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.caches.memory import ByteCache, GroupCache
+from tiered_index.service.read.caches.store import Catalogs, ReadCache
 from tiered_index.storage.base import Storage
 
 # bytes of one read of successive groups
@@ -55,7 +55,7 @@ class Segments:
 
     state: LogState
     storage: Storage | None = None
-    cache: GroupCache = field(default_factory=lambda: ByteCache(_OWN_BYTES), compare=False)
+    cache: Catalogs = field(default_factory=lambda: ReadCache(_OWN_BYTES).catalogs, compare=False)
     reads: list[int] = field(default_factory=list, compare=False, repr=False)
     # the last decoded group of each catalog
     _last: dict[str, tuple[int, CatalogRows]] = field(default_factory=dict, compare=False, repr=False)
@@ -259,7 +259,7 @@ class Segments:
                 if log.start <= offset < log.end and stored.data is None:
                     number = stored.rows.group_of(store, offset)
                     group = stored.rows.groups[number]
-                    if self.cache.get(self._key(stored, group), counts_miss=False) is None:
+                    if self.cache.peek(self._key(stored, group)) is None:
                         wanted[stored.name, number] = stored, group
         reads = [partial(self._data, *place) for place in wanted.values()]
         for at in range(0, len(reads) if len(reads) > 1 else 0, _AT_ONCE):

@@ -1,0 +1,255 @@
+"""What readers cache in memory of stored files, with one bound in bytes.
+
+A value that was used once since it came is dropped before one that was used again: a **segmented LRU**. `_once` has the
+former, `_again` the latter; both are in order of their last use. `_again` has at most three quarters of the bytes. If
+it has more, the one used longest ago goes back to `_once`. So lookups over all files replace only what other lookups
+over all files have brought.
+
+The compiled core searches a stored file by the directory and the filter that this has. It does not call this for each
+lookup; it counts the `uses` of the file (`LocalFile.uses`). This looks at the count when it would drop a value, or move
+one back. When it drops a value, the core no longer has it either, and the searches that still run free the memory.
+
+A value never changes under its key. Threads: any number.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tiered_index.base.locks import call_lock
+from tiered_index.format.segments.archived import SegmentTable
+from tiered_index.format.trailer import Trailer
+
+if TYPE_CHECKING:
+    from tiered_index.base._views import LocalFile
+
+# a value of more than 1 / 4 of the bytes is not cached, so that each fits beside those that were used again
+_LARGEST = 4
+# those that were used again have at most 3 / 4 of the bytes
+_AGAIN = 3, 4
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """The use of one kind of cached values so far: hits, misses and evictions, and its present entries and bytes."""
+
+    hits: int
+    misses: int
+    evictions: int
+    entries: int
+    size_bytes: int
+
+
+class _Entry:
+    """A cached value. `uses` is `file.uses` when this was last looked at."""
+
+    __slots__ = "file", "key", "kind", "size_bytes", "uses", "value", "was_again"
+
+    def __init__(self, kind: CachedKind[Any, Any], key: Any, value: Any, size_bytes: int) -> None:
+        self.kind, self.key, self.value, self.size_bytes = kind, key, value, size_bytes
+        self.was_again = False
+        self.file: LocalFile | None = None
+        self.uses = 0
+
+
+class CachedKind(Generic[K, V]):
+    """The cached values of one kind, by key."""
+
+    def __init__(self, cache: ReadCache, name: str) -> None:
+        self.name = name
+        self._cache = cache
+        self._entries: dict[K, _Entry] = {}
+        self.size_bytes = self.hits = self.misses = self.evictions = 0
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return len(self._entries)
+
+    def get(self, key: K, *, counts_miss: bool = True) -> V | None:
+        """Return the value, and note its use; None: not cached. Without `counts_miss` the caller asks once more."""
+        with self._cache.lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self.misses += counts_miss
+                return None
+            self.hits += 1
+            self._cache.move_up(entry)
+            value: V = entry.value
+            return value
+
+    def peek(self, key: K) -> V | None:
+        """Return the value, as another part of a lookup that has noted its use; None: not cached."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
+    def takes(self, size_bytes: int) -> bool:
+        """Return whether a value of `size_bytes` would be cached."""
+        return size_bytes * _LARGEST <= self._cache.max_bytes
+
+    def put(self, key: K, value: V, size_bytes: int) -> bool:
+        """Cache `value`, which takes `size_bytes`, unless there is one. Return whether the key has a value."""
+        if not self.takes(size_bytes):
+            return False
+        cache = self._cache
+        with cache.lock:
+            if key in self._entries:
+                return True
+            dropped = cache.make_room(size_bytes)
+            entry = self._entries[key] = _Entry(self, key, value, size_bytes)
+            self.size_bytes += size_bytes
+            cache.add(entry)
+        # without the lock, because other code may run when a value goes
+        del dropped
+        return True
+
+    def attach(self, key: K, value: V, file: LocalFile) -> bool:
+        """Note that the core searches `file` by a value from now on. Return false if the value is no longer cached."""
+        with self._cache.lock:
+            entry = self._entries.get(key)
+            if entry is None or entry.value is not value:
+                return False
+            self.hits += 1
+            self._cache.move_up(entry)
+            before, entry.file, entry.uses = entry.file, file, file.uses
+            if before is not None and before is not file:
+                # a file of the same name that an earlier opening of the index made
+                self.detach(before)
+            return True
+
+    def detach(self, file: LocalFile) -> None:
+        """Take the value from the core's file."""
+        file.close()
+
+    def drop(self, entry: _Entry) -> None:
+        """Forget a value. The caller has the lock."""
+        del self._entries[entry.key]
+        self.size_bytes -= entry.size_bytes
+        if entry.file is not None:
+            self.was_used(entry)
+            self.detach(entry.file)
+
+    def was_used(self, entry: _Entry) -> bool:
+        """Count the uses by the core since the last call. Return whether there were any. The caller has the lock."""
+        if entry.file is None or (uses := entry.file.uses) == entry.uses:
+            return False
+        self.hits += uses - entry.uses
+        entry.uses = uses
+        return True
+
+    def use(self) -> CacheUse:
+        """Return the counters at one moment."""
+        with self._cache.lock:
+            for entry in self._entries.values():
+                if self.was_used(entry):
+                    self._cache.move_up(entry)
+            return CacheUse(self.hits, self.misses, self.evictions, len(self._entries), self.size_bytes)
+
+
+class _Filters(CachedKind[tuple[str, str], bytes]):
+    """Filters. The core can search a file without its filter."""
+
+    def detach(self, file: LocalFile) -> None:
+        """Take the filter from the core's file."""
+        file.with_filter(None)
+
+
+class ReadCache:
+    """All cached values, of at most `max_bytes` together (0: nothing).
+
+    - `directories`, `filters`: by index and object.
+    - `slot_groups`: verified slot groups and blocks, by index, object and offset.
+    - `segments`: tables of archived segments, by storage and object: 256 KiB for a segment of 1 GiB.
+    - `catalogs`: groups of catalogs, by storage, object and position.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.lock = call_lock()
+        self._once: OrderedDict[_Entry, None] = OrderedDict()
+        self._again: OrderedDict[_Entry, None] = OrderedDict()
+        self._size_bytes = self._again_bytes = 0
+        self.directories: CachedKind[tuple[str, str], Trailer] = CachedKind(self, "directories")
+        self.filters: CachedKind[tuple[str, str], bytes] = _Filters(self, "filters")
+        self.slot_groups: CachedKind[tuple[str, str, int], bytes] = CachedKind(self, "slot_groups")
+        self.segments: CachedKind[tuple[str, str], SegmentTable] = CachedKind(self, "segments")
+        self.catalogs: Catalogs = CachedKind(self, "catalogs")
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all values."""
+        return self._size_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether `size_bytes` fit beside all directories and filters, which lookups of many keys use."""
+        return self.directories.size_bytes + self.filters.size_bytes + size_bytes <= self.max_bytes
+
+    def use(self) -> dict[str, CacheUse]:
+        """Return the use of each kind, by name."""
+        return {kind.name: kind.use() for kind in self._kinds()}
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self.lock:
+            dropped = [*self._once, *self._again]
+            for entry in dropped:
+                entry.kind.drop(entry)
+            self._once.clear()
+            self._again.clear()
+            self._size_bytes = self._again_bytes = 0
+
+    def _kinds(self) -> Iterable[CachedKind[Any, Any]]:
+        return self.directories, self.filters, self.slot_groups, self.segments, self.catalogs
+
+    # the methods below are for the kinds, which have the lock
+
+    def add(self, entry: _Entry) -> None:
+        """Add a new value, for which there is room."""
+        self._once[entry] = None
+        self._size_bytes += entry.size_bytes
+
+    def move_up(self, entry: _Entry) -> None:
+        """Note that a value was used again."""
+        if entry.was_again:
+            self._again.move_to_end(entry)
+            return
+        del self._once[entry]
+        self._again[entry] = None
+        entry.was_again = True
+        self._again_bytes += entry.size_bytes
+        # each stays once if the core has used it, so that this ends
+        chances = len(self._again)
+        while self._again_bytes * _AGAIN[1] > self.max_bytes * _AGAIN[0]:
+            oldest = next(iter(self._again))
+            if chances and oldest.kind.was_used(oldest):
+                self._again.move_to_end(oldest)
+            else:
+                del self._again[oldest]
+                self._once[oldest] = None
+                oldest.was_again = False
+                self._again_bytes -= oldest.size_bytes
+            chances -= 1
+
+    def make_room(self, size_bytes: int) -> list[_Entry]:
+        """Drop values until there is room for `size_bytes`, at most a quarter of all. Return them."""
+        dropped = []
+        chances = len(self._once)
+        while self._size_bytes + size_bytes > self.max_bytes:
+            entry = next(iter(self._once))
+            chances -= 1
+            if chances >= 0 and entry.kind.was_used(entry):
+                self.move_up(entry)
+                continue
+            del self._once[entry]
+            self._size_bytes -= entry.size_bytes
+            entry.kind.evictions += 1
+            entry.kind.drop(entry)
+            dropped.append(entry)
+        return dropped
+
+
+Catalogs = CachedKind[tuple[str, str, int], bytes]
