@@ -42,6 +42,8 @@ _QUERIED, _MANY_STONES, _RANGES = 200, 1_000, 10_000
 _FILTERED = 500
 # the puts of a turn: more than a chunk of the buffer has room for
 _PUTS = 5_000
+# ways of asking several indexes, and their number
+_SEVERAL = {"two indexes": 2, "ten indexes": 10}
 Ask = Callable[[str], Any]
 
 
@@ -141,7 +143,12 @@ def _ways(folder: Path, entries: int) -> Iterator[dict[str, dict[str, Ask]]]:
             tables["cold, directories known"][name] = lambda key, reader=cold: reader.query(TOPIC, key)
             writer = stack.enter_context(made.open())
             tables["writer, settled"][name] = lambda key, writer=writer: writer.query(TOPIC, key)
-        (virgin, other), first = indexes[:2], stack.enter_context(indexes[0].reader())
+        virgin, first = indexes[0], stack.enter_context(indexes[0].reader())
+        storages = [virgin.storage]
+        for number in range(1, max(_SEVERAL.values())):
+            beside = _Index(folder / f"beside {number}", entries)
+            beside.live(_Lived())
+            storages.append(beside.storage)
         tables["ways of asking a virgin reader"] = {
             "plain": lambda key: first.query(TOPIC, key),
             "with a range": lambda key: first.query(TOPIC, key, begin, end),
@@ -149,7 +156,9 @@ def _ways(folder: Path, entries: int) -> Iterator[dict[str, dict[str, Ask]]]:
             "page 2 by a cursor": _pages(first),
             "to_dict() of 4": lambda key: [first.query(TOPIC, key).to_dict()],
             "by a root, with the storage": _reading(stack, IndexReader.open(virgin.storage, root=virgin.root)),
-            "two indexes": _reading(stack, IndexReader.open([virgin.storage, other.storage])),
+        } | {
+            name: _reading(stack, IndexReader.open(storages[:count], refresh_interval_s=1e9))
+            for name, count in _SEVERAL.items()
         }
         states: dict[str, Ask] = {}
         for name in (next(iter(_LIVES)), list(_LIVES)[-1]):
@@ -213,9 +222,9 @@ def _check(name: str, answer: Any, number: int) -> None:
     else:
         offsets = [item.offset for item in answer]
     expected = [(number * _PER_KEY + at) * _STEP for at in reversed(range(_PER_KEY))]
-    # two indexes have each entry twice, and a second page the last two
+    # each of several indexes has every entry, and a second page the last two
     expected = expected if "page" not in name else expected[2:]
-    expected = expected if "two" not in name else sorted(2 * expected, reverse=True)
+    expected = sorted(_SEVERAL.get(name, 1) * expected, reverse=True)
     require(offsets, expected, f"offsets of key {number}, {name}")
 
 

@@ -174,3 +174,17 @@ class Answers:
         after: tuple[int, ...] | None = None,
         hidden: dict[str, Any] | None = None,
     ) -> Any: ...
+    def rows(
+        self,
+        view: View,
+        about: Any,
+        topic: object,
+        key: object,
+        begin_ms: object,
+        end_ms: object,
+        max_count: object,
+        after: tuple[int, ...] | None = None,
+        hidden: Any | None = None,
+    ) -> ViewRows | None: ...
+
+def merged_items(parts: list[ViewRows], sources: list[str], form: ItemForm, most: int) -> tuple[Any, ...]: ...

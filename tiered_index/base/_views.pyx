@@ -1358,22 +1358,26 @@ cdef class ItemForm:
         cdef int64_t number
         cdef list made = []
         for number in range(count):
-            item = PyType_GenericAlloc(<PyTypeObject *>self.kind, 0)
-            self.put(item, 0, topic)
-            self.put(item, 1, row_word(row, 12))
-            self.put(item, 2, row_word(row, ROW_QUEUE))
-            self.put(item, 3, row_long(row, ROW_OFFSET))
-            self.put(item, 4, row_word(row, 28))
-            self.put(item, 5, row_long(row, 0) * 1000)
-            self.put(item, 6, row_word(row, 8))
-            self.put(item, 7, None if sources is None else sources[number])
-            if self.count > 8:
-                self.put(item, 8, <uint32_t>row_word(row, ROW_EXTRA))
-            # it refers only to text and numbers, so it is in no cycle
-            PyObject_GC_UnTrack(<void *>item)
-            made.append(item)
+            made.append(self.made(topic, row, None if sources is None else sources[number]))
             row += self.stride
         return tuple(made)
+
+    cdef inline made(self, topic, const uint8_t *row, source):
+        """Return one row as an item."""
+        item = PyType_GenericAlloc(<PyTypeObject *>self.kind, 0)
+        self.put(item, 0, topic)
+        self.put(item, 1, row_word(row, 12))
+        self.put(item, 2, row_word(row, ROW_QUEUE))
+        self.put(item, 3, row_long(row, ROW_OFFSET))
+        self.put(item, 4, row_word(row, 28))
+        self.put(item, 5, row_long(row, 0) * 1000)
+        self.put(item, 6, row_word(row, 8))
+        self.put(item, 7, source)
+        if self.count > 8:
+            self.put(item, 8, <uint32_t>row_word(row, ROW_EXTRA))
+        # it refers only to text and numbers, so it is in no cycle
+        PyObject_GC_UnTrack(<void *>item)
+        return item
 
     cdef inline void put(self, item, Py_ssize_t field, value) noexcept:
         """Set a field of a new item."""
@@ -2787,6 +2791,34 @@ cdef class Answers:
         second, offset and queue. Without `has_topics` the result is also None if the view has neither rows nor the
         topic. `hidden[topic].core` is the `HiddenOf` of a topic, or None.
         """
+        cdef ViewRows rows = self.searched(
+            view, about, topic, key, begin_ms, end_ms, max_count, has_topics, after, hidden
+        )
+        if rows is None or rows.has_left:
+            return rows
+        result = new(self.kind)
+        PyObject_GenericSetAttr(result, "_later", rows)
+        if rows.found.count <= AT_ONCE and (self.plain_items is not None or not rows.found.count):
+            # a first access through `__getattr__` takes longer than making a few
+            PyObject_GenericSetAttr(result, "items", rows.items(self.plain_items) if rows.found.count else ())
+        if rows.skipped or rows.found.count > rows.max_count:
+            self.truncated += 1
+        else:
+            self.complete += 1
+        rows.elapsed_ms = (seconds_now() - rows.started) * 1000
+        return result
+
+    def rows(self, View view not None, about, topic, key, begin_ms, end_ms, max_count, tuple after=None, hidden=None):
+        """As `find`, for one of several indexes: return the `ViewRows`, and count nothing."""
+        cdef ViewRows rows = self.searched(view, about, topic, key, begin_ms, end_ms, max_count, True, after, hidden)
+        if rows is not None:
+            rows.elapsed_ms = (seconds_now() - rows.started) * 1000
+        return rows
+
+    cdef ViewRows searched(
+        self, View view, about, topic, key, begin_ms, end_ms, max_count, bint has_topics, tuple after, hidden
+    ):
+        """Return the rows of a lookup; None: as for `find`."""
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked, key_hash
         cdef int64_t low, high, most
@@ -2822,17 +2854,45 @@ cdef class Answers:
             return None
         rows.key, rows.second_max, rows.about = key, high, about
         rows.fields, rows.plain_items = self.fields, self.plain_items
-        result = new(self.kind)
-        PyObject_GenericSetAttr(result, "_later", rows)
-        if rows.found.count <= AT_ONCE and (self.plain_items is not None or not rows.found.count):
-            # a first access through `__getattr__` takes longer than making a few
-            PyObject_GenericSetAttr(result, "items", rows.items(self.plain_items) if rows.found.count else ())
-        if rows.skipped or rows.found.count > rows.max_count:
-            self.truncated += 1
-        else:
-            self.complete += 1
-        rows.elapsed_ms = (seconds_now() - rows.started) * 1000
-        return result
+        return rows
+
+
+def merged_items(list parts not None, list sources not None, ItemForm form not None, int64_t most):
+    """Return the first `most` rows of several indexes in one answer order, as items.
+
+    `parts` has the `ViewRows` of each index, `sources` its URI. At equal places, an earlier index comes first.
+    """
+    cdef Py_ssize_t number, best, count = len(parts)
+    cdef const uint8_t *row
+    cdef const uint8_t **heads
+    cdef const uint8_t **ends
+    cdef ViewRows rows
+    cdef list made = []
+    if len(sources) != count:
+        fail("each index has a URI")
+    heads = <const uint8_t **>malloc(2 * (count + 1) * sizeof(uint8_t *))
+    if heads == NULL:
+        raise MemoryError
+    ends = heads + count
+    try:
+        for number in range(count):
+            rows = parts[number]
+            if rows.found.count and rows.found.stride != form.stride:
+                fail("the rows have columns that the items have not")
+            heads[number] = rows.found.rows
+            ends[number] = heads[number] + rows.found.count * form.stride
+        while len(made) < most:
+            best = -1
+            for number in range(count):
+                if heads[number] != ends[number] and (best < 0 or in_order(heads[number], heads[best]) < 0):
+                    best = number
+            if best < 0:
+                break
+            made.append(form.made(rows.topic, heads[best], sources[best]))
+            heads[best] += form.stride
+    finally:
+        free(heads)
+    return tuple(made)
 
 
 cdef inline int64_t number_of(value, int64_t otherwise) except? -2:

@@ -52,7 +52,7 @@ from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.places import RowPlaces, alive
 from tiered_index.service.read.several import Listed, Several
-from tiered_index.service.read.several_query import SeveralEngine
+from tiered_index.service.read.several_query import SeveralEngine, WholeViews
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -463,10 +463,9 @@ class IndexReader(Lookups[ItemT]):
         state: LogState = next(view for view in self._views if view.storage.uri == uri).read_on()
         return state
 
-    def _whole_view(self, topic: str, key: str) -> WholeView | None:
-        if self._several is not None:
-            return None
-        whole = self._views[0].whole(self._clock.monotonic_s())
+    def _whole_view(self, topic: str, key: str) -> WholeView | WholeViews | None:
+        among = self._views[0] if self._several is None else self._several
+        whole = among.whole(self._clock.monotonic_s())
         # after the snapshot, because closing empties the catalog
         return None if self._refused is not None else whole
 

@@ -34,7 +34,6 @@ from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import check_range, check_topic, encode_cursor, once, query_digest
 from tiered_index.service.read.caches.store import CacheUse
 from tiered_index.service.read.files.cold_path import ColdPath
-from tiered_index.service.read.files.file_view import WholeView
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.inventory import Leftovers, du_table, files_table
 from tiered_index.service.read.query import LookupScan, QueryEngine, StatsScan
@@ -473,8 +472,11 @@ class Lookups(ABC, Generic[ItemT]):
         """Raise `InvalidArgument` if this reads several indexes as one."""
 
     @abstractmethod
-    def _whole_view(self, topic: str, key: str) -> WholeView | None:
-        """Return a view of all files that may have the key; None: a lookup needs more than a view."""
+    def _whole_view(self, topic: str, key: str) -> Any:
+        """Return a view of all files that may have the key, for the engine's `plain_answer`.
+
+        None: a lookup needs more than a view.
+        """
 
     @abstractmethod
     def _begin(self) -> float:

@@ -208,7 +208,7 @@ class QueryEngine:
             handles = self._search(run, scan, seen_rows) if len(batch) else ()
             if batch.is_one and (scan.answers.has_rows or batch.after):
                 return Pass(run, scan, ())
-            return Pass(run, scan, _unknown(batch.topics, handles, scan.viewed if batch.is_one else None))
+            return Pass(run, scan, unknown_in(batch.topics, handles, scan.viewed if batch.is_one else None))
 
         passes = _unfailed(search_all(search))
         (answers, sources, replaced), files = self._paged(passes, batch), _files(passes)
@@ -218,7 +218,7 @@ class QueryEngine:
             failed=tuple([report for index_pass in passes for report, _ in index_pass.errors]),
             make_explain=_explain(passes, self._fold(answers.folded)),
             freshness=files.freshness,
-            unknown=frozenset(_unknown_to_all(passes)),
+            unknown=frozenset(unknown_to_all([index_pass.unknown for index_pass in passes])),
             schema=self.schema,
             form=self.form,
             sources=sources,
@@ -451,11 +451,11 @@ class ViewFields:
                 return ()
             case "explain":
                 reports = reports_of_pass((), rows, self._prices)
-                return _explained([reports], NOTHING, rows.elapsed_ms, 0)
+                return explained([reports], NOTHING, rows.elapsed_ms, 0)
             case "seen":
                 freshness, logs = rows.about
                 freshness = freshness_of(freshness, (rows.topic,))
-                unknown = () if rows.knows_topic or len(rows) else _unknown((rows.topic,), (), rows) or ()
+                unknown = () if rows.knows_topic or len(rows) else unknown_in((rows.topic,), (), rows) or ()
                 interval = rows.second_min, rows.second_max
                 hashes = rows.key_hash, rows.masked_hash
                 replaced = self._replaced(rows)
@@ -514,11 +514,9 @@ def _files(passes: Sequence[Pass[Any]]) -> LookupFiles:
     return taken[0] if len(taken) == 1 else LookupFiles.joined(taken)
 
 
-def _unknown_to_all(passes: Sequence[Pass[LookupScan]]) -> tuple[str, ...]:
-    """Return the topics that no file of any index has."""
-    if len(passes) == 1:
-        return passes[0].unknown or ()
-    unknown = [index_pass.unknown for index_pass in passes if index_pass.unknown is not None]
+def unknown_to_all(of_indexes: Sequence[tuple[str, ...] | None]) -> tuple[str, ...]:
+    """Return the topics that no file of any index has. `of_indexes`: those of each (None: it has no file in range)."""
+    unknown = [topics for topics in of_indexes if topics is not None]
     return tuple([topic for topic in unknown[0] if all(topic in topics for topics in unknown)]) if unknown else ()
 
 
@@ -533,10 +531,11 @@ def _explain(passes: Sequence[Pass[Any]], folded: int) -> Callable[[], Explain]:
         for index_pass in passes
     ]
     outdated = [report for index_pass in passes for report in index_pass.scan.outdated]
-    return lambda: _explained([*itertools.starmap(reports_of_pass, noted), outdated], total, elapsed_ms, folded)
+    return lambda: explained([*itertools.starmap(reports_of_pass, noted), outdated], total, elapsed_ms, folded)
 
 
-def _explained(parts: Sequence[Sequence[FileReport]], total: RequestStats, elapsed_ms: float, folded: int) -> Explain:
+def explained(parts: Sequence[Sequence[FileReport]], total: RequestStats, elapsed_ms: float, folded: int) -> Explain:
+    """Return the `Explain` of the reports of indexes, with the cost of their logs if `total` is more than theirs."""
     reports = [report for part in parts for report in part]
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
@@ -556,7 +555,7 @@ def _explained(parts: Sequence[Sequence[FileReport]], total: RequestStats, elaps
     )
 
 
-def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | None = None) -> tuple[str, ...] | None:
+def unknown_in(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | None = None) -> tuple[str, ...] | None:
     """Return the topics that no file and no view has. Empty if the topics of a file are not known.
 
     None: there is no file.

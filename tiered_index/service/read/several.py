@@ -35,6 +35,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.schema import Schema
 from tiered_index.service.read.answers.budget import LookupBudget
+from tiered_index.service.read.files.file_view import WholeView
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.parts import ReaderParts, begun
@@ -162,6 +163,20 @@ class Several:
         return files if self.listing is None else files + self.listing.problems(begun_s)
 
     # Lookups
+
+    def whole(self, begun_s: float) -> dict[str, WholeView] | None:
+        """Return the view of all files of each index, by URI, as `IndexView.whole`; None: a lookup needs more."""
+        if (listing := self.listing) is not None and (listing.is_due(begun_s) or listing.problems(begun_s)):
+            return None
+        views = {}
+        for view in self._indexes.values():
+            if view.is_open:
+                if (whole := view.whole(begun_s)) is None:
+                    return None
+                views[view.name] = whole
+            elif view.is_due(begun_s) or view.unopened is not None:
+                return None
+        return views
 
     def search_all(
         self,

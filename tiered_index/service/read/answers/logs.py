@@ -34,6 +34,12 @@ class Logs(NamedTuple):
         """Join the lost objects and expired entries of several indexes."""
         return cls([item for part in parts for item in part.lost], [item for part in parts for item in part.expired])
 
+    def of_source(self, source: str) -> Logs:
+        """Return the logs of the only index as those of one of several, by its URI."""
+        return self._replace(
+            lost=[(source, lost) for _, lost in self.lost], expired=[(source, expired) for _, expired in self.expired]
+        )
+
     @property
     def hidden(self) -> HiddenTable | None:
         """The hidden entries of the only index by topic; None: none is hidden."""
