@@ -650,7 +650,7 @@ class IndexService(Lookups[ItemT]):
     def topic_document(self, topic: str) -> TopicDocument | None:
         """As `IndexReader.topic_document`."""
         self._check_process()
-        return newest_of(topic, [self._session.log.state.documents, self._topics.documents])
+        return newest_of(topic, [self._session.log.state.documents, self._topics.document(topic)])
 
     def durable_position(self, source: str) -> int | None:
         """Return the greatest position of `source` before which all entries are durable. None: unknown source."""

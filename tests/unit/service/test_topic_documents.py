@@ -16,6 +16,7 @@ from tiered_index.format.topic_documents import (
     Revision,
     StoredDocuments,
     TopicDocument,
+    connectors_in,
     documents_in,
     in_parts,
     missing_documents,
@@ -25,6 +26,8 @@ from tiered_index.format.topic_documents import (
 )
 from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.log.records import LogRecord, encode_document
+from tiered_index.service.write import validation
+from tiered_index.service.write.validation import TopicTable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
@@ -140,6 +143,29 @@ def test_a_new_file_has_the_documents_of_its_topics(open_index, tmp_path):
         put(index, offset=offset)
     for journal in (tmp_path / "r" / UNSEALED).glob("*.journal"):
         assert b'"order"' in journal.read_bytes()
+
+
+def test_a_new_topic_costs_the_same_however_many_there_are(monkeypatch):
+    topics, looked_at = TopicTable(), []
+
+    def connectors_of(documents):
+        looked_at.append(len(documents))
+        return connectors_in(documents)
+
+    monkeypatch.setattr(validation, "connectors_in", connectors_of)
+    for n in range(100):
+        topics.describe({f"t{n}": KEYS})
+    assert (looked_at, topics.connectors) == ([1] * 100, {"kafka"})
+    first = topics.documents
+    assert topics.documents is first and len(first) == 100
+    topics.describe({"t0": MORE_KEYS, "t1": KEYS})
+    # a change leaves what others read as it is
+    assert (first["t0"], topics.documents["t0"]) == (Revision(1, KEYS), Revision(2, MORE_KEYS))
+    assert topics.documents_since(100) == (topics.document("t0"), 101) == ({"t0": Revision(2, MORE_KEYS)}, 101)
+    topics.learn(first)
+    assert topics.documents_since(101) == ({}, 101)
+    topics.learn({"t1": Revision(7, MORE_KEYS)})
+    assert topics.documents_since(101) == ({"t1": Revision(7, MORE_KEYS)}, 102)
 
 
 def test_a_thousand_topics_share_one_document(open_index, storage):

@@ -110,7 +110,7 @@ class Appender:
     # the length of the active file's journal when room for more of it was last found
     _journal_bytes: int = 0
     # the active file, and the documents that it or the log has
-    _documented: tuple[str, Documents | None] = "", None
+    _documented: tuple[str, int] = "", 0
 
     def write(self, run: FlushRun) -> None:
         """Make the remaining rows durable. Raises typed errors; a repeated call continues."""
@@ -154,33 +154,31 @@ class Appender:
         positions: dict[str, int],
         interval: tuple[int, int] | None,
     ) -> None:
-        known = self.context.topics.documents
+        since = self._documented[1] if self._documented[0] == file.file_id else 0
+        changed, count = self.context.topics.documents_since(since)
         *before, carried = in_records(self._carried)
-        *earlier, documents = documents_in_records(self._lacking(file, names, known))
+        *earlier, documents = documents_in_records(self._lacking(file, names, changed))
         nothing = {name: values[:0] for name, values in piece.items()}
         for part in before:
             file.append(nothing, [], part)
         for described in earlier:
             file.append(nothing, [], {}, documents=described)
         file.append(piece, names, max_positions(carried, positions), interval, documents)
-        self._documented = file.file_id, known
+        self._documented = file.file_id, count
         self._show(file)
         self._carried = {}
         while self._given_up:
             self._given_up[-1].discard(self.context.deletions)
             self._given_up.pop()
 
-    def _lacking(self, file: UnsealedFile, names: list[tuple[int, str]], known: Documents) -> dict[str, Revision]:
-        """Return the documents that a file lacks: of its topics, and those that neither it nor the log has."""
-        if not known:
-            return {}
-        stored = file.journal.documents
-        lacking = dict[str, Revision]()
-        if self._documented[0] != file.file_id or self._documented[1] is not known:
-            published = self.context.log.state.documents
-            lacking = missing_documents(missing_documents(known, published), stored)
-        fresh = (topic for topic_id, topic in names if topic_id not in file.journal.topics)
-        return lacking | missing_documents({topic: known[topic] for topic in fresh if topic in known}, stored)
+    def _lacking(self, file: UnsealedFile, names: list[tuple[int, str]], changed: Documents) -> dict[str, Revision]:
+        """Return the documents that a file lacks: of its topics, and the `changed` ones that the log lacks, too."""
+        stored, topics = file.journal.documents, self.context.topics
+        lacking = missing_documents(missing_documents(changed, self.context.log.state.documents), stored)
+        for topic_id, topic in names:
+            if topic_id not in file.journal.topics:
+                lacking |= missing_documents(topics.document(topic), stored)
+        return lacking
 
     def _show(self, file: UnsealedFile) -> None:
         """Make a file's entries visible to lookups."""

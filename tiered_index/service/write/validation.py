@@ -45,10 +45,10 @@ from tiered_index.format.schema import Column, Schema
 from tiered_index.format.topic_documents import (
     NO_DOCUMENTS,
     Documents,
+    Revision,
     TopicDocument,
     connectors_in,
     new_revisions,
-    newest_documents,
 )
 from tiered_index.service.read.answers.rows import check_integer, check_key, check_text, check_topic
 from tiered_index.types import MAX_KEY_UNITS, IndexItem
@@ -58,8 +58,10 @@ class TopicTable:
     """The topics of one writer: names by id, ids by name, and the documents of topics."""
 
     def __init__(self) -> None:
-        self.documents: Documents = NO_DOCUMENTS
-        """The newest document of each topic; immutable, replaced by `describe` and `learn`."""
+        # the newest revision of each topic, and the topics in the order in which they got one
+        self._documents: dict[str, Revision] = {}
+        self._described: list[str] = []
+        self._copied: tuple[int, Documents] = 0, NO_DOCUMENTS
         self.connectors: frozenset[str] = frozenset()
         """The connectors that wrote topics."""
         self._lock = call_lock()
@@ -108,17 +110,43 @@ class TopicTable:
     def describe(self, described: Mapping[str, TopicDocument]) -> None:
         """Note the documents of topics, each as a new revision if the topic has another one."""
         with self._lock:
-            self._know(newest_documents(self.documents, new_revisions(self.documents, described)))
+            self._know(new_revisions(self._documents, described))
 
     def learn(self, documents: Documents) -> None:
         """Take over documents that others wrote, or an earlier process."""
         with self._lock:
-            self._know(newest_documents(documents, self.documents))
+            known = self._documents
+            self._know(
+                {
+                    topic: revision
+                    for topic, revision in documents.items()
+                    if topic not in known or known[topic].number < revision.number
+                }
+            )
 
     def _know(self, documents: Documents) -> None:
-        if documents is not self.documents:
+        if documents:
             self.connectors |= connectors_in(documents)
-            self.documents = documents
+            self._documents |= documents
+            self._described += documents
+
+    @property
+    def documents(self) -> Documents:
+        """The newest document of each topic. Immutable, and another object after each change."""
+        with self._lock:
+            if self._copied[0] < len(self._described):
+                self._copied = len(self._described), dict(self._documents)
+            return self._copied[1]
+
+    def document(self, topic: str) -> Documents:
+        """Return the newest document of a topic, if it has one."""
+        revision = self._documents.get(topic)
+        return NO_DOCUMENTS if revision is None else {topic: revision}
+
+    def documents_since(self, count: int) -> tuple[Documents, int]:
+        """Return the documents of topics after the first `count` changes, and the number of all changes."""
+        with self._lock:
+            return {topic: self._documents[topic] for topic in self._described[count:]}, len(self._described)
 
     def ids(self, topic: str) -> frozenset[int]:
         """Return all ids of `topic`."""
