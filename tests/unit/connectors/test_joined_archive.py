@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pyarrow as pa
@@ -263,3 +264,57 @@ def test_old_files_are_deleted_once_they_are_old(words):
     assert find_orphans(words.storage, words.log(), removed_s=None).objects == ()
     orphans = find_orphans(words.storage, words.log(), removed_s=0)
     assert {info.name for info in orphans.objects} == old
+
+
+def test_a_writer_joins_files_once_they_are_many_or_a_day_old(archive):
+    worker = archive.index._parts.merger
+    archive.send(0, LEAST)
+    archive.index.run_lifecycle()
+    before = archive.answers(LEAST * 10)
+    archive.index.run_merge()
+    # more may follow
+    assert len(archive.segments()) == LEAST
+    archive.clock.advance(86_400)
+    archive.index.run_merge()
+    assert (archive.ranges(), worker.segments_joined) == ([(0, LEAST * 10)], LEAST)
+    assert archive.answers(LEAST * 10) == before
+    # as many as are joined at once
+    archive.send(LEAST * 10, joining.MOST, size=2)
+    archive.clock.advance(60)
+    archive.index.run_merge()
+    assert len(archive.segments()) == 1 + joining.MOST, "it looks every ten minutes"
+    archive.clock.advance(600)
+    archive.index.run_merge()
+    assert len(archive.segments()) <= 2
+
+
+def test_a_writer_rests_between_the_files_that_it_joins_and_takes_no_lock_to_send_them(words, monkeypatch):
+    words.send(0, LEAST)
+    words.index.run_lifecycle()
+    words.clock.advance(86_400)
+    worker, rests = words.index._parts.merger, []
+    monkeypatch.setattr(worker, "_rest", rests.append)
+
+    def put_meanwhile():
+        with ThreadPoolExecutor(1) as pool:
+            # in another thread, which waits if one of the locks is held
+            locks = words.index._parts.round_locks
+            others = [lock for lock in locks if lock is not worker.lock]
+            assert all(pool.submit(lock.acquire, timeout=5).result() for lock in others)
+            for lock in others:
+                pool.submit(lock.release).result()
+            words.index.put("t", 0, "k", 1_000, 1, 5_000)
+
+    words.storage.meanwhile("put", put_meanwhile, name_prefix="segments/")
+    words.index.run_merge()
+    assert (rests, worker.segments_joined) == ([8] * LEAST, LEAST)
+    assert [item.offset for item in words.index.query("t", "k")] == [1_000]
+
+
+def test_a_writer_that_was_overtaken_or_finds_damage_leaves_the_files(words):
+    words.send(0, LEAST)
+    words.index.run_lifecycle()
+    words.storage.delete_many([words.segments()[3].name])
+    words.clock.advance(86_400)
+    words.index.run_merge()
+    assert len(words.segments()) == LEAST and words.index._parts.merger.segments_joined == 0

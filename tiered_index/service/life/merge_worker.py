@@ -3,6 +3,8 @@
 `run_once` merges all windows that are due, in order of time. A job has the entries of few windows, and a record of the
 writer's epoch publishes it: a fenced writer publishes nothing. A killed process leaves orphans only.
 
+Then it joins small archived segments (`joining.py`), in the same way.
+
 Bounds: about 256 MiB, and half a core. Between pieces of work a merge waits for flushes, compactions and uploads, and
 while entries are put it works a tenth of the time. It leaves tables of builds, and windows above `merge_max_entries`.
 
@@ -41,7 +43,9 @@ from tiered_index.service.jobs.rewriting.merge_plan import (
     plan_merge,
 )
 from tiered_index.service.jobs.segments.catalogs import MOST_WAITING, merge_catalogs
+from tiered_index.service.jobs.segments.joining import JoinResult, JoinRewrite, joins_due
 from tiered_index.service.life.context import LifecycleContext
+from tiered_index.service.read.segments.segments import MissingCatalog, Segments
 
 MIN_AGE_S = 3600
 """A window is merged once it ended this many seconds ago, as by the command."""
@@ -62,6 +66,10 @@ _SHARD_BYTES = 256 << 20
 # the caller's part of memory beside the streams: directories, a piece, hashes of a shard
 _DIRECTORY_BYTES, _HELD_BYTES = 32 << 20, 64 << 20
 _BY_A_JOB = "run `tiered-index merge`"
+# between two looks at the archived segments, with new ones and without
+_JOIN_S, _WAIT_OLD_S = 600.0, 6 * 3600.0
+# the name of the archived segments in errors
+_SEGMENTS = "archived segments"
 # the name of the catalogs of segments in errors
 _CATALOGS = "catalogs of segments"
 # windows that health names
@@ -145,6 +153,12 @@ class MergeWorker:
         """The last error of each window that failed, and of the catalogs, until they are merged."""
         # windows that another job merged or that failed: they wait until this monotonic time, for this reason
         self._until_s: dict[Window, tuple[float, str]] = {}
+        self.segments_joined = 0
+        """The archived segments that are parts of others now."""
+        # the catalogs and the monotonic time of the last look at the archived segments, and joins of too few whole ones
+        self._joined_in: frozenset[str] = frozenset()
+        self._join_looked_s = float("-inf")
+        self._passed: set[tuple[str, ...]] = set()
         # the last plan of each tier
         self._planned: dict[int, MergePlan] = {}
         # work and rest of the running job
@@ -167,6 +181,7 @@ class MergeWorker:
             before = self.total
             try:
                 failures = [error for window_s in self.tiers for error in self._run_tier(window_s)]
+                failures += self._join_segments()
                 try:
                     merge_catalogs(session.log, session.epoch, least=MOST_WAITING)
                     self.errors.pop(_CATALOGS, None)
@@ -265,7 +280,56 @@ class MergeWorker:
             self.last_ms = self._context.clock.now_ms()
         return []
 
-    def _tasks(self, rewrite: MergeRewrite) -> Iterator[TaskResult]:
+    def _join_segments(self) -> list[TieredIndexError]:
+        """Join the archived segments that are due. Return the error of a damaged catalog.
+
+        Errors of the storage and the disk are raised.
+        """
+        session, clock = self._context.session, self._context.clock
+        state, looked_s = session.log.state, clock.monotonic_s() - self._join_looked_s
+        # without new segments some are due because of their age
+        if looked_s < (_WAIT_OLD_S if self._joined_in == state.catalogs.keys() else _JOIN_S):
+            return []
+        self._join_looked_s = clock.monotonic_s()
+        job: Job[JoinRewrite] = Job(session.log, lambda *_: (), self._tasks, session.epoch)
+        try:
+            for rewrite in joins_due(Segments(state, session.storage), clock.now_ms()):
+                if (names := tuple(named.name for named in rewrite.inputs)) in self._passed:
+                    continue
+                joined = self._join(job, rewrite)
+                if not joined:
+                    self._passed.add(names)
+                self.segments_joined += joined
+        except MissingCatalog as error:
+            # a merge of catalogs was faster, unless the log still names it
+            if error.file not in session.log.refresh().catalogs:
+                return []
+            self.errors[_SEGMENTS] = without_frames(error)
+            return [error]
+        except CorruptFile as error:
+            self.errors[_SEGMENTS] = without_frames(error)
+            return [error]
+        self.errors.pop(_SEGMENTS, None)
+        self._joined_in = frozenset(state.catalogs)
+        return []
+
+    def _join(self, job: Job[JoinRewrite], rewrite: JoinRewrite) -> int:
+        """Carry out one join. Return the number of segments that are parts of another one now."""
+        try:
+            results = job.carry_out(rewrite)
+        except JobOvertaken as error:
+            self.lost_to_others += 1
+            _log.info("another job has changed segments that were to be joined: %s", error)
+            return 0
+        joined = 0
+        for result in results:
+            assert isinstance(result, JoinResult)
+            joined += len(result.joined)
+            for name, problem in result.damaged:
+                _log.warning("an archived segment is damaged, and was not joined: %s: %s", name, problem)
+        return joined
+
+    def _tasks(self, rewrite: MergeRewrite | JoinRewrite) -> Iterator[TaskResult]:
         """Run the tasks one after the other, at rest while the writer works."""
         context = self._context
         context.root.check()

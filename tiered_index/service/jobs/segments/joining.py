@@ -63,14 +63,20 @@ class JoinResult(TaskResult):
     damaged: tuple[tuple[str, str], ...] = ()
 
 
-def small_neighbours(segments: Segments) -> Iterator[tuple[ArchivedSegment, ...]]:
-    """Yield segments to join: at least `LEAST` small ones each, which follow each other in their store."""
+def small_neighbours(segments: Segments, since_ms: int = 0) -> Iterator[tuple[ArchivedSegment, ...]]:
+    """Yield segments to join: at least `LEAST` small ones each, which follow each other in their store.
+
+    Catalogs with no segment that was archived after `since_ms` are not read.
+    """
     byte_stores = set(segments.byte_stores)
     for store in segments.stores:
         if store in byte_stores or store.startswith((LINKED, POINTS)):
             continue
+        logs = (log for _, log in segments.state.listed_logs[store])
+        if (begin := min((log.start for log in logs if log.last_ms >= since_ms), default=None)) is None:
+            continue
         group, size_bytes = list[ArchivedSegment](), 0
-        for segment in segments.of(store):
+        for segment in segments.of(store, begin):
             if group and not (_continues(group, segment) and size_bytes + segment.size_bytes <= JOINED_BYTES):
                 if len(group) >= LEAST:
                     yield tuple(group)
@@ -80,6 +86,23 @@ def small_neighbours(segments: Segments) -> Iterator[tuple[ArchivedSegment, ...]
                 size_bytes += segment.size_bytes
         if len(group) >= LEAST:
             yield tuple(group)
+
+
+def joins_due(segments: Segments, now_ms: int) -> Iterator[JoinRewrite]:
+    """Yield the joins that a writer makes beside its other work.
+
+    More segments may soon follow the last ones of a store. These wait until half of a joined segment is there, or for
+    a day, so that a message is written again once.
+    """
+    for group in small_neighbours(segments, now_ms - 2 * _SPAN_MS):
+        is_full = len(group) == MOST or sum(segment.size_bytes for segment in group) >= JOINED_BYTES // 2
+        is_last = group[-1].end >= segments.end(group[-1].store)
+        if is_full or not is_last or now_ms - group[0].published_ms >= _SPAN_MS:
+            yield _join_of(group)
+
+
+def _join_of(group: tuple[ArchivedSegment, ...]) -> JoinRewrite:
+    return JoinRewrite("join", "a join of segments", group, (JoinTask(group),))
 
 
 def _is_small(segment: ArchivedSegment) -> bool:
@@ -102,7 +125,10 @@ class JoinTask:
     number: int = 0
 
     def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> JoinResult:
-        """Send the segment. Raises storage errors. Without such segments there is no object."""
+        """Send the segment. Raises storage errors. Without such segments there is no object.
+
+        `progress` is called after each segment that is read.
+        """
         log, damaged = StorageLog(storage, SystemClock()), list[tuple[str, str]]()
         archive = SegmentArchive(storage, lambda: log.state, log.open)
         joined, files, tables = list[ArchivedSegment](), list[bytes](), list[pa.Table]()
@@ -115,6 +141,7 @@ class JoinTask:
             except CorruptFile as error:
                 damaged.append((segment.name, error.problem))
                 table = None
+            progress(0 if table is None else len(table))
             if tables and (table is None or not _fits(tables, table)):
                 if len(joined) >= LEAST:
                     break
@@ -213,7 +240,7 @@ def join_segments(log: StorageLog) -> Joined:
     def planned(state: LogState, lost: Container[str]) -> Iterator[JoinRewrite]:
         for group in small_neighbours(Segments(state, log.storage)):
             if (group[0].name, group[-1].name) not in passed:
-                yield JoinRewrite("join", "a join of segments", group, (JoinTask(group),))
+                yield _join_of(group)
 
     with contextlib.suppress(JobOvertaken):
         for rewrite, results in Job(log, planned, in_turn(log), repeats=True).outcomes():
