@@ -143,7 +143,6 @@ class Parts:
         self._opened_s = clock.monotonic_s()
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
-        session.log.shows = catalog.show
         catalog.show(session.log.state)
         bounds = config.buffer_max_entries, config.buffer_max_bytes
         self.buffer = WriteBuffer(layout.schema, topics, *bounds, layout.hash, self._held_up)
@@ -175,6 +174,7 @@ class Parts:
         # an earlier process may have published these files
         begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
         life = LifecycleContext(root, catalog, session, cold, config, clock, self.flusher, recovered.deletions, begun)
+        session.log.advanced = life.follow
         self.lifecycle = Lifecycle(life, recovered.damaged, recovered.journals)
         self.merger = MergeWorker(
             life,

@@ -66,7 +66,8 @@ def test_files_of_both_rules_in_one_index(open_index, storage, clock, slots):
     check(index)
     clock.advance(7 * 86400)
     log = index._session.log
-    assert merge(storage, log, clock, MergeOptions()).sources == len(index.files())
+    files = len(index.files())
+    assert merge(storage, log, clock, MergeOptions()).sources == files
     assert {stored.hash for stored in log.state.objects.values()} == {"both"}
     clock.advance(60)
     index.run_lifecycle()

@@ -9,6 +9,7 @@ import threading
 import tiered_index
 from tests.support.core import compiled_core
 from tests.support.hanging import Crew
+from tiered_index.service.read.files.snapshot import ALWAYS, Snapshot
 
 T_MS = 1_700_000_000_000
 ROUNDS = 24
@@ -76,3 +77,29 @@ def test_each_answer_has_what_was_put_before_it(open_index, tmp_path, eager_swit
     finally:
         crew.finish()
     assert [item.offset for item in index.query("t", "k", max_count=MOST)] == list(range(put[1] - 1, -1, -1))
+
+
+def test_a_state_of_the_log_and_its_files_are_one_snapshot(open_index, tmp_path, monkeypatch):
+    """Another process merges. The writer reads the record before its next one, and nothing asks it to show files."""
+    uri = (tmp_path / "storage").as_uri()
+    index = open_index(storage_backend=None, storage=uri, local_keep_s=0, background=False)
+    for offset in range(3):
+        index.put("t", 0, "k", offset, 1, T_MS + offset * 1_000)
+        index.seal()
+        index.run_lifecycle()
+    index.run_lifecycle()
+    tiered_index.merge(uri, window="1h")
+    snapshots, catalog = [], index._catalog
+    real = Snapshot.__init__
+
+    def made(snapshot, *arguments):
+        real(snapshot, *arguments)
+        snapshots.append(snapshot)
+
+    monkeypatch.setattr(Snapshot, "__init__", made)
+    index.publish_positions({"s": 7})
+    assert snapshots[-1] is catalog.snapshot and index.log_state.positions["s"] == 7
+    assert {file.file_id for file in index.files()} == set(index.log_state.tables) != set()
+    for snapshot in snapshots:
+        shown = {handle.file_id for handle in snapshot.overlapping(*ALWAYS)}
+        assert shown == snapshot.state.files.keys() | snapshot.state.tables.keys()

@@ -7,7 +7,8 @@ was not published is never changed. Threads: the life cycle's round; `refresh` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 
@@ -205,12 +206,29 @@ class LifecycleContext:
             self.session.log.refresh()
             return self.show()
 
+    def follow(self) -> None:
+        """Make the snapshot of the log's newest state: one change for the state and its objects.
+
+        A lookup never sees a state without its objects: it may hide what only they have in another form.
+        """
+        # in this order, so that a file that is published meanwhile is one of the state
+        with self.catalog.lock:
+            state, known = self.session.log.state, self.catalog.snapshot.state
+            changed = state.changed_since(known)
+            with self.catalog.changing(state, math.inf):
+                files = self.catalog.all() if changed is None else filter(None, map(self.catalog.get, changed))
+                self._apply(list(files), state, changed)
+
+    def _apply(self, handles: Sequence[Handle], state: LogState, changed: Collection[str] | None = None) -> None:
+        """As `apply_log_state`."""
+        apply_log_state(self.catalog, handles, state, self.cold, self.dispose, self._keeps(), changed)
+
     def show(self) -> LogState:
         """Show the objects of the known log records in the catalog, and return the log's state."""
         with self._refresh_lock:
             # the handles first: their files were published before, so the later state knows them
             handles = self.catalog.all()
-            state, keeps = self.session.log.state, self._keeps(handles)
+            state, keeps = self.session.log.state, self._keeps()
             merged: list[str] = []
             for handle in handles:
                 # for handles that were recovered while the storage was unavailable
@@ -223,7 +241,7 @@ class LifecycleContext:
                     elif stored is not None:
                         self.catalog.put(replace(handle, stored=StorageBytes(self.cold, stored)))
             handles, known = self.catalog.all(), self.session.log.state  # in this order, as above
-            apply_log_state(self.catalog, handles, known, self.cold, self.dispose, self._keeps(handles))
+            self._apply(handles, known)
             # after the tables that have their entries
             for file_id in merged:
                 self.catalog.remove(file_id, self.dispose(file_id))
@@ -258,13 +276,13 @@ class LifecycleContext:
         positions = self.files.durable_positions(file)
         return self.session.log.append_positions(self.session.epoch, positions).positions
 
-    def _keeps(self, handles: Iterable[Handle]) -> Callable[[CompactedFile], bool]:
-        """Return a function that says whether a merged file's local copy is `needed`, of all files among `handles`."""
+    def _keeps(self) -> Callable[[CompactedFile], bool]:
+        """Return a function that says whether a merged file's local copy is `needed`, of all present files."""
         logged = self.session.log.state.positions
-        files = [file for file in handles if isinstance(file, CompactedFile | UnsealedFile)]
 
         @cache  # on use, because few files have a position beyond the log's
         def needed() -> set[str]:
+            files = [file for file in self.catalog.all() if isinstance(file, CompactedFile | UnsealedFile)]
             return _needed([file for file in files if isinstance(file, UnsealedFile) or file.local is not None], logged)
 
         return lambda file: file.local is not None and has_newer_positions(file, logged) and file.file_id in needed()

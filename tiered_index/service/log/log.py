@@ -279,8 +279,8 @@ class StorageLog:
         self.storage = storage
         self.clock = clock
         self.state = LogState()  # the state after the newest record read
-        self.shows: Callable[[LogState], object] = lambda _: None
-        """Gets each state, so that lookups see it."""
+        self.advanced: Callable[[], object] = lambda: None
+        """Called after `state` has become a later one, so that lookups see it and its files."""
         self.documents: Callable[[], Documents] = lambda: NO_DOCUMENTS
         """Returns the documents of the writer's topics. Each of its records has those that the log lacks."""
         self._checkpoints = Checkpoints(storage, checkpoint_every)
@@ -721,9 +721,11 @@ class StorageLog:
     def advance(self, state: LogState) -> None:
         """Set the state to a later state of this log. Ignore an earlier one."""
         with self._advance_lock:
-            if state.number > self.state.number:
-                self.state = state
-                self.shows(state)
+            if state.number <= self.state.number:
+                return
+            self.state = state
+        # without the lock: this takes locks of others, and of two threads each shows the newest state
+        self.advanced()
 
 
 def _as_read(record: LogRecord) -> tuple[LogRecord, bytes]:

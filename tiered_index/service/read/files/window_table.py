@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -182,7 +182,7 @@ def apply_log_state(
     cold: ColdPath,
     dispose: Callable[[str], Callable[[], None] | None] = lambda _: None,
     keeps: Callable[[CompactedFile], bool] = lambda _: False,
-    changed: Iterable[str] | None = None,
+    changed: Collection[str] | None = None,
 ) -> None:
     """Update the catalog: besides local files it shows exactly the objects of `state`.
 
