@@ -123,8 +123,8 @@ def test_a_chain_is_walked_if_it_is_short_beside_its_file(core, tmp_path, items,
         (handle,) = index.files()
         lookup = PreparedLookup("t", "k", *lookup_numbers("t", "k"), 0, NEVER, 999)
         view = LocalView(handle.layout.schema, [handle])
-        matches = view.find(LookupBatch.of_one(lookup))
-        assert matches is not None and bool(view.left(matches)) != walks
+        rows = view.find(LookupBatch.of_one(lookup))
+        assert rows is not None and bool(rows.rest) != walks
         answer = index.query("t", "k", max_count=999)
         # other processes get the schema of the entries found
         assert pickle.loads(pickle.dumps(handle.layout)) == handle.layout

@@ -21,8 +21,8 @@ ASK = {
     "query": lambda service: service.query("t", "k", max_count=1000),
     "query_many": lambda service: service.query_many([Lookup(topic="t", key="k", max_count=1000)])[0],
 }
-# the functions that each kind of lookup calls inside a search of a local file
-INSIDE = {"query": (LocalView, "find"), "query_many": (LocalView, "find_many")}
+# the function that each lookup calls inside a search of a local file
+INSIDE = LocalView, "find"
 
 
 class Pause:
@@ -74,7 +74,7 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
         compact_only(service, storage)
     before = files_below(tmp_path / "root")
     (name,) = before
-    pause = Pause(monkeypatch, *INSIDE[ask])
+    pause = Pause(monkeypatch, *INSIDE)
     reader = beside(lambda: ASK[ask](service))
     assert pause.entered.wait(30)
     for _ in range(3):

@@ -76,13 +76,13 @@ from tiered_index.service.opening import Parts, WriterHealth, open_parts
 from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.answers.rows import check_topic
 from tiered_index.service.read.files.compacted import DamagedFile
-from tiered_index.service.read.files.file_view import LocalView, Viewed, WholeView
+from tiered_index.service.read.files.file_view import LocalView
 from tiered_index.service.read.files.snapshot import Handle, Snapshot
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.read.scan import LookupFiles
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.places import RowPlaces, alive
-from tiered_index.service.write.buffer import BufferedChunk, Chunk
+from tiered_index.service.write.buffer import BufferedChunk
 from tiered_index.service.write.owned import SourceQueues, check_position_name, is_of_source, names_of
 from tiered_index.service.write.validation import (
     TopicTable,
@@ -702,12 +702,11 @@ class IndexService(Lookups[ItemT]):
         engine = self._engine
         if compiled_views() is None or is_traced():
             return None
-        if (whole := self._whole_view(topic, key)) is None:
-            return None
-        if len(whole[0].labels) > _FILES_NOW:
+        files = self._files_now(topic, key)
+        if files is None or files.view is None or len(files.view.labels) > _FILES_NOW:
             return None
         with contextlib.suppress(InvalidArgument, InvalidCursor):
-            answer = engine.plain_answer(whole, topic, key, begin_ms, end_ms, max_count, cursor)
+            answer = engine.at_once(files, topic, key, begin_ms, end_ms, max_count, cursor)
             return answer if isinstance(answer, QueryResult) else None
         return None
 
@@ -984,13 +983,12 @@ class IndexService(Lookups[ItemT]):
         with self._catalog.reading() as snapshot:
             # after the snapshot, because closing empties the catalog
             self._check_open()
-            error, state = self._session.log_error, snapshot.state
-            beside: list[Handle] = [] if error is None else [DamagedFile("log", "storage", error)]
-            taken = chunks, snapshot, beside
-            lacking = state.lacking_with(self._reads[0])
-            logs = Logs.of([(None, lacking, self._session.expired_by(state))])
-            handles, viewed = partial(self._handles, *taken), partial(self._viewed, *taken)
-            yield LookupFiles(handles, self._freshness(state), viewed, logs, [state])
+            error, files = self._session.log_error, self._files_of(snapshot)[2]
+            form = self._topics, self._schema, self._rule
+            beside: list[Handle] = [BufferedChunk(chunk, *form) for chunk in chunks if chunk.count]
+            if error is not None:
+                beside.append(DamagedFile("log", "storage", error))
+            yield replace(files, beside=beside) if beside else files
 
     def _freshness(self, state: LogState) -> tuple[Freshness, ...]:
         """Return the freshness of a fenced writer, which doesn't see what its successor publishes, or of topics that a
@@ -1013,47 +1011,38 @@ class IndexService(Lookups[ItemT]):
             self._reads_at = positions, reads, bounds
         return reads, bounds
 
-    def _handles(
-        self, chunks: Sequence[Chunk], snapshot: Snapshot, beside: list[Handle], second_min: int, second_max: int
-    ) -> Sequence[Handle]:
-        """Return the handles of all files and buffered chunks that may have entries in the inclusive seconds."""
-        return self._buffered(chunks, second_min, second_max) + snapshot.overlapping(second_min, second_max) + beside
-
-    def _whole_view(self, topic: str, key: str) -> WholeView | None:
+    def _files_now(self, topic: str, key: str) -> LookupFiles | None:
         # the buffer first, so that an entry that is flushed meanwhile is in the view
         is_alone = self._buffer.is_empty
         if not is_alone and not (self._schema.keyed and self._buffer.lacks(topic, key)):
             return None
         snapshot, session = self._catalog.snapshot, self._session
-        view, known = snapshot.present_view, snapshot.whole
         # after the snapshot, because closing empties the catalog
-        if view is None or self._refused is not None or session.log_error is not None:
+        if snapshot.present_view is None or self._refused is not None or session.log_error is not None:
             return None
-        positions, fenced = self._flusher.positions, session.fenced
+        known = snapshot.whole
+        if known is None or known[0] is not self._flusher.positions or known[1] is not session.fenced:
+            known = self._files_of(snapshot)
+        files: LookupFiles = known[2 if is_alone else 3]
+        return files
+
+    def _files_of(self, snapshot: Snapshot) -> tuple[Any, Any, LookupFiles, LookupFiles]:
+        """Return the files of a snapshot, alone and beside a buffer without the key, after what they depend on.
+
+        They are made once for a snapshot, the positions, and the error of a fenced writer.
+        """
+        positions, fenced, state = self._flusher.positions, self._session.fenced, snapshot.state
+        known: tuple[Any, Any, LookupFiles, LookupFiles] | None = snapshot.whole
         if known is None or known[0] is not positions or known[1] is not fenced:
-            state = snapshot.state
-            lacking = state.lacking_with(self._reads[0])
-            logs = Logs.of([(None, lacking, session.expired_by(state))])
-            snapshot.whole = known = positions, fenced, (self._freshness(state), logs), logs.hidden
-        return view, known[2], is_alone, known[3]
-
-    def _viewed(
-        self, chunks: Sequence[Chunk], snapshot: Snapshot, beside: list[Handle], second_min: int, second_max: int
-    ) -> Viewed:
-        """Return the handles of `_handles` that are not in a view, and the view (None: there is none)."""
-        if compiled_views() is None:
-            return (), None
-        view = snapshot.view(partial(LocalView, self._schema))
-        return self._buffered(chunks, second_min, second_max) + beside, view
-
-    def _buffered(self, chunks: Sequence[Chunk], second_min: int, second_max: int) -> list[Handle]:
-        handles: list[Handle] = []
-        for chunk in chunks:
-            if chunk.count:
-                buffered = BufferedChunk(chunk, self._topics, self._schema, self._rule)
-                if buffered.second_min <= second_max and buffered.second_max >= second_min:
-                    handles.append(buffered)
-        return handles
+            logs = Logs.of([(None, state.lacking_with(self._reads[0]), self._session.expired_by(state))])
+            view = None if compiled_views() is None else snapshot.view(partial(LocalView, self._schema))
+            facts: dict[str, Any] = {"freshness": self._freshness(state), "logs": logs, "states": [state]}
+            facts |= {"view": view, "catalog": self._catalog, "mark": snapshot.mark}
+            beside_buffer = LookupFiles(snapshot.overlapping, has_topics=False, **facts)
+            known = positions, fenced, LookupFiles(snapshot.overlapping, **facts), beside_buffer
+            if view is not None:
+                snapshot.whole = known
+        return known
 
     def _read_log(self, uri: str) -> LogState:
         left_s = remaining_s()

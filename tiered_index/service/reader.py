@@ -39,7 +39,6 @@ from tiered_index.service.read.caches.disk import DiskCache
 from tiered_index.service.read.caches.store import ReadCache
 from tiered_index.service.read.files.cold_path import RangeReadPool
 from tiered_index.service.read.files.compacted import CompactedFile
-from tiered_index.service.read.files.file_view import WholeView
 from tiered_index.service.read.files.root_view import UnsealedView
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.index_view import IndexView
@@ -48,11 +47,11 @@ from tiered_index.service.read.parts import ReaderParts
 from tiered_index.service.read.polled import Polled, wait_for
 from tiered_index.service.read.prefix import Child, children_of
 from tiered_index.service.read.query import QueryEngine
-from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
+from tiered_index.service.read.scan import Begun, LookupFiles, LookupRun, Pass, ScanT
 from tiered_index.service.read.segments.archive import SegmentArchive
 from tiered_index.service.read.segments.places import RowPlaces, alive
 from tiered_index.service.read.several import Listed, Several
-from tiered_index.service.read.several_query import SeveralEngine, WholeViews
+from tiered_index.service.read.several_query import SeveralEngine
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -463,11 +462,11 @@ class IndexReader(Lookups[ItemT]):
         state: LogState = next(view for view in self._views if view.storage.uri == uri).read_on()
         return state
 
-    def _whole_view(self, topic: str, key: str) -> WholeView | WholeViews | None:
+    def _files_now(self, topic: str, key: str) -> LookupFiles | Mapping[str, LookupFiles] | None:
         among = self._views[0] if self._several is None else self._several
-        whole = among.whole(self._clock.monotonic_s())
+        files = among.files_now(self._clock.monotonic_s())
         # after the snapshot, because closing empties the catalog
-        return None if self._refused is not None else whole
+        return None if self._refused is not None else files
 
     def _begin(self) -> float:
         """Read the log of the only index if that is due, by the rule of `polled`."""
@@ -482,10 +481,10 @@ class IndexReader(Lookups[ItemT]):
         return view.taking(begun_s, self._source_of(view), self._check_open)
 
     def _search_all(
-        self, budget: LookupBudget, allow_partial: bool, search: Callable[[LookupRun], Pass[ScanT]]
+        self, budget: LookupBudget, allow_partial: bool, begun: Begun | None, search: Callable[[LookupRun], Pass[ScanT]]
     ) -> Sequence[Pass[ScanT]]:
         if self._several is None:
-            return super()._search_all(budget, allow_partial, search)
+            return super()._search_all(budget, allow_partial, begun, search)
         make_run = partial(
             LookupRun, allow_partial=allow_partial, budget=budget, prices=self._prices, read_log=self._read_log
         )

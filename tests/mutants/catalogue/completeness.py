@@ -14,7 +14,7 @@ range-begin-exclusive: a lookup leaves out an entry of the range's first second
   + (seconds > self.second_min[lookups])
   tests/unit/service/test_parts_of_lookups.py::test_both_ends_of_the_range_are_in_it
 reader-file-end-exclusive: a reader skips a file whose last second is the range's first one
-  in IndexView._local_and_stored
+  in _within
   - handle.second_max >= second_min
   + handle.second_max > second_min
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
@@ -213,11 +213,6 @@ files-left-out-of-one-index: an answer of several indexes is called complete alt
   - | any(index.answers.skipped for index in indexes)
   + | False
   tests/unit/service/several/test_one_order.py::test_an_index_that_leaves_files_out_makes_the_answer_truncated
-rows-from-before-the-buffer: a lookup uses rows of a growing file from before it took the buffer
-  in QueryEngine._viewed
-  - if not is_known or view.grows:
-  + if not is_known:
-  tests/unit/service/test_stored_lookups.py::test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them
 catalog-begin-not-extended: a file's interval does not grow with late entries
   in Catalog.extend
   - begin, end = min(old.begin, handle.second_min),

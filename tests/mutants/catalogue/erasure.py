@@ -35,7 +35,7 @@ erased-shown-behind-a-cursor: a further page shows entries of an erased queue
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
 erased-shown-by-lookups: a lookup shows erased entries whose bytes are still there
   in QueryEngine._search
-  - scan.hidden = run.files.logs.hidden
+  - scan.hidden = files.hidden
   + scan.hidden = None
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-by-exports: merges and exports keep erased entries

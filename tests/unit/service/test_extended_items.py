@@ -11,7 +11,7 @@ from tests.support.core import compiled_core, using
 from tests.support.merging import BASE_MS, HOUR_MS, RegionItem
 from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
-from tiered_index import IndexItem, IndexReader, KeyedIndexItem, column
+from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import BackPressure, ConfigError, InvalidArgument, SchemaMismatch
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.packed import _columns_of
@@ -91,6 +91,8 @@ def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
         assert [i.zone for i in index.query("t", "BB")] == [-(2**63), -5, 5, 2**63 - 1]
         cursor = index.query("t", "Aa", max_count=1).cursor
         assert [i.zone for i in index.query("t", "Aa", cursor=cursor)] == [-5, 5, 2**63 - 1]
+        (many,) = index.query_many([Lookup(topic="t", key="Aa", cursor=cursor)])
+        assert [i.zone for i in many] == [-5, 5, 2**63 - 1]
         upload(index)
 
 

@@ -160,9 +160,9 @@ def put(index, count, key="k", first=0, step=1, topic="t"):
 def steps(index, key="k", most=64, low=0):
     (handle,) = index.files()
     lookup = PreparedLookup("t", key, *lookup_numbers("t", key), low, NEVER, most)
-    matches = LocalView(handle.layout.schema, [handle]).find(LookupBatch.of_one(lookup))
-    assert matches is not None
-    return matches.steps
+    rows = LocalView(handle.layout.schema, [handle]).find(LookupBatch.of_one(lookup))
+    assert rows is not None
+    return rows.noted.steps
 
 
 @pytest.mark.parametrize("settings", [{}, {"preset": "rocketmq"}, {"preset": "rocketmq", "hash": "mask"}])

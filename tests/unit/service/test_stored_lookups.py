@@ -282,12 +282,15 @@ def test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them(
     prepare = index._engine.prepare
 
     def prepare_late(*arguments):
-        # after the core's search, before the lookup takes the buffer
+        # after the core's search, before the rest of the files
         put_flushed(index, 2)
         index.put("a", 0, "key", 3, 7, T_MS + 3000)
         return prepare(*arguments)
 
     monkeypatch.setattr(index._engine, "prepare", prepare_late)
+    # the lookup began before both
+    assert [item.offset for item in index.query("a", "key")] == [1, 0]
+    monkeypatch.undo()
     assert [item.offset for item in index.query("a", "key")] == [3, 2, 1, 0]
 
 

@@ -11,10 +11,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiered_index.base.call import UNBOUNDED, RequestContext, active_context, deadline_at, remaining_s
 from tiered_index.base.clock import Clock
@@ -45,7 +45,7 @@ from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.caches.disk import CacheFolder
 from tiered_index.service.read.files.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.files.compacted import CompactedFile, DamagedFile
-from tiered_index.service.read.files.file_view import About, LocalView, Viewed, WholeView
+from tiered_index.service.read.files.file_view import LocalView
 from tiered_index.service.read.files.root_view import RootLook, RootView, UnsealedView, own_documents
 from tiered_index.service.read.files.snapshot import ALWAYS, Catalog, Handle, Snapshot
 from tiered_index.service.read.files.window_table import apply_changes
@@ -79,14 +79,14 @@ class _Local(NamedTuple):
 
 
 class _ViewOfRoot(NamedTuple):
-    """A view of the files of a root and a snapshot, as of a look; None: there is a damaged file.
+    """The files of a root and a snapshot, as of a look, with a view; None: there is a damaged file.
 
     `unread`: unsealed files whose entries no search had verified, so that the view lacks them.
     """
 
     look: RootLook
     unread: list[UnsealedView]
-    view: LocalView | None
+    files: LookupFiles | None
 
 
 class IndexView(Polled):
@@ -385,21 +385,19 @@ class IndexView(Polled):
             error = error if local is None else local.error
             check_open()
             state = snapshot.state
-            lacking = state.lacking if local is None else state.lacking_with(local.reads)
-            logs = Logs.of([(source, lacking, state.expired)])
             problem = self._problem(begun_s, snapshot.as_of_s, error, f"the log of {self.storage.uri}")
             if local is None:
-                handles = partial(_with_problem, snapshot.overlapping, problem)
-                viewed = partial(self._viewed, snapshot, problem)
-                yield LookupFiles(handles, (self._published(state),), viewed, logs, [state])
+                files = self._files_of(snapshot, source)
+                yield replace(files, beside=problem) if problem else files
                 return
             not_asked = None if local.not_asked is None else str(local.not_asked)
             bounded = self._bounded(local.reads, state)
             freshness = () if bounded is None else (bounded,)
             if not_asked is not None:
                 freshness, problem = (replace(self._published(state), not_asked=not_asked),), []
-            handles = partial(_with_problem, partial(self._local_and_stored, local, snapshot), problem)
-            yield LookupFiles(handles, freshness, logs=logs, states=[state], not_asked=not_asked)
+            logs = Logs.of([(source, state.lacking_with(local.reads), state.expired)])
+            listed, states = partial(self._local_and_stored, local, snapshot), [state]
+            yield LookupFiles(listed, problem, freshness=freshness, logs=logs, states=states, not_asked=not_asked)
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[tuple[_Local | None, Snapshot]]:
@@ -420,15 +418,24 @@ class IndexView(Polled):
         logs = Logs.of([(self.name, state.lacking, state.expired)])
         return LookupFiles(lambda *_: unread(error), logs=logs, states=[state])
 
-    def _viewed(self, snapshot: Snapshot, problem: list[Handle], *_: int) -> Viewed:
-        """As `Files.viewed`."""
-        return ((), None) if compiled_views() is None else (problem, snapshot.view(self._view))
+    def _files_of(self, snapshot: Snapshot, source: str | None = None) -> LookupFiles:
+        """Return the files of a snapshot, made once. `source`: as in `taking`."""
+        files: LookupFiles | None = snapshot.whole
+        if files is None or source is not None:
+            state = snapshot.state
+            view = None if compiled_views() is None else snapshot.view(self._view)
+            logs = Logs.of([(source, state.lacking, state.expired)])
+            facts: dict[str, Any] = {"freshness": (self._published(state),), "logs": logs, "states": [state]}
+            files = LookupFiles(snapshot.overlapping, (), view, catalog=self.catalog, mark=snapshot.mark, **facts)
+            if view is not None and source is None:
+                snapshot.whole = files
+        return files
 
     def _view(self, handles: list[Handle]) -> LocalView:
         return LocalView(self.schema, handles)
 
-    def whole(self, begun_s: float) -> WholeView | None:
-        """Return a view of all files for a lookup that began at `begun_s`, and the facts for its answers.
+    def files_now(self, begun_s: float) -> LookupFiles | None:
+        """Return the present files, with a view, for a lookup that began at `begun_s`.
 
         None if a read is due, the log could not be read, or a root has changed since the last look.
         """
@@ -436,20 +443,15 @@ class IndexView(Polled):
         if self._error is not None or begun_s - snapshot.as_of_s >= self._interval_s:
             return None
         if self._root_view is not None:
-            return self._whole_of_root(self._root_view, snapshot)
-        if snapshot.whole is None:
+            return self._files_of_root(self._root_view, snapshot)
+        files: LookupFiles | None = snapshot.whole
+        if files is None:
             with self.catalog.reading() as snapshot:
-                state = snapshot.state
-                # a tuple, because None says that it is not known yet
-                snapshot.whole = ()
-                if not self._closed:
-                    logs = Logs.of([(None, state.lacking, state.expired)])
-                    about = (self._published(state),), logs
-                    snapshot.whole = snapshot.view(self._view), about, True, logs.hidden
-        return snapshot.whole or None
+                files = None if self._closed else self._files_of(snapshot)
+        return files
 
-    def _whole_of_root(self, root_view: RootView, snapshot: Snapshot) -> WholeView | None:
-        """As `whole`; None also if the root has changed since the last look after which the log was read."""
+    def _files_of_root(self, root_view: RootView, snapshot: Snapshot) -> LookupFiles | None:
+        """As `files_now`; None also if the root has changed since the last look after which the log was read."""
         look = root_view.unchanged()
         if look is None or look is not self._looked or self._changes is None:
             return None
@@ -457,25 +459,25 @@ class IndexView(Polled):
         if known is None or known.look is not look or (known.unread and any(file.is_loaded for file in known.unread)):
             with self.catalog.reading():
                 known = snapshot.present_view = self._view_of_root(look, snapshot)
-        whole: tuple[_ViewOfRoot, WholeView | None] | None = snapshot.whole
-        if whole is None or whole[0] is not known:
-            about = self._about(look, snapshot.state)
-            whole = known, None if known.view is None else (known.view, about, True, about[1].hidden)
-            snapshot.whole = whole
         # files that leave the root are in the snapshots after the look
-        return whole[1] if self.catalog.snapshot is snapshot and not self._closed else None
+        return known.files if self.catalog.snapshot is snapshot and not self._closed else None
 
     def _view_of_root(self, look: RootLook, snapshot: Snapshot) -> _ViewOfRoot:
         handles = self._local_and_stored(_Local.of(look), snapshot, *ALWAYS)
         unread = [file for file in handles if isinstance(file, UnsealedView) and not file.is_loaded]
         # which of the others a damaged file needs depends on the times of a lookup
-        is_damaged = any(isinstance(file, DamagedFile) for file in handles)
-        return _ViewOfRoot(look, unread, None if is_damaged else self._view(handles))
-
-    def _about(self, look: RootLook, state: LogState) -> About:
-        """Return the facts of answers by a look at the root, as those of `taking`."""
-        bounded = self._bounded(look.reads, state)
-        return () if bounded is None else (bounded,), Logs.of([(None, state.lacking_with(look.reads), state.expired)])
+        if any(isinstance(file, DamagedFile) for file in handles):
+            return _ViewOfRoot(look, unread, None)
+        state, bounded = snapshot.state, self._bounded(look.reads, snapshot.state)
+        facts: dict[str, Any] = {
+            "freshness": () if bounded is None else (bounded,),
+            "logs": Logs.of([(None, state.lacking_with(look.reads), state.expired)]),
+            "states": [state],
+        }
+        # without the snapshot, which refers to them
+        listed = partial(_within, handles)
+        files = LookupFiles(listed, (), self._view(handles), catalog=self.catalog, mark=snapshot.mark, **facts)
+        return _ViewOfRoot(look, unread, files)
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files; the caller must then check that the view is still open."""
@@ -528,7 +530,7 @@ class IndexView(Polled):
         }
         backed = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
         backed += stored.values()
-        return [handle for handle in backed if handle.second_min <= second_max and handle.second_max >= second_min]
+        return _within(backed, second_min, second_max)
 
     def _recall(self, index_id: str, *, show: bool = False) -> bool:
         """Use the log that the writer keeps in the root, if it is newer; return whether there is one."""
@@ -556,11 +558,9 @@ class IndexView(Polled):
         self.catalog.clear(self._root_view.give_up() if self._root_view is not None else ())
 
 
-def _with_problem(
-    overlapping: Callable[[int, int], list[Handle]], problem: list[Handle], second_min: int, second_max: int
-) -> list[Handle]:
-    """Return the files that overlap inclusive seconds, and the file of a log that could not be read."""
-    return overlapping(second_min, second_max) + problem
+def _within(handles: Sequence[Handle], second_min: int, second_max: int) -> list[Handle]:
+    """Return the files that overlap inclusive seconds."""
+    return [handle for handle in handles if handle.second_min <= second_max and handle.second_max >= second_min]
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:

@@ -37,7 +37,7 @@ from tiered_index.service.read.files.cold_path import ColdPath
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.inventory import Leftovers, du_table, files_table
 from tiered_index.service.read.query import LookupScan, QueryEngine, StatsScan
-from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT, SearchAll
+from tiered_index.service.read.scan import Begun, LookupFiles, LookupRun, Pass, ScanT, SearchAll
 from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
@@ -114,20 +114,19 @@ class Lookups(ABC, Generic[ItemT]):
         """
         engine = self._engine
         bounds = LookupLimits.of(self.query, limits) if limits else NO_LIMITS
-        seen_rows: ViewRows | None = None
-        if compiled_views() is not None and not is_traced() and (whole := self._whole_view(topic, key)) is not None:
+        begun: Begun | None = None
+        if compiled_views() is not None and not is_traced() and (files := self._files_now(topic, key)) is not None:
             if limits:
-                answer = copy_context().run(_counted, engine, whole, topic, key, begin_ms, end_ms, max_count, cursor)
+                answer = copy_context().run(_counted, engine, files, topic, key, begin_ms, end_ms, max_count, cursor)
             else:
-                answer = engine.plain_answer(whole, topic, key, begin_ms, end_ms, max_count, cursor)
+                answer = engine.at_once(files, topic, key, begin_ms, end_ms, max_count, cursor)
             if isinstance(answer, QueryResult):
                 return answer
-            seen_rows = answer
+            if answer is not None and files.has_topics:
+                begun = Begun(files, answer)
         self._check_open()
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
-        return self._answer(
-            "query", lambda search_all: engine.query(search_all, lookup, seen_rows), allow_partial, bounds
-        )
+        return self._answer("query", lambda search: engine.query(search, lookup), allow_partial, bounds, begun)
 
     def query_all(
         self,
@@ -413,12 +412,19 @@ class Lookups(ABC, Generic[ItemT]):
     def close(self) -> None:
         """Release everything. Idempotent."""
 
-    def _answer(self, kind: str, answer: Callable[[SearchAll[Any]], T], allow_partial: bool, limits: LookupLimits) -> T:
+    def _answer(
+        self,
+        kind: str,
+        answer: Callable[[SearchAll[Any]], T],
+        allow_partial: bool,
+        limits: LookupLimits,
+        begun: Begun | None = None,
+    ) -> T:
         status = "failed"
         try:
             with span(kind) as traced:
                 # in a copy: an interrupted lookup can't leave its bounds to later calls
-                result = copy_context().run(self._run, answer, allow_partial, limits)
+                result = copy_context().run(self._run, answer, allow_partial, limits, begun)
                 if traced is not None and traced.is_recording():
                     traced.set_attributes(_span_attributes(result))
             status = getattr(result, "status", "partial" if getattr(result, "failed", ()) else "complete")
@@ -429,16 +435,19 @@ class Lookups(ABC, Generic[ItemT]):
         finally:
             self._engine.count(kind, status)
 
-    def _run(self, answer: Callable[[SearchAll[Any]], T], allow_partial: bool, limits: LookupLimits) -> T:
+    def _run(
+        self, answer: Callable[[SearchAll[Any]], T], allow_partial: bool, limits: LookupLimits, begun: Begun | None
+    ) -> T:
         with LookupBudget(self._prices, limits).open() as budget:
-            return answer(partial(self._search_all, budget, allow_partial))
+            return answer(partial(self._search_all, budget, allow_partial, begun))
 
     def _search_all(
-        self, budget: LookupBudget, allow_partial: bool, search: Callable[[LookupRun], Pass[ScanT]]
+        self, budget: LookupBudget, allow_partial: bool, begun: Begun | None, search: Callable[[LookupRun], Pass[ScanT]]
     ) -> Sequence[Pass[ScanT]]:
-        """Return the pass of `search` over each index. Raises its errors."""
+        """Return the pass of `search` over each index. Raises its errors. `begun`: the lookup, if it has begun."""
         take = partial(self._taking, self._begin())
-        return [LookupRun(take, allow_partial, budget, self._prices, self._read_log, self._engine.files).run(search)]
+        arguments = take, allow_partial, budget, self._prices, self._read_log, self._engine.files
+        return [LookupRun(*arguments, begun=begun).run(search)]
 
     def _check_open(self) -> None:
         """Raise `IndexClosed` if the index is closed or can't be used any more, and as `check_not_nested`."""
@@ -472,10 +481,10 @@ class Lookups(ABC, Generic[ItemT]):
         """Raise `InvalidArgument` if this reads several indexes as one."""
 
     @abstractmethod
-    def _whole_view(self, topic: str, key: str) -> Any:
-        """Return a view of all files that may have the key, for the engine's `plain_answer`.
+    def _files_now(self, topic: str, key: str) -> Any:
+        """Return the present files, with a view, for the engine's `at_once`.
 
-        None: a lookup needs more than a view.
+        Nothing beside them may have the key. None: a lookup needs more than a view.
         """
 
     @abstractmethod
@@ -508,9 +517,9 @@ class Lookups(ABC, Generic[ItemT]):
 
 
 def _counted(engine: QueryEngine, *arguments: Any) -> QueryResult[Any] | ViewRows | None:
-    """Return the `plain_answer` of a lookup with limits, from files that need no request."""
+    """Return the answer of `at_once` to a lookup with limits, from files that need no request."""
     request_context.set(_COUNTED)
-    return engine.plain_answer(*arguments)
+    return engine.at_once(*arguments)
 
 
 opened_ones: weakref.WeakSet[Lookups[Any]] = weakref.WeakSet()

@@ -27,9 +27,10 @@ from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.expired import NOTHING as NOTHING_EXPIRED
 from tiered_index.service.log.expired import Expired
-from tiered_index.service.log.hidden import HiddenTable, core_of
-from tiered_index.service.read.answers.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches
+from tiered_index.service.log.hidden import HiddenTable
+from tiered_index.service.read.answers.batch import Answers, Damage, LookupBatch, MatchAccumulator
 from tiered_index.service.read.answers.budget import NOTHING, RequestStats
+from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.answers.replaced_rows import PageEnds, ReplacedRows, rows_of_pages
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import (
@@ -47,7 +48,7 @@ from tiered_index.service.read.answers.rows import (
     query_digest,
 )
 from tiered_index.service.read.files.cold_path import MissingObject
-from tiered_index.service.read.files.file_view import Noted, Partly, WholeView, reports_of
+from tiered_index.service.read.files.file_view import About, Found, Noted, Rest, reports_of
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.scan import (
     FileReader,
@@ -139,12 +140,9 @@ class QueryEngine:
     def _order_columns(self) -> int:
         return 3 + len(self.schema.identity_extra)
 
-    def query(
-        self, search_all: SearchAll[LookupScan], lookup: PreparedLookup, seen_rows: ViewRows | None = None
-    ) -> QueryResult[Any]:
-        """Answer one lookup. `seen_rows`: its rows of a view, if that was searched. Raises as `IndexService.query`."""
-
-        passes, results = self._results(search_all, LookupBatch.of_one(lookup), seen_rows)
+    def query(self, search_all: SearchAll[LookupScan], lookup: PreparedLookup) -> QueryResult[Any]:
+        """Answer one lookup. Raises as `IndexService.query`."""
+        passes, results = self._results(search_all, LookupBatch.of_one(lookup))
         return _within_budget(passes, results[0])
 
     def _batch_for(self, run: LookupRun, batch: LookupBatch) -> LookupBatch:
@@ -165,9 +163,9 @@ class QueryEngine:
         lookups, _ = rows_of_pages(parts, answers.page_ends, self.schema)
         return answers, None, np.bincount(lookups, minlength=len(batch))
 
-    def plain_answer(
+    def at_once(
         self,
-        whole: WholeView,
+        files: LookupFiles,
         topic: str,
         key: str,
         begin_ms: int | None,
@@ -175,20 +173,20 @@ class QueryEngine:
         max_count: int,
         cursor: str | None,
     ) -> QueryResult[Any] | ViewRows | None:
-        """Answer a lookup by one call of the core, or return its rows if some files were not searched.
+        """Answer a lookup by one call of the core, or return its rows if there is a rest that the core did not search.
 
-        None: the caller has to check the arguments, or to search all files. Raises as `prepare` if there is a cursor.
+        `files` have a view, and nothing beside it may have the key. None: the caller has to check the arguments, or to
+        search all files. Raises as `prepare` if there is a cursor.
         """
-        if self.plain is None:
+        if self.plain is None or (view := files.view) is None:
             return None
-        view, about, has_topics, hidden = whole
         after = None
         if cursor is not None:
             after = self.prepare(topic, key, begin_ms, end_ms, max_count, cursor).after
             if after is None or not core_supports(after):
                 return None
         return self.plain.find(  # type: ignore[no-any-return]
-            view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics, after, hidden
+            view.core, files.about, topic, key, begin_ms, end_ms, max_count, files.has_topics, after, files.hidden
         )
 
     def query_many(
@@ -199,30 +197,30 @@ class QueryEngine:
         return _within_budget(*self._results(search_all, batch))
 
     def _results(
-        self, search_all: SearchAll[LookupScan], batch: LookupBatch, seen_rows: ViewRows | None = None
+        self, search_all: SearchAll[LookupScan], batch: LookupBatch
     ) -> tuple[Sequence[Pass[LookupScan]], QueryResults[Any]]:
-        """Search all files of all indexes. Raises errors that fail the call. `seen_rows`: see `query`."""
+        """Search all files of all indexes. Raises errors that fail the call."""
 
         def search(run: LookupRun) -> Pass[LookupScan]:
             scan = LookupScan(self.schema, self._batch_for(run, batch))
-            handles = self._search(run, scan, seen_rows) if len(batch) else ()
+            handles = self._search(run, scan) if len(batch) else ()
             if batch.is_one and (scan.answers.has_rows or batch.after):
                 return Pass(run, scan, ())
             return Pass(run, scan, unknown_in(batch.topics, handles, scan.viewed if batch.is_one else None))
 
         passes = _unfailed(search_all(search))
-        (answers, sources, replaced), files = self._paged(passes, batch), _files(passes)
+        (answers, sources, replaced), (freshness, logs) = self._paged(passes, batch), _about(passes)
         return passes, QueryResults(
             batch=batch,
             answers=answers,
             failed=tuple([report for index_pass in passes for report, _ in index_pass.errors]),
             make_explain=_explain(passes, self._fold(answers.folded)),
-            freshness=files.freshness,
+            freshness=freshness,
             unknown=frozenset(unknown_to_all([index_pass.unknown for index_pass in passes])),
             schema=self.schema,
             form=self.form,
             sources=sources,
-            provenance=files.logs.provenance if files.logs.lost or files.logs.expired else None,
+            provenance=logs.provenance if logs.lost or logs.expired else None,
             replaced=replaced,
             lacking={
                 (index_pass.run.source, file): numbers
@@ -231,53 +229,32 @@ class QueryEngine:
             },
         )
 
-    def _search(self, run: LookupRun, scan: LookupScan, seen_rows: ViewRows | None) -> Sequence[Handle]:
+    def _search(self, run: LookupRun, scan: LookupScan) -> Sequence[Handle]:
         """Search all files for the batch of `scan`. Raises errors that fail the call.
 
         Return the files in range, but those in a view only for many lookups: the notes of one say if it has the topic.
         """
-        scan.hidden = run.files.logs.hidden
-        handles, needed = self._viewed(run, scan, seen_rows)
-        run.searches.read(run, scan, needed)
-        return handles
-
-    def _viewed(
-        self, run: LookupRun, scan: LookupScan, seen_rows: ViewRows | None
-    ) -> tuple[Sequence[Handle], Sequence[Handle]]:
-        """Search a view, if there is one. Return the files as `_search`, and those that are still to be searched."""
-        batch, files = scan.batch, run.files
+        batch, files, budget = scan.batch, run.files, run.budget
+        scan.hidden = files.hidden
         within = batch.first[2:] if batch.is_one else (int(batch.second_min.min()), int(batch.second_max.max()))
+        viewed: Found | None = None
         # the core has no deadline, which the search of many lookups may miss
-        beside, view = ((), None) if run.budget.is_timed and not batch.is_one else files.viewed(*within)
-        if view is not None:
-            if not batch.is_one:
-                viewed = view.find_many(batch, run.searches.in_parts, stored=run.budget.is_free, hidden=scan.hidden)
-                _set_viewed(run, scan, viewed.noted)
-                for retired in viewed.retired:
-                    scan.replaced.add(*retired)
-                for matches in viewed.matches:
-                    scan.answers.add(matches)
-                scan.partly = {viewed.left[place].file_id: some for place, some in viewed.partly.items()}
-                return [*beside, *viewed.seen], [*beside, *viewed.left]
-            # The same files have the same rows. A file that grows may have got entries of the buffer meanwhile: without
-            # them, the answer could have later ones. A later record may hide some of the rows.
-            view_rows, of_topic = seen_rows, core_of(scan.hidden, batch.topics[0])
-            is_known = view_rows is not None and view_rows.handles is view.labels and view_rows.hidden is of_topic
-            if not is_known or view.grows:
-                view_rows = view.find(batch, scan.hidden)
-            if view_rows is not None:
-                _set_viewed(run, scan, view_rows)
-                if left_out := view_rows.retired:
-                    rows = np.frombuffer(left_out, self.schema.row)
-                    scan.replaced.add(np.zeros(len(rows), np.int64), rows)
-                if len(view_rows):
-                    rows = np.frombuffer(view_rows.rows, self.schema.row)
-                    scan.answers.add(Matches(np.zeros(len(rows), np.int64), rows))
-                scan.answers.skipped = view_rows.skipped
-                left = [*beside, *view.left(view_rows)]
-                return left, left
-        handles = files.handles(*within)
-        return handles, handles
+        if files.view is not None and compiled_views() is not None and (batch.is_one or not budget.is_timed):
+            if run.begun is not None:
+                viewed = files.view.of_rows(run.begun.rows)
+            else:
+                viewed = files.view.find(batch, run.searches.in_parts, stored=budget.is_free, hidden=scan.hidden)
+        if viewed is None:
+            handles = files.handles(*within)
+            run.searches.read(run, scan, handles)
+            return handles
+        scan.take(viewed)
+        for reads, size_bytes in viewed.noted.spent_by.values():
+            # made without a metered storage
+            budget.usage.count_ranges(reads, size_bytes)
+        beside = files.beside_within(*within)
+        run.searches.read(run, scan, [*beside, *(rest.handle for rest in viewed.rest)])
+        return [*beside, *viewed.seen]
 
     def topics(
         self,
@@ -294,7 +271,7 @@ class QueryEngine:
             return Pass(run, scan)
 
         passes = _unfailed(search_all(search))
-        files = _files(passes)
+        freshness, logs = _about(passes)
         sums: dict[str, TopicSummary] = {}
         for _, stats in [stats for index_pass in passes for stats in index_pass.scan.stats]:
             for name, of_topic in stats:
@@ -305,7 +282,7 @@ class QueryEngine:
             status="partial" if failed else "complete",
             failed=failed,
             explain=_explain(passes, 0)(),
-            seen=files.logs.provenance(freshness_of(files.freshness, sums), (), None, second_min, second_max),
+            seen=logs.provenance(freshness_of(freshness, sums), (), None, second_min, second_max),
         )
         return _within_budget(passes, result)
 
@@ -356,7 +333,7 @@ class LookupScan(Scan):
     """The pass of a batch for rows of `schema`. If it is of one lookup, its answers skip files.
 
     - `hidden`: the hidden entries of the index (None: none is). `replaced` gets the replaced ones that match.
-    - `partly`: files that a view has searched for some of the lookups.
+    - `rest`: by file, what a view has left to a search.
     - `lacking`: by file, the lookups that need its unreadable parts.
     """
 
@@ -364,7 +341,7 @@ class LookupScan(Scan):
     batch: LookupBatch
     _: KW_ONLY
     hidden: HiddenTable | None = None
-    partly: Mapping[str, Partly] = field(default_factory=dict)
+    rest: Mapping[str, Rest] = field(default_factory=dict)
     lacking: dict[str, set[int]] = field(default_factory=dict)
     answers: MatchAccumulator = field(init=False)
     replaced: ReplacedRows = field(init=False)
@@ -377,10 +354,20 @@ class LookupScan(Scan):
         if self.batch.is_one:
             self.newest = int(self.batch.second_max[0])
 
+    def take(self, viewed: Found) -> None:
+        """Take the rows and the notes of a view."""
+        self.viewed, self.rest = viewed.noted, {rest.handle.file_id: rest for rest in viewed.rest}
+        for page in viewed.retired:
+            self.replaced.add(*page)
+        for matches in viewed.matches:
+            self.answers.add(matches)
+        self.answers.skipped = viewed.skipped
+
     def look(self, handle: Handle) -> int:
         """See `Scan.look`."""
         batch, damage = self.batch, list[Damage]()
-        some, matched = self.partly.get(handle.file_id, (None, 0))
+        rest = self.rest.get(handle.file_id)
+        some, matched = (None, 0) if rest is None else rest[1:]
         needed_batch = batch if some is None else batch.only(some)
         for of_rule in needed_batch.under(handle.hash):
             # by the searched hash, because those of both rules may be erased at different times
@@ -501,17 +488,12 @@ def _unfailed(passes: Sequence[Pass[ScanT]]) -> Sequence[Pass[ScanT]]:
     return passes
 
 
-def _set_viewed(run: LookupRun, scan: Scan, noted: Noted) -> None:
-    """Note what a view has searched, and count what it has read without a metered storage."""
-    scan.viewed = noted
-    for reads, size_bytes in noted.spent_by.values():
-        run.budget.usage.count_ranges(reads, size_bytes)
-
-
-def _files(passes: Sequence[Pass[Any]]) -> LookupFiles:
-    """Return the files of all passes."""
-    taken = [index_pass.run.files for index_pass in passes]
-    return taken[0] if len(taken) == 1 else LookupFiles.joined(taken)
+def _about(passes: Sequence[Pass[Any]]) -> About:
+    """Return the freshness and the logs of the files of all passes."""
+    parts = [index_pass.run.files.about for index_pass in passes]
+    if len(parts) == 1:
+        return parts[0]
+    return tuple([seen for freshness, _ in parts for seen in freshness]), Logs.joined([logs for _, logs in parts])
 
 
 def unknown_to_all(of_indexes: Sequence[tuple[str, ...] | None]) -> tuple[str, ...]:

@@ -14,11 +14,11 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from tiered_index.base.call import RequestContext, active_context, request_context
 from tiered_index.base.threads import DaemonPool, NoThread, side_by_side
@@ -31,15 +31,19 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
+from tiered_index.service.log.hidden import HiddenTable
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.budget import NOTHING, LookupBudget, RequestStats
-from tiered_index.service.read.answers.logs import Logs
+from tiered_index.service.read.answers.logs import NO_LOGS, Logs
 from tiered_index.service.read.files.cold_path import MissingObject, lost_error
-from tiered_index.service.read.files.file_view import Noted, Viewed, excluded_by, reports_of, with_reads_of
-from tiered_index.service.read.files.snapshot import Handle
+from tiered_index.service.read.files.file_view import About, LocalView, Noted, excluded_by, reports_of, with_reads_of
+from tiered_index.service.read.files.snapshot import Catalog, Handle
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import FileReport, Freshness
+
+if TYPE_CHECKING:
+    from tiered_index.base._views import ViewRows
 
 # estimated requests and bytes of a search in a file whose directory is not cached
 _REQUESTS = 2
@@ -74,28 +78,61 @@ def reports_of_pass(
     return reports if source is None else [replace(report, source=source) for report in reports]
 
 
-class LookupFiles(NamedTuple):
-    """The snapshots that a lookup took, as it needs them."""
+@dataclass(slots=True, eq=False)
+class LookupFiles:
+    """The snapshot of an index as one lookup sees it, to its end.
 
-    handles: Callable[[int, int], Sequence[Handle]]
-    """Returns the files that may have answers in an inclusive range of epoch seconds."""
+    - `listed` returns the files of the snapshot in an inclusive range of epoch seconds.
+    - `beside`: what else is searched: buffered entries, and a file that fails, for a log that could not be read.
+    - `view` searches all files of the snapshot; None: there is no compiled core, or the files have just changed.
+    - `freshness`: of storages that are read without a root, of a fenced writer, and of topics that a source has read.
+    - `logs`: the entries that answers lack by the logs. `hidden`: what the only log hides, by topic (None: nothing).
+    - `states`: the state of the log; none if it was not read.
+    - `not_asked`: why a root was read without its storage; None: it was not.
+    - `has_topics`: without `beside`, these are all topics of the index.
+    - `catalog`, and the `mark` of its snapshot, for `held`.
+    """
+
+    listed: Callable[[int, int], Sequence[Handle]]
+    beside: Sequence[Handle] = ()
+    view: LocalView | None = None
     freshness: tuple[Freshness, ...] = ()
-    """Of storages that are read without a root, of a fenced writer, and of topics that a source has read."""
-    viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
-    """Returns the files in an inclusive range of epoch seconds that are not in a view, and the view (None: no view)."""
-    logs: Logs = Logs()
-    """The entries that answers lack by the logs."""
+    logs: Logs = NO_LOGS
     states: Sequence[LogState] = ()
-    """The states of the logs, by index."""
     not_asked: str | None = None
-    """Why a root was read without its storage; None: it was not."""
+    has_topics: bool = True
+    catalog: Catalog | None = None
+    mark: object = None
+    about: About = field(init=False)
+    hidden: HiddenTable | None = field(init=False)
 
-    @classmethod
-    def joined(cls, parts: Sequence[LookupFiles]) -> LookupFiles:
-        """Return the freshness, logs and states of several indexes."""
-        freshness = tuple([seen for part in parts for seen in part.freshness])
-        states = [state for part in parts for state in part.states]
-        return cls(lambda *_: (), freshness, logs=Logs.joined([part.logs for part in parts]), states=states)
+    def __post_init__(self) -> None:
+        # here, because a warm lookup takes less time than a property
+        self.about, self.hidden = (self.freshness, self.logs), self.logs.hidden
+
+    def handles(self, second_min: int, second_max: int) -> list[Handle]:
+        """Return all that may have answers in an inclusive range of epoch seconds."""
+        return [*self.beside_within(second_min, second_max), *self.listed(second_min, second_max)]
+
+    def beside_within(self, second_min: int, second_max: int) -> list[Handle]:
+        """Return those of `beside` that may have answers in an inclusive range of epoch seconds."""
+        return [handle for handle in self.beside if handle.second_min <= second_max and handle.second_max >= second_min]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[bool]:
+        """Keep the files until the block ends, and yield whether they are still those of the present snapshot."""
+        if self.catalog is None:
+            yield False
+            return
+        with self.catalog.reading() as snapshot:
+            yield snapshot.mark is self.mark
+
+
+class Begun(NamedTuple):
+    """A lookup that a view has answered in part: its files, and the rows of those that need no further search."""
+
+    files: LookupFiles
+    rows: ViewRows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -440,6 +477,8 @@ class LookupRun:
     read_log: Callable[[str], LogState]  # reads new records of the log of a storage, by URI, into its catalog
     searches: FileReader
     source: str | None = None
+    begun: Begun | None = None
+    """The first try continues it, if its files are still the present ones."""
     files: LookupFiles = field(init=False)
     """The snapshots of the present try."""
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
@@ -457,10 +496,15 @@ class LookupRun:
         until_s: float | None = None
         outdated: list[FileReport] = []
         while True:
-            with self.take() as self.files:
+            with contextlib.ExitStack() as held:
+                if self.begun is None or not held.enter_context(self.begun.files.held()):
+                    self.begun = None
+                    self.files = held.enter_context(self.take())
+                else:
+                    self.files = self.begun.files
                 index_pass = search(self)
                 uri = self._moved_on(index_pass.scan)
-            scan = index_pass.scan
+            scan, self.begun = index_pass.scan, None
             if uri is None:
                 scan.outdated = outdated
                 return index_pass

@@ -35,7 +35,6 @@ from tiered_index.errors import (
 )
 from tiered_index.format.schema import Schema
 from tiered_index.service.read.answers.budget import LookupBudget
-from tiered_index.service.read.files.file_view import WholeView
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.parts import ReaderParts, begun
@@ -164,19 +163,19 @@ class Several:
 
     # Lookups
 
-    def whole(self, begun_s: float) -> dict[str, WholeView] | None:
-        """Return the view of all files of each index, by URI, as `IndexView.whole`; None: a lookup needs more."""
+    def files_now(self, begun_s: float) -> dict[str, LookupFiles] | None:
+        """Return the present files of each index, by URI, as `IndexView.files_now`; None: a lookup needs more."""
         if (listing := self.listing) is not None and (listing.is_due(begun_s) or listing.problems(begun_s)):
             return None
-        views = {}
+        files_of = {}
         for view in self._indexes.values():
             if view.is_open:
-                if (whole := view.whole(begun_s)) is None:
+                if (files := view.files_now(begun_s)) is None:
                     return None
-                views[view.name] = whole
+                files_of[view.name] = files
             elif view.is_due(begun_s) or view.unopened is not None:
                 return None
-        return views
+        return files_of
 
     def search_all(
         self,

@@ -7,7 +7,7 @@ first access. Otherwise each index is searched in a pass of its own (see `severa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,8 @@ from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.answers.merged import FoundInIndex, RowSources, index_number, merged, order_within_index
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import Array, OrderKey, core_supports
-from tiered_index.service.read.files.file_view import WholeView
 from tiered_index.service.read.query import LookupScan, QueryEngine, explained, unknown_in, unknown_to_all
-from tiered_index.service.read.scan import LookupRun, Pass, reports_of_pass
+from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, reports_of_pass
 from tiered_index.types import IndexItem, QueryResult
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 # up to this number, the items are made at once: a first access takes longer than making a few
 _AT_ONCE = 16
-WholeViews: TypeAlias = "Mapping[str, WholeView]"
-"""The views of all files of indexes, by URI."""
 
 
 class SeveralEngine(QueryEngine):
@@ -63,9 +60,9 @@ class SeveralEngine(QueryEngine):
         """Return the number of an index. One that is not open has none, and no entries."""
         return self._numbers.get(uri or "", 0)
 
-    def plain_answer(  # type: ignore[override]
+    def at_once(  # type: ignore[override]
         self,
-        whole: WholeViews,
+        files_of: Mapping[str, LookupFiles],
         topic: str,
         key: str,
         begin_ms: int | None,
@@ -76,7 +73,7 @@ class SeveralEngine(QueryEngine):
         """Answer a lookup by a call of the core for each index; None: the core can't. Raises as `prepare`."""
         numbers = self._numbers
         # an index may appear meanwhile
-        if self._in_each is None or len(whole) != len(numbers):
+        if self._in_each is None or len(files_of) != len(numbers):
             return None
         rows_of, after, within = self._in_each.rows, None, None
         if cursor is not None:
@@ -87,8 +84,10 @@ class SeveralEngine(QueryEngine):
         for uri, number in numbers.items():
             if after is not None and not core_supports(within := order_within_index(after, number)):
                 return None
-            view, about, _, hidden = whole[uri]
-            rows = rows_of(view.core, about, topic, key, begin_ms, end_ms, max_count, within, hidden)
+            files = files_of[uri]
+            if (view := files.view) is None:
+                return None
+            rows = rows_of(view.core, files.about, topic, key, begin_ms, end_ms, max_count, within, files.hidden)
             if rows is None or rows.has_left:
                 return None
             uris.append(uri)
@@ -96,7 +95,7 @@ class SeveralEngine(QueryEngine):
             count += len(rows)
             has_more = has_more or rows.has_more
         status = "truncated" if has_more or count > max_count else "complete"
-        later = MergedRows(self, list(whole), uris, parts, (topic, key, begin_ms, end_ms, max_count, cursor))
+        later = MergedRows(self, list(files_of), uris, parts, (topic, key, begin_ms, end_ms, max_count, cursor))
         self.count("query", status)
         result: QueryResult[Any] = object.__new__(QueryResult)
         fields = result.__dict__

@@ -25,7 +25,7 @@ class Logs(NamedTuple):
         """Make it from the URI, the lost objects and the expired entries of each index."""
         lacking = [index for index in indexes if index[1] or index[2].hidden is not None]
         if not lacking:
-            return _NOTHING
+            return NO_LOGS
         lost = [(source, index) for source, given_up, _ in lacking for index in given_up.values()]
         return cls(lost, [(source, gone) for source, _, gone in lacking if gone.hidden is not None])
 
@@ -73,4 +73,4 @@ class Logs(NamedTuple):
         return Provenance(freshness, unknown_topics, tuple(lost), expired_before_ms, replaced)
 
 
-_NOTHING = Logs()
+NO_LOGS = Logs()

@@ -11,7 +11,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -61,15 +61,8 @@ entries that answers lack.
 """
 
 
-WholeView = tuple["LocalView", About, bool, HiddenTable | None]
-"""A view that has all entries of a key, the state of the logs, whether the view also has all topics, and what it hides.
-"""
-
-
 Part = tuple[bytearray, bytearray, bytearray, bytearray, bytearray, bytearray]
 """The result of `ViewBatch.find` for some of a batch's lookups."""
-Partly = tuple[npt.NDArray[np.int64] | None, int]
-"""The lookups for which a file has to be searched (None: all), and its number of rows for others."""
 InParts = Callable[[Callable[[int, int], Part], int], Sequence[Part]]
 """Takes a function and a number of lookups. Returns the function's results for all parts of the lookups, in order."""
 
@@ -88,22 +81,33 @@ Noted: TypeAlias = Union["ViewRows", BatchNotes]
 """The notes of a lookup, or of a batch."""
 
 
-@dataclass(frozen=True)
-class BatchRows:
+class Rest(NamedTuple):
+    """A file that the caller of a view has to search.
+
+    `lookups`: the numbers of those that need it; None: all. `matched`: its number of rows for the others.
+    """
+
+    handle: Handle
+    lookups: npt.NDArray[np.int64] | None = None
+    matched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
     """The rows of a view for a batch.
 
     - `retired`: matching rows (n) that newer readings replaced, with their lookups (n).
-    - `left`: the files that the caller has to search.
-    - `partly`: by place in `left`, the files that need a search only for some lookups.
-    - `seen`: the files in range.
+    - `rest`: the files that the caller has to search.
+    - `seen`: for many lookups the files in range; for one those of `rest`, because `noted` knows about the others.
+    - `skipped`: skipped files may have more rows.
     """
 
     matches: Sequence[Matches]
     retired: Sequence[Page]
-    left: Sequence[Handle]
-    partly: Mapping[int, Partly]
+    rest: Sequence[Rest]
     seen: Sequence[Handle]
-    noted: BatchNotes
+    noted: Noted
+    skipped: bool = False
 
 
 def reports_of(noted: Noted, prices: PriceTable) -> list[FileReport]:
@@ -203,8 +207,6 @@ class LocalView:
         rest = [handle for handle in handles if not isinstance(handle, UnsealedFile) or handle not in growing]
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
         self.handles: list[Handle] = [*growing, *rest]
-        # whether a file may get further entries
-        self.grows = bool(growing)
         labels = []
         files: list[tuple[LocalFile | None, int, int]] = []
         # for each handle the number of its first file
@@ -219,27 +221,48 @@ class LocalView:
         self.schema, self.labels = schema, labels
         self.core: View = core.View(row_form(schema), files, labels)
 
-    def find(self, batch: LookupBatch, hidden: HiddenTable | None = None) -> ViewRows | None:
-        """Return the rows of the files for the only lookup of a batch, without those that are `hidden`.
+    def find(
+        self,
+        batch: LookupBatch,
+        in_parts: InParts = lambda find, count: [find(0, count)],
+        *,
+        stored: bool = False,
+        hidden: HiddenTable | None = None,
+    ) -> Found | None:
+        """Return the rows of the files for a batch, without those that are `hidden`.
 
-        None: the caller has to search file by file, because two rows may be one answer, or the core does not support
-        the cursor.
+        `stored`: also search files in a storage that is a local folder, for many lookups. None: the caller has to
+        search file by file, because two rows may be one answer, or the core does not support the cursor.
         """
         if not batch.fits_core:
             return None
+        if not batch.is_one:
+            return self._find_many(batch, in_parts, stored=stored, hidden=hidden)
         key_hash, fingerprint, second_min, second_max = batch.first
         hashes = key_hash, int(batch.java_hash[0]) & 0x7FFFFFFF, fingerprint
         bounds = second_min, second_max, int(batch.max_count[0])
         topic = batch.topics[0]
-        return self.core.find(topic, *hashes, *bounds, batch.after.get(0), core_of(hidden, topic))
+        rows = self.core.find(topic, *hashes, *bounds, batch.after.get(0), core_of(hidden, topic))
+        return None if rows is None else self.of_rows(rows)
 
-    def find_many(
-        self, batch: LookupBatch, in_parts: InParts, *, stored: bool = False, hidden: HiddenTable | None = None
-    ) -> BatchRows:
-        """Return the rows of the files for a batch: at most `max_count` + 1 per file and lookup.
+    def of_rows(self, rows: ViewRows) -> Found:
+        """Return what the core has found for one lookup."""
+        places = set[int]()
+        if rows.has_left:
+            # one for all shards of a table
+            places = {bisect_right(self._first, number) - 1 for number, note in enumerate(rows.notes) if note == _LEFT}
+        needed = [self.handles[place] for place in sorted(places)]
+        matches = [Matches(*self._of_only(rows.rows))] if len(rows) else []
+        pages = [self._of_only(retired)] if (retired := rows.retired) else []
+        return Found(matches, pages, [Rest(handle) for handle in needed], needed, rows, rows.skipped)
 
-        `stored`: also search files in a storage that is a local folder. `hidden` entries are left out.
-        """
+    def _of_only(self, data: bytes | bytearray) -> Page:
+        """Return rows of the only lookup."""
+        rows = np.frombuffer(data, self.schema.row)
+        return np.zeros(len(rows), np.int64), rows
+
+    def _find_many(self, batch: LookupBatch, in_parts: InParts, *, stored: bool, hidden: HiddenTable | None) -> Found:
+        """Return at most `max_count` + 1 rows per file and lookup."""
         masked, of_topics = batch.under("mask")[0].key_hash, () if hidden is None else hidden.of(batch.topics)
         answers = in_core(self.core, batch, masked, stored=stored, hidden=of_topics)
         parts = in_parts(answers.find, len(batch))
@@ -257,7 +280,7 @@ class LocalView:
             counts = np.add.reduceat(counts, self._first)
         low, high = int(batch.second_min.min()), int(batch.second_max.max())
         away = [handle.second_min > high or handle.second_max < low for handle in self.handles]
-        left = self._left(answers.left, [part[2] for part in parts])
+        needed = self._needed(answers.left, [part[2] for part in parts])
         shown = batch.hiding(hidden)
         notes, spent_by = [], {}
         for place, (rows, reads, size, in_range, searched) in enumerate(counts.tolist()):
@@ -266,46 +289,33 @@ class LocalView:
             note = rows
             if away[place]:
                 note = _AWAY
-            elif place in left:
+            elif place in needed:
                 note = _LEFT
             elif not (self.handles[place].is_local or searched):
                 handle = self.handles[place]
                 asks = in_range or len(shown.overlapping(handle.second_min, handle.second_max))
                 note = _BY_FILTER if in_range else _BY_TOPIC if asks else _BY_TIME
             notes.append(note)
-        needed = [place for place in left if not away[place]]
-        return BatchRows(
-            matches,
-            retired,
-            [self.handles[place] for place in needed],
-            {at: (some, int(counts[place, 0])) for at, place in enumerate(needed) if (some := left[place]) is not None},
-            [handle for handle, is_away in zip(self.handles, away, strict=True) if not is_away],
-            BatchNotes([self.labels[number] for number in self._first], notes, spent_by),
-        )
+        rest = [
+            Rest(self.handles[place], lookups, 0 if lookups is None else int(counts[place, 0]))
+            for place, lookups in needed.items()
+            if not away[place]
+        ]
+        seen = [handle for handle, is_away in zip(self.handles, away, strict=True) if not is_away]
+        labels = [self.labels[number] for number in self._first]
+        return Found(matches, retired, rest, seen, BatchNotes(labels, notes, spent_by))
 
-    def _left(self, files: Sequence[int], pairs: Sequence[bytearray]) -> dict[int, npt.NDArray[np.int64] | None]:
+    def _needed(self, files: Sequence[int], pairs: Sequence[bytearray]) -> dict[int, npt.NDArray[np.int64] | None]:
         """Return the handles to search, by place, and the lookups of each (None: all).
 
         `files` are to be searched for all lookups. `pairs` have a file and a lookup each.
         """
-        left: dict[int, npt.NDArray[np.int64] | None] = {bisect_right(self._first, file) - 1: None for file in files}
+        needed: dict[int, npt.NDArray[np.int64] | None] = {bisect_right(self._first, file) - 1: None for file in files}
         rows = np.concatenate([np.frombuffer(some, np.int64) for some in pairs]).reshape(-1, 2)
         places = np.searchsorted(self._first, rows[:, 0], "right") - 1
         for place in np.unique(places).tolist():
-            left.setdefault(place, rows[places == place, 1])
-        return left
-
-    def left(self, rows: ViewRows) -> list[Handle]:
-        """Return the files that the caller of `find` has to search."""
-        if not rows.has_left:
-            return []
-        # one for all shards of a table
-        places = {bisect_right(self._first, number) - 1 for number, note in enumerate(rows.notes) if note == _LEFT}
-        return [self.handles[place] for place in sorted(places)]
-
-
-Viewed = tuple[Sequence[Handle], LocalView | None]
-"""The files of an index that are not in its view, and the view; None: there is no view."""
+            needed.setdefault(place, rows[places == place, 1])
+        return needed
 
 
 def _local_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None] | None:

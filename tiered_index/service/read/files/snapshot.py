@@ -15,6 +15,7 @@ import mmap
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tiered_index.base.locks import call_lock
@@ -132,27 +133,21 @@ class Snapshot:
     `as_of_s` says how old it is: the time at which the read of the log began, by the clock's `monotonic_s`. A writer's
     snapshot is never old (infinity).
 
-    `present_view` is the result of `view`, or for a reader of a root its own view; None: it was not made yet. `whole`
-    is for the owner of the catalog: a part of its answers from the view, kept as long as the snapshot.
+    `overlapping(second_min, second_max)` returns the handles whose interval overlaps the inclusive range, each file
+    once. `present_view` is the result of `view`, or for a reader of a root its own view; None: it was not made yet.
+    `whole` is for the owner of the catalog: its files for lookups, kept as long as the snapshot. They know it by its
+    `mark`, because a cycle would keep the maps of its files open.
     """
 
-    __slots__ = ("_generation", "_list", "as_of_s", "present_view", "state", "whole")
+    __slots__ = ("as_of_s", "mark", "overlapping", "present_view", "state", "whole")
 
     def __init__(
         self, listed: TimeRangeSkipList[Handle], generation: int, state: LogState, as_of_s: float, view: Any = None
     ) -> None:
-        self._list, self._generation, self.present_view = listed, generation, view
-        self.state, self.as_of_s = state, as_of_s
+        self.overlapping = partial(_overlapping, listed, generation)
+        self.state, self.as_of_s, self.present_view = state, as_of_s, view
         self.whole: Any = None
-
-    def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
-        """Return the handles whose interval overlaps the inclusive range, each file once."""
-        generation = self._generation
-        return [
-            node.value
-            for node in self._list.overlapping(second_min, second_max)
-            if node.since <= generation < node.until and node.value is not None
-        ]
+        self.mark = object()
 
     def view(self, make: Callable[[list[Handle]], V]) -> V:
         """Return `make(handles)` for all handles. It is made once."""
@@ -164,6 +159,14 @@ class Snapshot:
     def forget_view(self) -> None:
         """Let the next lookup make the view again."""
         self.present_view = self.whole = None
+
+
+def _overlapping(listed: TimeRangeSkipList[Handle], generation: int, second_min: int, second_max: int) -> list[Handle]:
+    return [
+        node.value
+        for node in listed.overlapping(second_min, second_max)
+        if node.since <= generation < node.until and node.value is not None
+    ]
 
 
 class Reading:
