@@ -7,6 +7,10 @@ one ends the run.
 
 Puts are measured in turns, too: their CPU time, with one key or two, with and without the position of a source.
 
+A reader of many stored files is measured twice: with room for all directories, filters and slot groups, and with room
+for a tenth of the files. Lookups ask for keys in the range of a twenty-fifth of the files. After every hundredth of
+these, which are measured, a lookup asks all files of each reader, so that the processor's caches are the same for both.
+
 Hidden entries are those of other keys and of older times, so each way finds the same entries. The retired ranges lie
 between the offsets of the entries, and all entries are in their queue: each one that is found is searched in them.
 """
@@ -40,6 +44,8 @@ _OLD_MS = START_MS - 86_400_000
 _STEP = 1_000
 _QUERIED, _MANY_STONES, _RANGES = 200, 1_000, 10_000
 _FILTERED = 500
+# entries of each of many files; parts of the files in the range of hot lookups, and for which there is room
+_OF_FILE, _HOT, _ROOM, _BETWEEN = 200, 25, 10, 100
 # the puts of a turn: more than a chunk of the buffer has room for
 _PUTS = 5_000
 # ways of asking several indexes, and their number
@@ -172,6 +178,69 @@ def _ways(folder: Path, entries: int) -> Iterator[dict[str, dict[str, Ask]]]:
         yield tables
 
 
+@contextmanager
+def _many_files(folder: Path, files: int) -> Iterator[dict[str, IndexReader]]:
+    """Yield readers of an index of many files: with room for all, and for a tenth of them."""
+    note(f"making an index of {files:,} files")
+    storage = (folder / "storage").as_uri()
+    geometry = {"slots": _OF_FILE // _PER_KEY, "items": _OF_FILE + 1, "merge": "off", "local_keep_s": 0}
+    with IndexService.open(
+        root=folder / "root", disk=UnsyncedDisk(), storage=storage, background=False, **geometry
+    ) as index:
+        for file in range(files):
+            numbers = np.arange(file * _OF_FILE, (file + 1) * _OF_FILE)
+            index.put_batch(batch(numbers, key_array(numbers // _PER_KEY), timestamp_ms=_times(numbers)))
+            index.flush()
+        index.seal()
+        for _ in range(2):
+            index.run_lifecycle()
+        sizes = [stored.size_bytes for stored in index.log_state.objects.values()]
+        require(len(sizes), files, "files in the storage")
+    with (
+        IndexReader.open(storage, refresh_interval_s=1e9) as virgin,
+        IndexReader.open(storage, refresh_interval_s=1e9, read_cache_bytes=sum(sizes) // _ROOM) as bounded,
+    ):
+        yield {"room for all": virgin, f"room for {files // _ROOM:,}": bounded}
+
+
+def _times(numbers: Any) -> Any:
+    """Return times of entries so that no second is in two files."""
+    return START_MS + numbers // _OF_FILE * 10_000 + numbers % _OF_FILE
+
+
+def _hot(folder: Path, files: int, turns: int) -> dict[str, Measured]:
+    """Return the p50 and the CPU time of hot lookups in each turn, in microseconds, by reader."""
+    hot = files // _HOT
+    numbers = np.random.default_rng(7).permutation(hot * _OF_FILE // _PER_KEY)[:_QUERIED]
+    others = iter(np.random.default_rng(8).integers(0, files * _OF_FILE // _PER_KEY, 100 * turns).tolist())
+    keys, end_ms = keys_of(numbers), START_MS + (hot - 1) * 10_000 + 9_999
+    clock, cpu_clock = time.perf_counter, time.thread_time
+    with _many_files(folder / "many files", files) as readers:
+        figures: dict[str, Measured] = {name: {"p50": [], "cpu": []} for name in readers}
+        # the first turn fills the caches
+        for turn in range(turns + 1):
+            elapsed: dict[str, list[float]] = {name: [] for name in readers}
+            spent = dict.fromkeys(readers, 0.0)
+            for first in range(0, len(keys), _BETWEEN):
+                for name, reader in readers.items():
+                    other = next(others)
+                    _check(name, reader.query(TOPIC, *keys_of(np.array([other]))), other)
+                for name, reader in list(readers.items())[:: 1 if turn % 2 else -1]:
+                    for key, number in zip(keys[first : first + _BETWEEN], numbers[first:].tolist(), strict=False):
+                        began, begun = cpu_clock(), clock()
+                        answer = reader.query(TOPIC, key, START_MS, end_ms)
+                        elapsed[name].append(clock() - begun)
+                        spent[name] += cpu_clock() - began
+                        _check(name, answer, number)
+            if turn:
+                for name, measured in figures.items():
+                    measured["p50"].append(median(elapsed[name]) * 1e6)
+                    measured["cpu"].append(spent[name] / len(keys) * 1e6)
+        evictions = {name: reader.cache_use()["directories"].evictions for name, reader in readers.items()}
+        require([count > files for count in evictions.values()], [False, True], "readers that dropped files")
+    return figures
+
+
 def _puts(folder: Path, turns: int) -> dict[str, list[float]]:
     """Return the CPU time of a put in each turn, in microseconds, by the kind of message."""
     key, two = "order 1234567", ["order 1234567", "customer 89"]
@@ -241,10 +310,20 @@ def _turn(ask: Ask, keys: list[str]) -> tuple[float, float]:
     return median(elapsed) * 1e6, (time.thread_time() - began) / len(keys) * 1e6
 
 
+def _rows(figures: dict[str, Measured]) -> list[list[Any]]:
+    first = median(next(iter(figures.values()))["p50"])
+    rows: list[list[Any]] = [["", "p50 us", "CPU us", "times the first"]]
+    for name, measured in figures.items():
+        p50 = median(measured["p50"])
+        rows.append([name, p50, median(measured["cpu"]), p50 / first])
+    return rows
+
+
 def main(suite: str, arguments: list[str]) -> None:
     """Measure, and print the tables."""
     parser = options(suite, __doc__, rounds=9)
     parser.add_argument("--entries", type=int, default=20_000, help="entries that lookups find, four a key")
+    parser.add_argument("--files", type=int, default=1_000, help="files of the reader whose cache has room for a tenth")
     flags = parser.parse_args(arguments)
     if hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0)
@@ -265,12 +344,10 @@ def main(suite: str, arguments: list[str]) -> None:
                         p50, cpu = _turn(ways[name], keys)
                         figures[name]["p50"].append(p50)
                         figures[name]["cpu"].append(cpu)
-                first = median(next(iter(figures.values()))["p50"])
-                rows: list[list[Any]] = [["", "p50 us", "CPU us", "times the first"]]
-                for name, measured in figures.items():
-                    p50 = median(measured["p50"])
-                    rows.append([name, p50, median(measured["cpu"]), p50 / first])
-                document[f"{title}, {flags.entries:,} entries, {flags.rounds} turns"] = rows
+                document[f"{title}, {flags.entries:,} entries, {flags.rounds} turns"] = _rows(figures)
+            note("many files")
+            title = f"reader of {flags.files:,} files, hot range of {flags.files // _HOT}, {flags.rounds} turns"
+            document[title] = _rows(_hot(folder, flags.files, flags.rounds))
             note("puts")
             puts = {name: median(times) for name, times in _puts(folder, flags.rounds).items()}
             document[f"writer, put, {flags.rounds} turns"] = [["", "CPU us"], *map(list, puts.items())]

@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -40,7 +40,8 @@ class SegmentedModel:
     """The same rules, with a list of keys for each segment, the one used longest ago first."""
 
     def __init__(self):
-        self.once, self.again, self.sizes, self.unseen = [], [], {}, OrderedDict()
+        self.once, self.again, self.sizes, self.unseen = [], [], {}, Counter()
+        self.uses = Counter()
         self.hits = self.misses = self.evictions = 0
 
     def total(self, keys):
@@ -49,22 +50,34 @@ class SegmentedModel:
     def noticed(self, key):
         uses = self.unseen.pop(key, 0)
         self.hits += uses
+        self.uses[key] += uses
         return uses > 0
 
     def use(self, key):
-        (self.again if key in self.again else self.once).remove(key)
-        self.again.append(key)
-        chances = len(self.again)
-        while self.total(self.again) > MOST * 3 // 4:
+        if key in self.again:
+            self.again.remove(key)
+            self.again.append(key)
+            return
+        while self.total(self.again) + self.sizes[key] > MOST * 3 // 4:
             oldest = self.again.pop(0)
-            (self.again if chances > 0 and self.noticed(oldest) else self.once).append(oldest)
-            chances -= 1
+            self.noticed(oldest)
+            if self.uses[oldest] > self.uses[key]:
+                self.uses[oldest] //= 2
+                self.again.append(oldest)
+                self.once.remove(key)
+                self.once.append(key)
+                return
+            self.uses[oldest] = 0
+            self.once.append(oldest)
+        self.once.remove(key)
+        self.again.append(key)
 
     def get(self, key):
         if key not in self.sizes:
             self.misses += 1
             return False
         self.hits += 1
+        self.uses[key] += 1
         self.use(key)
         return True
 
@@ -79,7 +92,7 @@ class SegmentedModel:
                 continue
             dropped = self.once.pop(0)
             self.noticed(dropped)
-            del self.sizes[dropped]
+            del self.sizes[dropped], self.uses[dropped]
             self.evictions += 1
         self.sizes[key] = size
         self.once.append(key)
@@ -112,10 +125,11 @@ def test_the_cache_drops_what_a_model_of_two_lists_drops(steps):
                 files[key] = File()
                 assert kind.attach(key, value, files[key])
                 model.hits += 1
+                model.uses[key] += 1
                 model.use(key)
         elif key in model.sizes:
             files[key].uses += more[0]
-            model.unseen[key] = model.unseen.get(key, 0) + more[0]
+            model.unseen[key] += more[0]
         assert {known for known in range(16) if kind.peek(known) is not None} == set(model.sizes)
         assert cache.size_bytes == kind.size_bytes == model.total(model.sizes) <= MOST
         # what the cache has dropped, the core has no more
@@ -136,15 +150,22 @@ def test_all_kinds_share_the_bound_and_a_large_value_is_not_cached():
     assert cache.size_bytes == 0 == len(cache.filters) and cache.has_room(MOST)
 
 
-def test_keys_that_all_are_asked_for_replace_only_each_other():
+def test_values_that_are_used_often_stay_while_others_are_used_in_turn():
+    """Others are used again, too, but less often."""
     cache = ReadCache(MOST)
-    for _ in range(2):
-        for hot in range(10):
-            if cache.directories.get(("i", f"hot {hot}")) is None:
-                cache.directories.put(("i", f"hot {hot}"), None, 5)
-    for number in range(1000):
-        cache.directories.put(("i", str(number)), None, 5)
-    assert all(("i", f"hot {hot}") in cache.directories._entries for hot in range(10))
+
+    def ask(name):
+        if cache.directories.get(("i", name)) is None:
+            cache.directories.put(("i", name), SimpleNamespace(), 5)
+            return False
+        return True
+
+    stayed = []
+    for turn in range(30):
+        stayed += [ask(f"hot {hot}") for _ in range(3) for hot in range(10)]
+        for number in range(40):
+            ask(f"{number if turn % 2 else 39 - number}")
+    assert sum(stayed[300:]) == 600
 
 
 def test_a_value_that_is_dropped_before_it_is_attached_is_not_attached():

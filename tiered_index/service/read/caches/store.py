@@ -1,9 +1,9 @@
 """What readers cache in memory of stored files, with one bound in bytes.
 
 A value that was used once since it came is dropped before one that was used again: a **segmented LRU**. `_once` has the
-former, `_again` the latter; both are in order of their last use. `_again` has at most three quarters of the bytes. If
-it has more, the one used longest ago goes back to `_once`. So lookups over all files replace only what other lookups
-over all files have brought.
+former, `_again` the latter; both are in order of their last use. `_again` has at most three quarters of the bytes. A
+value moves there by pushing back those used longest ago, unless one of these was used more often; its number of uses is
+halved then. So lookups over all files replace what other lookups over all files have brought.
 
 The compiled core searches a stored file by the directory and the filter that this has. It does not call this for each
 lookup; it counts the `uses` of the file (`LocalFile.uses`). This looks at the count when it would drop a value, or move
@@ -46,15 +46,15 @@ class CacheUse:
 
 
 class _Entry:
-    """A cached value. `uses` is `file.uses` when this was last looked at."""
+    """A cached value. `seen_uses` is `file.uses` when this was last looked at."""
 
-    __slots__ = "file", "key", "kind", "size_bytes", "uses", "value", "was_again"
+    __slots__ = "file", "is_again", "key", "kind", "seen_uses", "size_bytes", "uses", "value"
 
     def __init__(self, kind: CachedKind[Any, Any], key: Any, value: Any, size_bytes: int) -> None:
         self.kind, self.key, self.value, self.size_bytes = kind, key, value, size_bytes
-        self.was_again = False
+        self.is_again = False
         self.file: LocalFile | None = None
-        self.uses = 0
+        self.uses = self.seen_uses = 0
 
 
 class CachedKind(Generic[K, V]):
@@ -78,6 +78,7 @@ class CachedKind(Generic[K, V]):
                 self.misses += counts_miss
                 return None
             self.hits += 1
+            entry.uses += 1
             self._cache.move_up(entry)
             value: V = entry.value
             return value
@@ -114,8 +115,9 @@ class CachedKind(Generic[K, V]):
             if entry is None or entry.value is not value:
                 return False
             self.hits += 1
+            entry.uses += 1
             self._cache.move_up(entry)
-            before, entry.file, entry.uses = entry.file, file, file.uses
+            before, entry.file, entry.seen_uses = entry.file, file, file.uses
             if before is not None and before is not file:
                 # a file of the same name that an earlier opening of the index made
                 self.detach(before)
@@ -135,10 +137,11 @@ class CachedKind(Generic[K, V]):
 
     def was_used(self, entry: _Entry) -> bool:
         """Count the uses by the core since the last call. Return whether there were any. The caller has the lock."""
-        if entry.file is None or (uses := entry.file.uses) == entry.uses:
+        if entry.file is None or (uses := entry.file.uses - entry.seen_uses) == 0:
             return False
-        self.hits += uses - entry.uses
-        entry.uses = uses
+        entry.seen_uses += uses
+        entry.uses += uses
+        self.hits += uses
         return True
 
     def use(self) -> CacheUse:
@@ -213,26 +216,26 @@ class ReadCache:
         self._size_bytes += entry.size_bytes
 
     def move_up(self, entry: _Entry) -> None:
-        """Note that a value was used again."""
-        if entry.was_again:
+        """Move a value that was used to its new place."""
+        if entry.is_again:
             self._again.move_to_end(entry)
             return
+        while (self._again_bytes + entry.size_bytes) * _AGAIN[1] > self.max_bytes * _AGAIN[0]:
+            oldest = next(iter(self._again))
+            oldest.kind.was_used(oldest)
+            if oldest.uses > entry.uses:
+                oldest.uses //= 2
+                self._again.move_to_end(oldest)
+                self._once.move_to_end(entry)
+                return
+            del self._again[oldest]
+            self._once[oldest] = None
+            oldest.is_again, oldest.uses = False, 0
+            self._again_bytes -= oldest.size_bytes
         del self._once[entry]
         self._again[entry] = None
-        entry.was_again = True
+        entry.is_again = True
         self._again_bytes += entry.size_bytes
-        # each stays once if the core has used it, so that this ends
-        chances = len(self._again)
-        while self._again_bytes * _AGAIN[1] > self.max_bytes * _AGAIN[0]:
-            oldest = next(iter(self._again))
-            if chances and oldest.kind.was_used(oldest):
-                self._again.move_to_end(oldest)
-            else:
-                del self._again[oldest]
-                self._once[oldest] = None
-                oldest.was_again = False
-                self._again_bytes -= oldest.size_bytes
-            chances -= 1
 
     def make_room(self, size_bytes: int) -> list[_Entry]:
         """Drop values until there is room for `size_bytes`, at most a quarter of all. Return them."""
