@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import copy
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tiered_index.base.kernels import compiled
 from tiered_index.base.locks import call_lock
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import BackPressure, DiskFull, IndexClosed
 from tiered_index.format.keys.hashing import HashRule, code_units, lookup_numbers
-from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
-from tiered_index.service.read.answers.batch import LookupBatch, Matches, matching
-from tiered_index.service.read.files.snapshot import LocalHandle
+from tiered_index.service.read.files.hot_rows import HotRows
 from tiered_index.service.write.marks import Marks
 from tiered_index.service.write.validation import Columns, TopicTable, hash_columns, hash_few
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
@@ -184,19 +182,18 @@ _MERGE_BELOW = 1 << 16
 _ALONE = 1 << 17
 
 
-class BufferedChunk(LocalHandle):
+class BufferedChunk(HotRows):
     """A chunk as a handle for lookups."""
 
     file_id = "buffer"
+    where = "buffer"
     place = "buffer"
     lane = "main"
     sequence = 2**62
 
     def __init__(self, chunk: Chunk, topics: TopicTable, schema: Schema, rule: HashRule) -> None:
-        self.hash = rule
-        self._columns = chunk.columns()
-        self._topics = topics
-        self._schema = schema
+        self.hash, self.schema = rule, schema
+        self._columns, self._topics = chunk.columns(), topics
         self.second_min, self.second_max = chunk.interval()
 
     @property
@@ -204,16 +201,19 @@ class BufferedChunk(LocalHandle):
         """All topics of this writer."""
         return self._topics.names
 
-    def topic_stats(self) -> NamedStats:
-        """As `Handle.topic_stats`, from the entries."""
-        columns = self._columns
-        stats = topic_stats(columns["topic_id"], columns["size"], columns["second"])
-        return [(self._topics.name(topic.topic_id), topic) for topic in stats]
+    def columns(self) -> Columns:
+        """See `HotRows.columns`."""
+        return self._columns
 
-    def search(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, in no order."""
-        pairs = [(topic_id, topic) for topic in batch.topics for topic_id in self._topics.ids(topic)]
-        return matching(batch, self._columns, itemgetter("second"), pairs, self._schema)
+    def seconds_of(self, entries: Any) -> npt.NDArray[np.int64]:
+        """See `HotRows.seconds_of`."""
+        seconds: npt.NDArray[np.int64] = entries["second"]
+        return seconds
+
+    def topic_pairs(self, topics: Iterable[str] | None = None) -> list[tuple[int, str]]:
+        """See `HotRows.topic_pairs`."""
+        names = list(self._topics.names) if topics is None else topics
+        return [(topic_id, topic) for topic in names for topic_id in self._topics.ids(topic)]
 
 
 class WriteBuffer:

@@ -127,7 +127,7 @@ class UnsealedView(UnsealedEntries):
                 self.check_length()
                 self._put_in_core()
             fresh = entries[self.table.count :]
-            self._append_in_core(self.table.count + 1, self._seconds_of(fresh))
+            self._append_in_core(self.table.count + 1, self.seconds_of(fresh))
             self.table.load(fresh, 0)
             self._loaded = batches
 

@@ -28,14 +28,14 @@ from tiered_index.format.compacted import filter_of
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.keys.hashing import HASH_RULES
 from tiered_index.format.layout import Layout, read_header
-from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import row_form
 from tiered_index.format.topic_documents import NO_DOCUMENTS, Documents, newest_documents
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chains
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.read.answers.batch import LookupBatch, Matches, matching, search_batch
-from tiered_index.service.read.files.snapshot import LocalHandle, label_of, unmap
+from tiered_index.service.read.answers.batch import LookupBatch
+from tiered_index.service.read.files.hot_rows import HotRows
+from tiered_index.service.read.files.snapshot import label_of, unmap
 from tiered_index.service.root import Deletions, Root, disk_error
 from tiered_index.storage.disk import map_file, taken_bytes
 
@@ -95,7 +95,7 @@ SHOWN_EVERY_MS = 10_000
 """Longest delay of header and slot table of a file of preset rocketmq behind its entries, without the flush."""
 
 
-class UnsealedEntries(LocalHandle):
+class UnsealedEntries(HotRows):
     """The durable entries of an unsealed file, by its `journal`. A search follows the chains of its `table`.
 
     `sequence` orders the files of a root by creation. `lane` is ``main`` or ``quarantine``.
@@ -108,7 +108,7 @@ class UnsealedEntries(LocalHandle):
         self.path = path
         self.journal = journal
         self.table = table
-        self.layout = journal.layout
+        self.layout, self.schema, self.where = journal.layout, journal.layout.schema, str(path)
         self.hash = journal.layout.hash
         self.file_id = journal.file_id
         self.lane = journal.lane
@@ -156,15 +156,6 @@ class UnsealedEntries(LocalHandle):
         """The names of the file's topics."""
         return self._ids
 
-    def topic_stats(self) -> NamedStats:
-        """See `Handle.topic_stats`."""
-        entries = self._searched()
-        stats = topic_stats(entries["topic_id"], entries["size"], self._seconds_of(entries))
-        names = dict(self._topics())
-        if nameless := {topic.topic_id for topic in stats} - names.keys():
-            raise CorruptFile(str(self.path), f"entries have topic id {min(nameless)}, which the journal does not name")
-        return [(names[topic.topic_id], topic) for topic in stats]
-
     def _put_in_core(self) -> None:
         """Let the compiled core search the file. Its map has the whole file."""
         if (core := compiled_views()) is not None:
@@ -172,7 +163,7 @@ class UnsealedEntries(LocalHandle):
             made = core.LocalFile(row_form(layout.schema), self._map, self._ids, rule, self._begin_s, layout.slots)
             self._in_core = made.with_chains(self.table.heads, layout.items_position, layout.items)
             if self.table.count:
-                self._append_in_core(1, self._seconds_of(entries_view(self._map, layout, self.table.count)))
+                self._append_in_core(1, self.seconds_of(entries_view(self._map, layout, self.table.count)))
 
     def _append_in_core(self, first: int, seconds: npt.NDArray[np.int64]) -> None:
         """Tell the core the seconds of entries from number `first` on, before they are in the table."""
@@ -184,41 +175,31 @@ class UnsealedEntries(LocalHandle):
         """Return the compiled core's `LocalFile` of this file, which gets later entries, too; None: no core."""
         return self._in_core if compiled_views() is not None else None
 
-    def search(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, in any order, from all chains together, or by a scan."""
-        schema, interval = self.layout.schema, (self.second_min, self.second_max)
-        if (matches := search_batch(self.in_core(), batch, schema, *interval)) is not None:
-            return matches
-        walked = self._walked(batch.key_hash, batch.overlapping(*interval))
-        if walked is None:
-            return matching(batch, self._searched(), self._seconds_of, self._topics(), schema)
-        picked, lookups = walked
-        return batch.select(picked, lookups, self._seconds_of(picked), self._topics(), schema)
-
-    def _walked(
-        self, hashes: npt.NDArray[np.int32], wanted: npt.NDArray[np.int64]
-    ) -> tuple[Array, npt.NDArray[np.int64]] | None:
-        """Return the entries with wanted hashes, and the number of that hash; None: see `walk_chains`."""
-        layout = self.layout
-        walked = walk_chains(self._map, layout, self.table.heads, hashes, wanted, _CHAIN_LIMIT)
+    def walked(self, batch: LookupBatch) -> tuple[Array, npt.NDArray[np.int64]] | None:
+        """See `HotRows.walked`."""
+        layout, wanted = self.layout, batch.overlapping(self.second_min, self.second_max)
+        walked = walk_chains(self._map, layout, self.table.heads, batch.key_hash, wanted, _CHAIN_LIMIT)
         if walked is None:
             return None
         return np.frombuffer(self._map, layout.schema.entry, layout.items, layout.items_position)[walked[0]], walked[1]
 
-    def _searched(self) -> Array:
+    def columns(self) -> Array:
         """Return the entries that a search scans. They were verified before they came into the table."""
         return entries_view(self._map, self.layout, self.table.count)
 
-    def _topics(self) -> tuple[tuple[int, str], ...]:
+    def topic_pairs(self, topics: Iterable[str] | None = None) -> list[tuple[int, str]]:
+        """Return the ids and names of all topics of the file."""
         # a copy, because another thread may add a topic
-        return tuple(self.journal.topics.items())
+        return list(self.journal.topics.items())
 
     def _name(self, topic_id: int, name: str) -> None:
         self.journal.topics[topic_id] = name
         self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
 
-    def _seconds_of(self, entries: Array) -> npt.NDArray[np.int64]:
-        return self._begin_s + entries["time_diff_s"].astype(np.int64)
+    def seconds_of(self, entries: Any) -> npt.NDArray[np.int64]:
+        """Return the epoch seconds of entries."""
+        seconds: npt.NDArray[np.int64] = self._begin_s + entries["time_diff_s"].astype(np.int64)
+        return seconds
 
 
 class UnsealedFile(UnsealedEntries):
