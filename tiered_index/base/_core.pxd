@@ -29,7 +29,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 29
+    BUILD = 30
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24

@@ -7,15 +7,18 @@ is wrong, the search declines the file. The caller then searches the file with P
 """
 from array import array
 from types import MemberDescriptorType
+from zlib import crc32
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cimport cython
 from cpython.buffer cimport PyBUF_READ
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject, PyObject_GetItem, PyTypeObject
 from cpython.ref cimport Py_INCREF
+from cpython.unicode cimport PyUnicode_1BYTE_DATA, PyUnicode_DecodeASCII
 from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 from tiered_index.base._core cimport (
     BUILD, MOST_ITEMS, OFFSET, SALTS, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, add_units, fail, filter_mix,
     find_in_run, first_one, is_text, long_at, may_hold, mixed32, normal_at, prefetch, read_ahead, read_cached,
@@ -31,6 +34,7 @@ cdef extern from "structmember.h":
 cdef extern from "Python.h":
     object PyType_GenericAlloc(PyTypeObject *, Py_ssize_t)
     void PyObject_GC_UnTrack(void *)
+    int PyUnicode_KIND(object)
     int PyObject_GenericSetAttr(object, object, object) except -1
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
 
@@ -2893,6 +2897,68 @@ def merged_items(list parts not None, list sources not None, ItemForm form not N
     finally:
         free(heads)
     return tuple(made)
+
+
+def cursor_parts(cursor, Py_ssize_t columns):
+    """Return the digest and the order key of a cursor, as `encode_cursor` writes them, with `columns` numbers.
+
+    None: the caller has to decode the cursor, because it is not like that, or a number has more than 64 bits.
+    """
+    cdef uint8_t data[256]
+    cdef const uint8_t *text
+    cdef Py_ssize_t at, place, size = 0, length
+    cdef uint32_t bits = 0
+    cdef int held = 0, value
+    cdef uint64_t number
+    cdef bint is_negative
+    cdef list key = []
+    if not is_text(cursor, 256) or PyUnicode_KIND(cursor) != 1:
+        return None
+    text, length = <const uint8_t *>PyUnicode_1BYTE_DATA(cursor), len(<str>cursor)
+    for at in range(length):
+        value = digit_of(text[at])
+        if value < 0:
+            return None
+        bits, held = bits << 6 | <uint32_t>value, held + 6
+        if held >= 8:
+            held -= 8
+            data[size], size = <uint8_t>(bits >> held & 255), size + 1
+    # what is left of the last character is 0
+    if length % 4 == 1 or bits & ((1 << held) - 1) or size < 26:
+        return None
+    if memcmp(data + 4, <const char *>b'[1,"', 4) or data[24] != 34:
+        return None
+    for at in range(8, 24):
+        if not (48 <= data[at] < 58 or 97 <= data[at] < 103):
+            return None
+    place = 25
+    while place < size and data[place] == 44:
+        place += 1
+        is_negative = place < size and data[place] == 45
+        place += is_negative
+        at, number = place, 0
+        while place < size and place < at + 19 and 48 <= data[place] < 58:
+            number, place = number * 10 + data[place] - 48, place + 1
+        if place == at or number > INT64_MAX or (data[at] == 48 and (place > at + 1 or is_negative)):
+            return None
+        key.append(-<int64_t>number if is_negative else <int64_t>number)
+    if place != size - 1 or data[place] != 93 or len(key) != columns:
+        return None
+    checksum = <uint32_t>data[0] << 24 | <uint32_t>data[1] << 16 | <uint32_t>data[2] << 8 | data[3]
+    if crc32(PyBytes_FromStringAndSize(<char *>data + 4, size - 4)) != checksum:
+        return None
+    return PyUnicode_DecodeASCII(<char *>data + 8, 16, NULL), tuple(key)
+
+
+cdef inline int digit_of(uint8_t letter) noexcept nogil:
+    """Return the value of a digit of base64 for URLs; -1: it is none."""
+    if 65 <= letter < 91:
+        return letter - 65
+    if 97 <= letter < 123:
+        return letter - 71
+    if 48 <= letter < 58:
+        return letter + 4
+    return 62 if letter == 45 else 63 if letter == 95 else -1
 
 
 cdef inline int64_t number_of(value, int64_t otherwise) except? -2:

@@ -39,7 +39,7 @@ _core: ModuleType | None
 _views: ModuleType
 
 # the revision of the core that this package needs
-_REVISION = 29
+_REVISION = 30
 
 
 def _loaded(name: str) -> ModuleType:

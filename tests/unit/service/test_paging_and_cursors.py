@@ -1,6 +1,7 @@
 """Answer order, identity, pages and cursors are the same in every state of a file."""
 
 import base64
+import hashlib
 import json
 import string
 import zlib
@@ -10,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.core import compiled_core
 from tests.support.rounds import upload
 from tiered_index import Lookup
+from tiered_index.base import kernels
 from tiered_index.errors import InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.answers.batch import Matches, best_answers
-from tiered_index.service.read.answers.rows import concatenate
+from tiered_index.service.read.answers.rows import concatenate, decode_cursor, encode_cursor, query_digest
 
 T = 1_700_000_000_000
 EXTENDED = Schema(
@@ -24,6 +27,12 @@ EXTENDED = Schema(
 )
 
 small = st.integers(0, 2)
+
+
+def views():
+    """Return the module of the compiled lookups, or skip the test."""
+    compiled_core()
+    return kernels.compiled_views()
 
 
 def best_of(rows, limit):
@@ -155,3 +164,37 @@ def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
     assert ([item.offset for item in result], result.status) == ([2], "truncated")
     assert result.explain.files_skipped == 2
     assert [item.offset for item in index.query("t", "k", cursor=result.cursor)] == [1, 0]
+
+
+@given(
+    st.lists(st.integers(-(2**64) + 1, 2**64 - 1), min_size=1, max_size=5),
+    st.binary(min_size=8, max_size=8).map(bytes.hex),
+    st.integers(0, 200),
+    st.sampled_from("Aa09-_+/=\n é"),
+)
+def test_the_core_takes_cursors_apart_as_python_does(key, digest, place, letter):
+    core = views()
+    cursor, fits = encode_cursor(tuple(key), digest), all(abs(number) < 2**63 for number in key)
+    assert decode_cursor(cursor, digest, len(key)) == tuple(key)
+    assert core.cursor_parts(cursor, len(key)) == ((digest, tuple(key)) if fits else None)
+    assert core.cursor_parts(cursor, len(key) + 1) is None
+    changed = cursor[:place] + letter + cursor[place + 1 :]
+    if changed != cursor:
+        assert core.cursor_parts(changed, len(key)) is None
+        with pytest.raises(InvalidCursor):
+            decode_cursor(changed, digest, len(key))
+    for wrong in (None, 5, b"", "", cursor * 20, cursor.encode()):
+        assert core.cursor_parts(wrong, len(key)) is None
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_the_core_leaves_forged_cursors_to_python(body):
+    body = body.replace(b'"D"', b'"%s"' % (16 * b"a")).replace(b" ", b"")
+    forged = base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode().rstrip("=")
+    assert views().cursor_parts(forged, 3) is None
+
+
+@pytest.mark.parametrize("topic", ["orders", 'a "b"\\', "zürich", "日本", "\x00\x1f\x7f", "😀"])
+def test_the_digest_is_that_of_a_json_list(topic):
+    text = json.dumps([topic, f"k {topic}", -5, 9])
+    assert query_digest(topic, f"k {topic}", -5, 9) == hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

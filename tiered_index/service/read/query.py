@@ -42,7 +42,6 @@ from tiered_index.service.read.answers.rows import (
     check_range,
     check_schema,
     check_topic,
-    core_supports,
     cursor_after,
     decode_cursor,
     query_digest,
@@ -163,6 +162,19 @@ class QueryEngine:
         lookups, _ = rows_of_pages(parts, answers.page_ends, self.schema)
         return answers, None, np.bincount(lookups, minlength=len(batch))
 
+    def _end_before(
+        self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str
+    ) -> OrderKey | None:
+        """Return the end of the page before if the core supports it; None: the caller has to decode the cursor."""
+        core = compiled_views()
+        assert core is not None
+        parts: tuple[str, OrderKey] | None = core.cursor_parts(cursor, self._order_columns)
+        if parts is None or self.schema.identity_extra or type(topic) is not str or type(key) is not str:
+            return None
+        second_min, second_max, _ = check_range(begin_ms, end_ms, max_count)
+        digest, after = parts
+        return after if digest == query_digest(topic, key, second_min, second_max) else None
+
     def at_once(
         self,
         files: LookupFiles,
@@ -176,14 +188,14 @@ class QueryEngine:
         """Answer a lookup by one call of the core, or return its rows if there is a rest that the core did not search.
 
         `files` have a view, and nothing beside it may have the key. None: the caller has to check the arguments, or to
-        search all files. Raises as `prepare` if there is a cursor.
+        search all files. If there is a cursor it may raise `InvalidArgument`.
         """
         if self.plain is None or (view := files.view) is None:
             return None
         after = None
         if cursor is not None:
-            after = self.prepare(topic, key, begin_ms, end_ms, max_count, cursor).after
-            if after is None or not core_supports(after):
+            after = self._end_before(topic, key, begin_ms, end_ms, max_count, cursor)
+            if after is None:
                 return None
         return self.plain.find(  # type: ignore[no-any-return]
             view.core, files.about, topic, key, begin_ms, end_ms, max_count, files.has_topics, after, files.hidden

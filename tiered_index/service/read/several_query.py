@@ -18,7 +18,7 @@ from tiered_index.service.read.answers.budget import NOTHING
 from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.answers.merged import FoundInIndex, RowSources, index_number, merged, order_within_index
 from tiered_index.service.read.answers.results import QueryResults
-from tiered_index.service.read.answers.rows import Array, OrderKey, core_supports
+from tiered_index.service.read.answers.rows import Array, OrderKey
 from tiered_index.service.read.query import LookupScan, QueryEngine, explained, unknown_in, unknown_to_all
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, reports_of_pass
 from tiered_index.types import IndexItem, QueryResult
@@ -70,20 +70,25 @@ class SeveralEngine(QueryEngine):
         max_count: int,
         cursor: str | None,
     ) -> QueryResult[Any] | None:
-        """Answer a lookup by a call of the core for each index; None: the core can't. Raises as `prepare`."""
+        """Answer a lookup by a call of the core for each index; None: the core can't.
+
+        It may raise `InvalidArgument`.
+        """
         numbers = self._numbers
         # an index may appear meanwhile
         if self._in_each is None or len(files_of) != len(numbers):
             return None
         rows_of, after, within = self._in_each.rows, None, None
         if cursor is not None:
-            after = self.prepare(topic, key, begin_ms, end_ms, max_count, cursor).after
+            after = self._end_before(topic, key, begin_ms, end_ms, max_count, cursor)
+            if after is None:
+                return None
         uris: list[str] = []
         parts: list[ViewRows] = []
         count, has_more = 0, False
         for uri, number in numbers.items():
-            if after is not None and not core_supports(within := order_within_index(after, number)):
-                return None
+            if after is not None:
+                within = order_within_index(after, number)
             files = files_of[uri]
             if (view := files.view) is None:
                 return None

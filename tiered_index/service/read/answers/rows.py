@@ -7,13 +7,13 @@ page's last answer, a digest of the lookup, and a CRC32 against accidental chang
 
 from __future__ import annotations
 
-import base64
 import binascii
 import dataclasses
 import hashlib
 import itertools
 import json
 import operator
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import ge, gt
@@ -50,6 +50,10 @@ OrderKey = tuple[int, ...]
 # up to this number of rows, plain Python compares faster
 _SHORT = 128
 _VERSION = 1
+# version, digest and order key, as `encode_cursor` writes them
+_BODY = re.compile(rb'\[([0-9]{1,3}),"[0-9a-f]{16}"(?:,(?:0|-?[1-9][0-9]{0,19}))*\]')
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_+/", b"+/!!")
+_json_text = json.encoder.encode_basestring_ascii
 MOST_ROWS = (1 << 60) - 1
 """Most answers of one lookup of the compiled core, so that one more does not overflow."""
 
@@ -433,7 +437,8 @@ def unseen(items: Iterable[Item], seen: set[tuple[object, ...]]) -> Iterator[Ite
 
 def query_digest(topic: str, key: str, second_min: int, second_max: int) -> str:
     """Return 16 hexadecimal digits that identify a query. `max_count` is not included: it may change between pages."""
-    text = json.dumps([topic, key, second_min, second_max])
+    # the same text as of `json.dumps`, in a third of the time
+    text = f"[{_json_text(topic)}, {_json_text(key)}, {second_min}, {second_max}]"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -444,8 +449,12 @@ def cursor_after(rows: Array, schema: Schema, key: str, topic: str, second_min: 
 
 def encode_cursor(after: OrderKey, digest: str) -> str:
     """Return the cursor for the page after `after`."""
-    body = json.dumps([_VERSION, digest, *after], separators=(",", ":")).encode()
-    return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode().rstrip("=")
+    return _cursor_of(f'[{_VERSION},"{digest}",{",".join(map(str, after))}]'.encode())
+
+
+def _cursor_of(body: bytes) -> str:
+    text = binascii.b2a_base64(zlib.crc32(body).to_bytes(4, "big") + body, newline=False)
+    return text.translate(_TO_URL).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
@@ -453,22 +462,24 @@ def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
     if not isinstance(cursor, str):
         raise InvalidCursor(f"a cursor is text, not {type(cursor).__name__}")
     try:
-        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        body = raw[4:]
-        if zlib.crc32(body) != int.from_bytes(raw[:4], "big"):
-            raise InvalidCursor(f"cursor {cursor[:40]!r} was altered: its checksum does not match")
-        version, stored, *after = json.loads(body)
-        canonical = encode_cursor(tuple(after), stored) == cursor
-    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
+        raw = binascii.a2b_base64(cursor.encode("ascii").translate(_FROM_URL) + b"=" * (-len(cursor) % 4))
+    except ValueError as error:
         raise InvalidCursor(f"not a cursor: {cursor[:40]!r}") from error
-    if version != _VERSION:
+    body = raw[4:]
+    if zlib.crc32(body) != int.from_bytes(raw[:4], "big"):
+        raise InvalidCursor(f"cursor {cursor[:40]!r} was altered: its checksum does not match")
+    if (parsed := _BODY.fullmatch(body)) is None:
+        raise InvalidCursor(f"not a cursor: {cursor[:40]!r}")
+    version, stored, *after = parsed.group().translate(None, b'[]"').split(b",")
+    if int(version) != _VERSION:
         raise InvalidCursor(
-            f"cursor {cursor[:40]!r} has version {version}, but this program supports version {_VERSION}"
+            f"cursor {cursor[:40]!r} has version {int(version)}, but this program supports version {_VERSION}"
         )
-    if stored != digest:
+    if stored.decode() != digest:
         raise InvalidCursor("this cursor belongs to another query: give the same topic, key and range as in that query")
-    if not canonical:
+    if _cursor_of(body) != cursor:
         raise InvalidCursor(f"cursor {cursor[:40]!r} was altered")
-    if len(after) != columns or not all(type(value) is int and abs(value) < 2**64 for value in after):
+    key = tuple(map(int, after))
+    if len(key) != columns or not all(abs(value) < 2**64 for value in key):
         raise InvalidCursor(f"cursor {cursor[:40]!r} does not fit the index's schema")
-    return tuple(after)
+    return key
