@@ -81,7 +81,15 @@ def test_fields_are_contracts():
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
     cost = ["requests", "bytes", "cost_usd", "elapsed_ms"]
     of_messages = ["message_requests", "message_bytes"]
-    assert fields(Explain) == [*cost, "files_read", "files_skipped", "files", "folded_entries", *of_messages]
+    assert fields(Explain) == [
+        *cost,
+        "files_read",
+        "files_cached",
+        "files_skipped",
+        "files",
+        "folded_entries",
+        *of_messages,
+    ]
     report = {*cost, "file", "place", "outcome", "begin_ms", "end_ms", "gap_bytes", "matched", "error", "source"}
     assert set(fields(FileReport)) == report
 

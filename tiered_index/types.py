@@ -259,6 +259,7 @@ class Explain:
     - `cost_usd`: Estimated cost of requests and traffic, by the setting `prices`.
     - `elapsed_ms`: Wall time.
     - `files_read`: Files that were read.
+    - `files_cached`: Those of them that are in the storage, and were read from caches without a request.
     - `files_skipped`: Files that were not read.
     - `files`: A report for each file; over HTTP with `explain=true`.
     - `folded_entries`: Entries left out because another entry of the answer has the same topic, queue and offset,
@@ -272,6 +273,7 @@ class Explain:
     cost_usd: float = 0.0
     elapsed_ms: float = 0.0
     files_read: int = 0
+    files_cached: int = 0
     files_skipped: int = 0
     files: tuple[FileReport, ...] = ()
     folded_entries: int = 0
@@ -286,7 +288,16 @@ class Explain:
         return totals | {"files": [report.to_dict() for report in self.files]} if files else totals
 
 
-_COSTS = ("requests", "bytes", "cost_usd", "elapsed_ms", "files_read", "files_skipped", "folded_entries")
+_COSTS = (
+    "requests",
+    "bytes",
+    "cost_usd",
+    "elapsed_ms",
+    "files_read",
+    "files_cached",
+    "files_skipped",
+    "folded_entries",
+)
 _costs_of = attrgetter(*_COSTS)
 
 

@@ -62,7 +62,7 @@ def answer_of(reader, lookup):
         return {"error": (type(error), str(error))}
     shared = ("requests", "bytes", "cost_usd")
     of_file = attrgetter(*shared, "file", "place", "outcome", "matched", "begin_ms", "end_ms")
-    costs = attrgetter(*shared, "files_read", "files_skipped")
+    costs = attrgetter(*shared, "files_read", "files_cached", "files_skipped")
     files = sorted(map(of_file, answer.explain.files))
     document = {"items": answer.items, "status": (answer.status, answer.cursor, answer.failed), "seen": answer.seen}
     return document | {"files": files, "costs": costs(answer.explain)}

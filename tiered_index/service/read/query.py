@@ -543,6 +543,7 @@ def explained(parts: Sequence[Sequence[FileReport]], total: RequestStats, elapse
         cost_usd=stats.cost_usd,
         elapsed_ms=elapsed_ms,
         files_read=sum([report.outcome == "read" for report in reports]),
+        files_cached=sum([report.outcome == "read" and report.place == "cache" for report in reports]),
         files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
         folded_entries=folded,
         files=tuple(reports),

@@ -258,6 +258,25 @@ def test_a_file_that_the_cache_drops_is_closed_and_its_bytes_are_freed(index):
         assert len(reader.query("t", "k0-1")) == 1
 
 
+def test_explain_and_the_use_of_the_cache_count_what_it_saved(index):
+    with index.reader() as reader:
+        first, again = (reader.query("t", "all", max_count=FILES) for _ in range(2))
+        assert (first.explain.files_read, first.explain.files_cached) == (FILES, 0)
+        before = reader.cache_use()
+        third = reader.query("t", "all", max_count=FILES)
+        after = reader.cache_use()
+        for answer in (again, third):
+            assert (answer.explain.files_read, answer.explain.files_cached, answer.explain.requests) == (
+                FILES,
+                FILES,
+                0,
+            )
+            assert answer.explain.to_dict()["files_cached"] == FILES
+        hits = {name: after[name].hits - before[name].hits for name in after}
+        assert hits["directories"] == hits["filters"] == hits["slot_groups"] == FILES
+        assert all(after[name].misses == before[name].misses for name in after)
+
+
 def test_a_hot_range_stays_in_the_cache_while_other_lookups_ask_all_files(index):
     """Room for 8 files of 24; three are hot."""
     limit = 8 * max(map(bytes_of, [index] * FILES, range(FILES)))

@@ -177,6 +177,7 @@ def add_up(explains: Sequence[Explain], reports: Sequence[FileReport], elapsed_m
         cost_usd=stats.cost_usd,
         elapsed_ms=elapsed_ms,
         files_read=sum([explain.files_read for explain in explains]),
+        files_cached=sum([explain.files_cached for explain in explains]),
         files_skipped=sum([explain.files_skipped for explain in explains]),
         folded_entries=sum([explain.folded_entries for explain in explains]),
         files=(*(report for explain in explains for report in explain.files), *reports),
