@@ -12,6 +12,9 @@ from tests.unit.service.test_plain_lookups import ASKED, KEYS, T_MS, TOPICS, out
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, IndexClosed, TieredIndexError
 from tiered_index.format.names import JOURNAL_SUFFIX
+from tiered_index.service.log.expired import Expired
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.tombstones import Tombstone
 from tiered_index.service.read.files import root_view
 from tiered_index.service.read.files.root_view import states_of
 
@@ -203,3 +206,19 @@ def test_the_states_of_files_are_those_of_the_reference(tmp_path):
     for wrong in (("text",), (None,), [b"list"]):
         with pytest.raises(TypeError):
             core.file_states(wrong, 0)
+
+
+def test_a_record_that_only_hides_entries_counts_for_the_same_files(index, reading):
+    upload(index)
+    settle(reading)
+    plain = by_core(reading)
+    assert len(reading.query("t", "k")) == 3 and by_core(reading) > plain
+    stone = Tombstone.of("t", T_MS + (1 << 40), key="k")
+    index._session.log.append(
+        "a tombstone", None, lambda _: LogRecord(0, "erase", 0, "", 0, expired=Expired(tombstones=(stone,)))
+    )
+    reading.refresh()
+    for _ in range(3):
+        plain = by_core(reading)
+        assert len(reading.query("t", "k")) == 0 < len(reading.query("t", KEYS[1]))
+    assert by_core(reading) > plain, "by the view of the same files"

@@ -79,14 +79,14 @@ class _Local(NamedTuple):
 
 
 class _ViewOfRoot(NamedTuple):
-    """The files of a root and a snapshot, as of a look, with a view; None: there is a damaged file.
+    """A view of the files of a root and a snapshot, as of a look; None: there is a damaged file.
 
     `unread`: unsealed files whose entries no search had verified, so that the view lacks them.
     """
 
     look: RootLook
     unread: list[UnsealedView]
-    files: LookupFiles | None
+    view: LocalView | None
 
 
 class IndexView(Polled):
@@ -459,15 +459,23 @@ class IndexView(Polled):
         if known is None or known.look is not look or (known.unread and any(file.is_loaded for file in known.unread)):
             with self.catalog.reading():
                 known = snapshot.present_view = self._view_of_root(look, snapshot)
+        made: tuple[_ViewOfRoot, LookupFiles | None] | None = snapshot.whole
+        if made is None or made[0] is not known:
+            # for each snapshot, because a later one may have another state of the log for the same files
+            files = None if known.view is None else self._files_beside(known.look, known.view, snapshot)
+            made = snapshot.whole = known, files
         # files that leave the root are in the snapshots after the look
-        return known.files if self.catalog.snapshot is snapshot and not self._closed else None
+        return made[1] if self.catalog.snapshot is snapshot and not self._closed else None
 
     def _view_of_root(self, look: RootLook, snapshot: Snapshot) -> _ViewOfRoot:
         handles = self._local_and_stored(_Local.of(look), snapshot, *ALWAYS)
         unread = [file for file in handles if isinstance(file, UnsealedView) and not file.is_loaded]
         # which of the others a damaged file needs depends on the times of a lookup
-        if any(isinstance(file, DamagedFile) for file in handles):
-            return _ViewOfRoot(look, unread, None)
+        is_damaged = any(isinstance(file, DamagedFile) for file in handles)
+        return _ViewOfRoot(look, unread, None if is_damaged else self._view(handles))
+
+    def _files_beside(self, look: RootLook, view: LocalView, snapshot: Snapshot) -> LookupFiles:
+        """Return the files of a root and a snapshot, which a view has."""
         state, bounded = snapshot.state, self._bounded(look.reads, snapshot.state)
         facts: dict[str, Any] = {
             "freshness": () if bounded is None else (bounded,),
@@ -475,9 +483,8 @@ class IndexView(Polled):
             "states": [state],
         }
         # without the snapshot, which refers to them
-        listed = partial(_within, handles)
-        files = LookupFiles(listed, (), self._view(handles), catalog=self.catalog, mark=snapshot.mark, **facts)
-        return _ViewOfRoot(look, unread, files)
+        listed = partial(_within, view.handles)
+        return LookupFiles(listed, (), view, catalog=self.catalog, mark=snapshot.mark, **facts)
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files; the caller must then check that the view is still open."""
