@@ -115,19 +115,22 @@ class IndexItem:
         Byte strings become hexadecimal text; a `source` of None is left out.
         """
         kind: Any = self.__class__
-        names, values_of, of_bytes = _field_names(kind)
-        document = dict(zip(names, values_of(self), strict=True))
-        if document["source"] is None:
-            del document["source"]
+        names, values_of, of_bytes = _field_names(kind, self.source is not None)
+        document = dict(zip(names, values_of(self)))  # noqa: B905 - both are of the same fields
         for name in of_bytes:
             document[name] = document[name].hex()
         return document
 
 
 @functools.cache
-def _field_names(kind: Any) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]], tuple[str, ...]]:
-    """Return the names of a class's fields, a function that returns their values, and the names of those with bytes."""
-    fields = dataclasses.fields(kind)
+def _field_names(
+    kind: Any, has_source: bool = True
+) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]], tuple[str, ...]]:
+    """Return the names of a class's fields, a function that returns their values, and the names of those with bytes.
+
+    Without `source` unless the items have one.
+    """
+    fields = [f for f in dataclasses.fields(kind) if has_source or f.name != "source"]
     names = tuple(f.name for f in fields)
     return names, attrgetter(*names), tuple(f.name for f in fields if value_kind(f) == "S")
 
@@ -180,7 +183,9 @@ class _Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        kind: Any = self.__class__
+        names, values_of, _ = _field_names(kind)
+        return dict(zip(names, values_of(self)))  # noqa: B905 - both are of the same fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -586,6 +591,10 @@ class LaterFields(Protocol):
         """Return the result of `items_table` for the items, without making the items."""
 
 
+# the fields that `QueryResult.to_dict` needs
+_DESCRIBED = ("items", "status", "cursor", "failed", "explain", "seen", "places")
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class QueryResult(Answer[ItemT]):
     """The answer to the lookup of one key.
@@ -640,8 +649,15 @@ class QueryResult(Answer[ItemT]):
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the answer as a JSON-ready dict, as `Answer.to_dict`. See `IndexItem` for items of files."""
+        known, later = self.__dict__, self.__dict__.get("_later")
+        if later is not None:
+            # each would be missed first
+            for name in _DESCRIBED:
+                if name not in known:
+                    known.setdefault(name, later.field(name))
         document = super().to_dict(files=files)
-        describe_places(document["items"], self.places)
+        if (places := self.places) is not None:
+            describe_places(document["items"], places)
         return document
 
     def to_pandas(self) -> pd.DataFrame:

@@ -441,7 +441,9 @@ class ViewFields:
             case "items":
                 return self._form.items(rows.topic, self._rows(rows))
             case "places":
-                return self._form.places_of(rows.topic, self._rows(rows))
+                # before the rows become an array
+                has_files = self._form.has_files(rows.topic)
+                return self._form.places_of(rows.topic, self._rows(rows)) if has_files else None
             case "status":
                 return "truncated" if rows.has_more else "complete"
             case "cursor":
@@ -533,7 +535,7 @@ def explained(parts: Sequence[Sequence[FileReport]], total: RequestStats, elapse
     reports = [report for part in parts for report in part]
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
-    stats = RequestStats.of(*reports)
+    stats = RequestStats.of(*reports) if any(report.requests for report in reports) else NOTHING
     if total.requests > stats.requests:
         reports = [*reports, (total - stats).of_log()]
         stats = total

@@ -129,7 +129,7 @@ def reports_of(noted: Noted, prices: PriceTable) -> list[FileReport]:
                 end_ms=label.second_max * 1000,
                 requests=requests,
                 bytes=size,
-                cost_usd=prices.cost_usd({"get_range": requests}, size),
+                cost_usd=prices.cost_usd({"get_range": requests}, size) if requests else 0.0,
                 matched=max(note, 0),
             )
         )
