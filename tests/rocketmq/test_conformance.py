@@ -1,6 +1,8 @@
 """Stores of RocketMQ against the contract of connectors."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,7 +13,13 @@ from tests.rocketmq.messages import NOW_MS
 from tests.support.store_writer import StoreWriter
 from tiered_index.connectors.rocketmq.connector import CONNECTOR
 from tiered_index.connectors.rocketmq.spec import RocketmqOptions, StoreOptions
-from tiered_index.testing.connector_conformance import ConnectorConformance, TestedSource, WrittenMessage
+from tiered_index.testing.connector_conformance import (
+    ConnectorConformance,
+    TestedSource,
+    WrittenMessage,
+    _follower,
+    _is_level,
+)
 
 
 class Store(TestedSource):
@@ -47,8 +55,37 @@ class Store(TestedSource):
         shutil.rmtree(self.folder)
         self.writer = self._writer()
 
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """The disk is not mounted."""
+        elsewhere = self.folder.rename(self.folder.with_name("elsewhere"))
+        yield
+        elsewhere.rename(self.folder)
+
+    def hanging(self) -> contextlib.AbstractContextManager[None]:
+        pytest.skip("a store is on disks of the broker's host: a read returns, or fails")
+
 
 class TestRocketmq(ConnectorConformance):
     @pytest.fixture
     def tested(self, tmp_path: Path) -> Store:
         return Store(tmp_path / "store")
+
+    @pytest.mark.parametrize("is_empty", [False, True], ids=["gone", "empty"])
+    def test_a_folder_that_goes_away_is_told_and_followed_again(self, tested, open_index, is_empty):
+        """Its disk may be mounted later; an empty folder may be in its place."""
+        tested.write(self.many)
+        with _follower(tested, open_index(), follow=True).in_background() as follower:
+            self._until(lambda: follower.entries == self.many and _is_level(follower.source))
+            assert follower.problems() == []
+            with tested.away():
+                if is_empty:
+                    (tested.folder / "commitlog").mkdir(parents=True)
+                state = "has no segment" if is_empty else "is not there"
+                told = f"source: {tested.folder}/commitlog {state}, and was read up to offset "
+                self._until(lambda: [problem.startswith(told) for problem in follower.problems()] == [True])
+                if is_empty:
+                    shutil.rmtree(tested.folder)
+            tested.write(self.many)
+            self._until(lambda: follower.entries == 2 * self.many and not follower.problems(60))
+            assert follower.losses == []

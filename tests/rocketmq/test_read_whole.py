@@ -39,7 +39,8 @@ def test_answers_of_a_root_have_the_time_of_its_last_run(followed, ends_by_error
     if ends_by_error:
         log = followed.path / "commitlog"
         log.rename(followed.path / "unmounted")
-        with pytest.raises(StorageUnavailable), Follower(followed.index, dispatcher_of(followed)) as follower:
+        ended = Follower(followed.index, dispatcher_of(followed, follow=False), follow=False)
+        with pytest.raises(StorageUnavailable), ended as follower:
             follower.run()
         (followed.path / "unmounted").rename(log)
     followed.index.flush()

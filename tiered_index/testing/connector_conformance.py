@@ -87,7 +87,10 @@ class TestedSource:
         pytest.skip("the source can't be away")
 
     def hanging(self) -> AbstractContextManager[None]:
-        """Return a context in which the source accepts requests and does not answer."""
+        """Return a context in which the source accepts requests and does not answer.
+
+        A disk of this host has no such state: a read returns, or fails.
+        """
         pytest.skip("the source can't hang")
 
 

@@ -240,8 +240,19 @@ class Dispatcher:
 
         A batch before it may say up to which time all messages are put. A round ends after about 64 MiB or half a
         second. A batch counts as put when the next one is requested. Raises `CorruptFile`, `MissingOffsets`,
-        `RewrittenOffsets`, `StorageMisconfigured` and `StorageUnavailable`.
+        `RewrittenOffsets`, `StorageMisconfigured` and, without `follow`, `StorageUnavailable`; with it this is
+        `trouble`, and a later round reads on.
         """
+        try:
+            yield from self._batches()
+        except StorageUnavailable as error:
+            if not self._follow:
+                raise
+            # the disk may be mounted again
+            self.trouble, self._evidence_s = str(error), None
+            yield self._end(caught_up=True)
+
+    def _batches(self) -> Generator[Batch, None, None]:
         self.fingerprints.cut(self.position or 0)  # those of a batch that was not put
         if self._read_time is None:
             self._read_time = ReadTime(self._index, self.store.source)
@@ -252,6 +263,8 @@ class Dispatcher:
             losses = (self._rewritten(),)
         last = self._end(losses=losses, caught_up=False) if losses else (yield from self._round(segments))
         self._settle()
+        if self._evidence_s is None:
+            self.trouble = None
         if last.caught_up and not losses:
             last = self._compared(last)
             # a torn message that others follow is not the end
@@ -501,7 +514,7 @@ class Dispatcher:
 
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
         """Compare the last put message with the log; if it differs, return the loss or raise `RewrittenOffsets`."""
-        if self.position or self._known:
+        if self._has_read:
             self._begin_of_log(segments)
         elif self.store.has_lost_log:
             problem = problem_of(self.store, 0, gather(self.store), None)
@@ -530,12 +543,17 @@ class Dispatcher:
     def _begin_of_log(self, segments: tuple[Segment, ...]) -> int:
         """Return the first offset of the log. Raises `StorageUnavailable` without a segment: brokers always keep 1."""
         if not segments:
-            state = "has no segment" if self.store.commitlog.is_dir() else "is not there"
             read = max(self.position or 0, self._known or 0)
+            state = "has no segment" if self.store.commitlog.is_dir() else "is not there"
             raise StorageUnavailable(
                 f"{self.store.commitlog} {state}, and was read up to offset {read}: it was moved, or isn't mounted"
             )
         return segments[0].start
+
+    @property
+    def _has_read(self) -> bool:
+        """Whether messages of the log were read. Brokers always keep a segment, so it must have one."""
+        return bool(self.position or self._known)
 
     def _broker_start(self) -> tuple[int, ...]:
         """Return the times of two files that a broker writes when it starts."""
@@ -639,8 +657,10 @@ class Dispatcher:
 
     def lag(self) -> Lag:
         """Return the bytes and seconds that the index is behind the log. Put messages count, also unflushed ones."""
-        end = self.store.log_end()
         position = self.position or 0
+        end = self.store.log_end()
+        if end is None and self._has_read:
+            return Lag(position, 0, None)
         if end is None or end.offset <= position:
             return Lag(position, 0, 0.0)
         newest, last = end.store_ms, self._store_ms_of_last()
