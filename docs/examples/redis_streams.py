@@ -15,12 +15,10 @@ from redis.retry import Retry
 
 from tiered_index.connectors.archive.archiver import PutArchiver
 from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat, entries_of
-from tiered_index.connectors.archive.erasure import columns_to_erase
-from tiered_index.connectors.archive.log import logs_of
-from tiered_index.connectors.archive.messages import ConnectorMessages
+from tiered_index.connectors.archive.connector import ArchivingConnector
 from tiered_index.connectors.contract import OpenedSource
 from tiered_index.connectors.registry import ConnectorSpec
-from tiered_index.connectors.source import Batch, Lag, Loss
+from tiered_index.connectors.source import Batch, Lag, Loss, patiently
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.keys.spelling import key_text
 
@@ -114,14 +112,7 @@ class StreamSource:
         return {self.name: self.position}
 
     def batches(self):
-        try:
-            yield from self.round()
-            self.trouble = None
-        except StorageUnavailable as error:
-            self.trouble = str(error)
-            if not self.follow:
-                raise
-            yield Batch(source=self.name, position=self.position)
+        return patiently(self, self.round())
 
     def round(self):
         info, rows = self.look()
@@ -206,7 +197,9 @@ class StreamEntry:
         return {"id": self.entry_id, "fields": {key_text(name): key_text(text) for name, text in self.fields.items()}}
 
 
-class RedisConnector:
+class RedisConnector(ArchivingConnector):
+    form, scheme, message_of = FORMAT, SCHEME, StreamEntry.of
+
     def check(self, run, config):
         with contextlib.closing(Stream(run.address)) as stream, stream.asking() as client:
             client.ping()
@@ -216,22 +209,8 @@ class RedisConnector:
         archiver = PutArchiver(index, FORMAT, lambda: [source.name], source.entries)
         return OpenedSource(source, archiver, source.place)
 
-    def watch(self, tell):
-        return contextlib.nullcontext(list)
-
     def place(self, options, address=None):
         return None if address is None else Stream(address)
-
-    def messages(self, places):
-        stream = places.place
-        live = {} if stream is None else {"read": stream.read, "place": stream.place}
-        return ConnectorMessages(places=places, scheme=SCHEME, message_of=StreamEntry.of, **live)
-
-    def archived_logs(self, archive, takes):
-        return logs_of(FORMAT, SCHEME, archive, takes)
-
-    def erasure(self, request, document):
-        return columns_to_erase(FORMAT, request)
 
 
 CONNECTOR = RedisConnector()

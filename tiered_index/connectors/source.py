@@ -5,18 +5,18 @@ docs/embedding.md has the steps. docs/api.md lists all public names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tiered_index.errors import TieredIndexError
+from tiered_index.errors import StorageUnavailable, TieredIndexError
 from tiered_index.service.log.reads import read_name
 from tiered_index.service.log.records import LostObject, LostRange, RangeKind
 
 if TYPE_CHECKING:
     from tiered_index.service.index import IndexService
 
-__all__ = ["Archiver", "Batch", "Lag", "Loss", "Source", "Torn"]
+__all__ = ["Archiver", "Batch", "Lag", "Loss", "Source", "Torn", "patiently"]
 
 FIRST = 10
 """The most messages of one kind that a run names, such as those with an implausible time."""
@@ -241,3 +241,28 @@ class ReadTime:
         yield Batch(source=self._name, position=self._read_ms, columns=self._columns)
         self.told_ms = self._read_ms
         return True
+
+
+class _Following(Protocol):
+    """What `patiently` needs of a source: whether it follows, and its present trouble."""
+
+    follow: bool
+    trouble: str | None
+
+    def positions(self) -> Mapping[str, int]: ...
+
+
+def patiently(source: _Following, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches of a round. While it follows, `StorageUnavailable` is the source's `trouble`.
+
+    Then an empty batch ends the round, and a later round reads on. `trouble` is None after a whole round.
+    """
+    try:
+        yield from batches
+        source.trouble = None
+    except StorageUnavailable as error:
+        source.trouble = str(error)
+        if not source.follow:
+            raise
+        name, position = next(iter(source.positions().items()))
+        yield Batch(source=name, position=position)

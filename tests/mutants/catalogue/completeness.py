@@ -44,12 +44,12 @@ time-of-all-topics-unused: an answer about a topic that no entry has claims to h
   + known.get(topic)
   tests/unit/service/test_freshness.py::test_the_time_of_a_source_is_for_all_topics_without_one_of_their_own[False]
 time-of-the-end-of-a-round: an answer claims to have messages that came while a store's log was read
-  in Dispatcher.batches
+  in Dispatcher._batches
   - read_ms = begun_ms if
   + read_ms = self._clock.now_ms() if
   tests/rocketmq/test_read_whole.py::test_the_time_is_that_of_the_begin_of_a_round_also_if_messages_come_in_each_round
 damage-taken-for-the-end: an answer claims to have messages behind a damaged one
-  in Dispatcher.batches
+  in Dispatcher._batches
   - is_end = self._tail is None or not
   + is_end = True or not
   tests/rocketmq/test_read_whole.py::test_a_damaged_message_that_others_follow_stops_the_time

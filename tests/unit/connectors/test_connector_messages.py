@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from tiered_index.connectors.archive.archiver import PutArchiver
 from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat
 from tiered_index.connectors.archive.messages import ConnectorMessages
 from tiered_index.connectors.contract import MessagePlaces
+from tiered_index.connectors.source import Batch, patiently
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.index import IndexService
 
@@ -140,3 +142,23 @@ def test_a_message_of_another_key_or_second_is_not_that_of_an_entry(source: Sour
     assert fetched.message is None
     (fetched,) = messages.fetch([replace(item, timestamp_ms=9_000)], "t", "k0")
     assert fetched.message is None and "the log is another one" in str(fetched.problem)
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_source_that_is_away_is_trouble_while_it_is_followed(follow: bool) -> None:
+    source = SimpleNamespace(follow=follow, trouble=None, positions=lambda: {"words": 3})
+
+    def failing() -> Iterator[Batch]:
+        yield Batch(source="words", position=3, messages=3)
+        raise StorageUnavailable("the source is away")
+
+    batches = patiently(source, failing())
+    assert next(batches).messages == 3
+    if follow:
+        (last,) = batches
+        assert (last.source, last.position, last.columns, last.caught_up) == ("words", 3, None, True)
+    else:
+        with pytest.raises(StorageUnavailable, match="is away"):
+            next(batches)
+    assert source.trouble == "the source is away"
+    assert [*patiently(source, iter(()))] == [] and source.trouble is None
