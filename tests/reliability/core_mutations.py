@@ -330,6 +330,8 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
     about = {
         "table": changed,
         "layout": layout,
+        "schema": layout.schema,
+        "where": "f",
         "journal": Journal("f", layout, T * 1000, "main", 0, "custom", topics=dict(TOPICS)),
         "_begin_s": T,
         "second_min": T - 2**31,

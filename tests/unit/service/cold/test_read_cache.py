@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from tests.support.cold_index import BASE_MS, cold_index
 from tests.support.model import Answer
-from tiered_index import Lookup
+from tiered_index import IndexReader, Lookup
 from tiered_index.base.kernels import compiled_views
 from tiered_index.service.read.caches.store import ReadCache
+from tiered_index.storage.opening import open_storage
 
 FILES, ENTRIES = 24, 300
 MOST = 100
@@ -182,19 +183,31 @@ def index(tmp_path_factory):
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=ENTRIES, slots=40)
 
 
+@pytest.fixture(scope="module")
+def folder(index, tmp_path_factory):
+    """The URI of a folder with the same objects, which the core reads by itself."""
+    uri = (tmp_path_factory.mktemp("folder") / "storage").as_uri()
+    with open_storage(uri) as storage:
+        for stored in list(index.inner.list()):
+            storage.put(stored.name, index.inner.get(stored.name))
+    return uri
+
+
 def bytes_of(index, number=0):
     stored = index.stored[number]
     return stored.size_bytes - stored.directory_position + stored.filter_length
 
 
-def test_lookups_of_threads_stay_right_while_the_cache_drops_files(index):
+@pytest.mark.parametrize("in_folder", [False, True], ids=["memory", "folder"])
+def test_lookups_of_threads_stay_right_while_the_cache_drops_files(index, folder, in_folder):
     """Room for 6 files of 24. Threads ask for one key or many, and another one closes files."""
     limit = 6 * max(map(bytes_of, [index] * FILES, range(FILES)))
     keys = [f"k{file}-{n}" for file in range(FILES) for n in range(0, ENTRIES - 1, 37)] + ["absent", "nobody"]
     expected = {key: index.expected("t", key) for key in keys}
     over = []
     done = threading.Event()
-    with index.reader(read_cache_bytes=limit, filter_after_probes=1) as reader:
+    settings = {"read_cache_bytes": limit, "filter_after_probes": 1, "refresh_interval_s": 10**6}
+    with IndexReader.open(folder, **settings) if in_folder else index.reader(**settings) as reader:
         cold = reader._cold_paths[0]
 
         def watch():
