@@ -33,10 +33,11 @@ from tiered_index.service.read.answers.messages import MessageLookup, MessageSou
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import check_range, check_topic, encode_cursor, once, query_digest
 from tiered_index.service.read.caches.store import CacheUse
+from tiered_index.service.read.file_scans import LookupScan, StatsScan
 from tiered_index.service.read.files.cold_path import ColdPath
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.inventory import Leftovers, du_table, files_table
-from tiered_index.service.read.query import LookupScan, QueryEngine, StatsScan
+from tiered_index.service.read.query import QueryEngine
 from tiered_index.service.read.scan import Begun, LookupFiles, LookupRun, Pass, ScanT, SearchAll
 from tiered_index.service.read.segments.segments import Segments
 from tiered_index.storage.metering import Usage

@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,12 +26,10 @@ from tiered_index.format.keys.hashing import lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.expired import NOTHING as NOTHING_EXPIRED
-from tiered_index.service.log.expired import Expired
-from tiered_index.service.log.hidden import HiddenTable
-from tiered_index.service.read.answers.batch import Answers, Damage, LookupBatch, MatchAccumulator
+from tiered_index.service.read.answers.batch import Answers, LookupBatch
 from tiered_index.service.read.answers.budget import NOTHING, RequestStats
 from tiered_index.service.read.answers.logs import Logs
-from tiered_index.service.read.answers.replaced_rows import PageEnds, ReplacedRows, rows_of_pages
+from tiered_index.service.read.answers.replaced_rows import PageEnds, rows_of_pages
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import (
     AnswerForm,
@@ -40,25 +38,15 @@ from tiered_index.service.read.answers.rows import (
     PreparedLookup,
     check_key,
     check_range,
-    check_schema,
     check_topic,
     cursor_after,
     decode_cursor,
     query_digest,
 )
-from tiered_index.service.read.files.cold_path import MissingObject
-from tiered_index.service.read.files.file_view import About, Found, Noted, Rest, reports_of
+from tiered_index.service.read.file_scans import LookupScan, StatsScan
+from tiered_index.service.read.files.file_view import About, Found, Noted, reports_of
 from tiered_index.service.read.files.snapshot import Handle
-from tiered_index.service.read.scan import (
-    FileReader,
-    LookupFiles,
-    LookupRun,
-    Pass,
-    Scan,
-    ScanT,
-    SearchAll,
-    reports_of_pass,
-)
+from tiered_index.service.read.scan import FileReader, LookupFiles, LookupRun, Pass, ScanT, SearchAll, reports_of_pass
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
     MAX_KEY_UNITS,
@@ -338,94 +326,6 @@ class QueryEngine:
             with self._lock:
                 self.folded += count
         return count
-
-
-@dataclass(slots=True)
-class LookupScan(Scan):
-    """The pass of a batch for rows of `schema`. If it is of one lookup, its answers skip files.
-
-    - `hidden`: the hidden entries of the index (None: none is). `replaced` gets the replaced ones that match.
-    - `rest`: by file, what a view has left to a search.
-    - `lacking`: by file, the lookups that need its unreadable parts.
-    """
-
-    schema: Schema
-    batch: LookupBatch
-    _: KW_ONLY
-    hidden: HiddenTable | None = None
-    rest: Mapping[str, Rest] = field(default_factory=dict)
-    lacking: dict[str, set[int]] = field(default_factory=dict)
-    answers: MatchAccumulator = field(init=False)
-    replaced: ReplacedRows = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.answers = MatchAccumulator(self.batch, self.schema, self.batch.is_one)
-        self.replaced = ReplacedRows(self.schema, self.answers.page_ends)
-        self.can_skip = self.answers.can_skip
-        self.missing = self.answers.missing
-        if self.batch.is_one:
-            self.newest = int(self.batch.second_max[0])
-
-    def take(self, viewed: Found) -> None:
-        """Take the rows and the notes of a view."""
-        self.viewed, self.rest = viewed.noted, {rest.handle.file_id: rest for rest in viewed.rest}
-        for page in viewed.retired:
-            self.replaced.add(*page)
-        for matches in viewed.matches:
-            self.answers.add(matches)
-        self.answers.skipped = viewed.skipped
-
-    def look(self, handle: Handle) -> int:
-        """See `Scan.look`."""
-        batch, damage = self.batch, list[Damage]()
-        rest = self.rest.get(handle.file_id)
-        some, matched = (None, 0) if rest is None else rest[1:]
-        needed_batch = batch if some is None else batch.only(some)
-        for of_rule in needed_batch.under(handle.hash):
-            # by the searched hash, because those of both rules may be erased at different times
-            under_rule = of_rule.hiding(self.hidden, self.replaced)
-            matches = handle.search(under_rule)
-            if len(matches.rows):
-                check_schema(matches.rows, self.schema, handle.file_id)
-                if under_rule.key_hash is not batch.key_hash:
-                    matches.rows["key_hash"] = batch.key_hash[matches.lookups]
-                if self.schema.keyed and under_rule.fingerprint is not batch.fingerprint:
-                    matches.rows["fingerprint"] = batch.fingerprint[matches.lookups]
-                self.answers.add(matches)
-            matched += len(matches.rows)
-            damage += matches.damage
-        if damage:
-            self.lacking[handle.file_id] = {at for places, _ in damage for at in places.tolist()}
-            # a missing object first, because the log has to be read for it
-            raise min([error for _, error in damage], key=lambda error: not isinstance(error, MissingObject))
-        return matched
-
-    def excludes(self, handle: Handle) -> str | None:
-        """See `Scan.excludes`."""
-        first, *more = self.batch.under(handle.hash)
-        reason = handle.excludes(first)
-        return reason if not more or all(map(handle.excludes, more)) else None
-
-
-@dataclass(slots=True)
-class StatsScan(Scan):
-    """The pass that collects each file's stats of topics in inclusive epoch seconds, without what `expired` hides."""
-
-    second_min: int
-    second_max: int
-    expired: Expired = NOTHING_EXPIRED
-    stats: list[tuple[Handle, NamedStats]] = field(default_factory=list)
-
-    def look(self, handle: Handle) -> int:
-        """See `Scan.look`."""
-        stats = [
-            (name, topic_stats)
-            for name, topic_stats in handle.topic_stats()
-            if topic_stats.second_max >= max(self.second_min, self.expired.hidden_of(name).begin_s)
-            and topic_stats.second_min <= self.second_max
-        ]
-        self.stats.append((handle, stats))
-        return len({name for name, _ in stats})
 
 
 class ViewFields:

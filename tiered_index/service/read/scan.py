@@ -11,9 +11,7 @@ import contextlib
 import itertools
 import os
 import queue
-import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -35,6 +33,7 @@ from tiered_index.service.log.hidden import HiddenTable
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.answers.budget import NOTHING, LookupBudget, RequestStats
 from tiered_index.service.read.answers.logs import NO_LOGS, Logs
+from tiered_index.service.read.file_scans import FileNote, Scan
 from tiered_index.service.read.files.cold_path import MissingObject, lost_error
 from tiered_index.service.read.files.file_view import About, LocalView, Noted, excluded_by, reports_of, with_reads_of
 from tiered_index.service.read.files.snapshot import Catalog, Handle
@@ -59,10 +58,6 @@ _LOOK_AHEAD = 32
 # starts again until it has the time to read its objects, for at most so long after the first one
 _RESTARTS_S = 30.0
 T = TypeVar("T")
-
-
-FileNote: TypeAlias = "partial[FileReport]"
-"""Makes the report of one file when it is called."""
 
 
 def reports_of_pass(
@@ -133,68 +128,6 @@ class Begun(NamedTuple):
 
     files: LookupFiles
     rows: ViewRows
-
-
-@dataclass(slots=True, kw_only=True)
-class Scan(ABC):
-    """One pass over the files of an index for a lookup.
-
-    - `newest` is the last second that an answer may have, if answers skip files.
-    - `can_skip` returns whether a file with this greatest second can no longer change the answer.
-    - `missing` returns the number of answers that are missing before files can be skipped; 0: files are never skipped.
-    - `outdated` has the reports of earlier passes of the lookup.
-    - `viewed` has the notes of the files that a view has searched.
-    """
-
-    newest: int = 0
-    can_skip: Callable[[int], bool] = lambda _: False
-    missing: Callable[[], int] = lambda: 0
-    notes: list[FileNote] = field(default_factory=list)
-    errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
-    outdated: Sequence[FileReport] = ()
-    viewed: Noted | None = None
-    stop: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    # receives each search that ends in another thread
-    done: queue.SimpleQueue[Future[None]] | None = None
-
-    @abstractmethod
-    def look(self, handle: Handle) -> int:
-        """Search a file, keep its rows and return their number."""
-
-    def excludes(self, handle: Handle) -> str | None:
-        """Return the reason why a file needs no search; None: it needs one."""
-        return None
-
-    def note(
-        self,
-        handle: Handle,
-        outcome: str,
-        place: str,
-        started: float | None = None,
-        matched: int = 0,
-        spent: RequestStats = NOTHING,
-        error: TieredIndexError | None = None,
-    ) -> None:
-        """Note the outcome of a file, and its error."""
-        note = partial(
-            FileReport,
-            file=handle.file_id,
-            place=place,
-            outcome=outcome,
-            begin_ms=handle.second_min * 1000,
-            end_ms=handle.second_max * 1000,
-            requests=spent.requests,
-            bytes=spent.bytes,
-            gap_bytes=spent.gap_bytes,
-            cost_usd=spent.cost_usd,
-            elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
-            matched=matched,
-            error=None if error is None else str(error),
-        )
-        self.notes.append(note)
-        if error is not None:
-            self.errors.append((note(), error))
 
 
 class _FileSearch:

@@ -19,7 +19,8 @@ from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.answers.merged import FoundInIndex, RowSources, index_number, merged, order_within_index
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import Array, OrderKey
-from tiered_index.service.read.query import LookupScan, QueryEngine, explained, unknown_in, unknown_to_all
+from tiered_index.service.read.file_scans import LookupScan
+from tiered_index.service.read.query import QueryEngine, explained, unknown_in, unknown_to_all
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, reports_of_pass
 from tiered_index.types import IndexItem, QueryResult
 
