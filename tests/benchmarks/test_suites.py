@@ -99,7 +99,7 @@ def test_files(run):
 @pytest.mark.long
 def test_an_index_after_years(run):
     tables, _ = run("lived", "--entries", 500, "--rounds", 1, "--files", 100)
-    assert [len(rows) for rows in tables] == [6, 6, 6, 7, 2, 2, 4]
+    assert [len(rows) for rows in tables] == [6, 6, 6, 8, 2, 2, 4]
     assert all(row[1] > 0 for rows in tables for row in rows)
     assert all(rows[0][3] == 1 for rows in tables[:-1])
 
