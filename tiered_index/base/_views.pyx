@@ -1674,7 +1674,9 @@ cdef class View:
     cdef void choose(
         self, uint64_t *may, const uint64_t *alone, const Bits *bits, int64_t low, int64_t high, int32_t *noted
     ) noexcept nogil:
-        """Take the files out of a set whose filters exclude a key. `alone`: those in no slice (NULL: all).
+        """Take the files out of a set that are out of range, or whose filters exclude a key.
+
+        `alone`: those in no slice (NULL: all).
 
         A slice has passed the others, but a block of it can have the bits of two blocks of a filter. This loads blocks
         of up to 64 filters before it reads one, so that memory answers many reads at a time. Files that may still grow
@@ -1697,7 +1699,10 @@ cdef class View:
                 elif filter == NULL and file != NULL and knows(place):
                     self.fresh += not place.grows and (alone == NULL or (alone[word] & rest & (~rest + 1)) != 0)
                     filter, block = place.filter, place.blocks
-                if filter == NULL or place.grows:
+                if not place.grows and (place.second_min > high or place.second_max < low):
+                    may[word] ^= rest & (~rest + 1)
+                    left ^= rest & (~rest + 1)
+                elif filter == NULL or place.grows:
                     left ^= rest & (~rest + 1)
                 else:
                     block = bits.part * block >> 32
@@ -1714,7 +1719,7 @@ cdef class View:
                 elif excludes(file.filter, NULL, file.blocks, bits):
                     may[word] ^= left & (~left + 1)
                     noted[place - self.places] = NOT_READ
-                    file.uses += place.second_min <= high and place.second_max >= low
+                    file.uses += 1
                 left &= left - 1
 
     cdef Py_ssize_t load(
