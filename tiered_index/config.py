@@ -166,7 +166,8 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     - `retention`: rule of expiry; by default nothing expires.
     - `lease_ttl_s`: time to live of the writer's lease. After a crash, a writer on another host waits this long.
     - `lifecycle_interval_s`: pause between rounds of the life cycle: seal, compact, upload, retire, expire.
-    - `refresh_interval_s`: time between two reads of the storage's log, for new files.
+    - `refresh_interval_s`: time between two reads of the storage's log, for new files. A reader reads it only
+      if lookups come.
     - `source_timeout_s`: A reader of several indexes waits this long for a response of each. Then lookups report the
       index in `failed` and no longer wait for it, until it answers a request in the background.
     - `checkpoint_every`: log records from one checkpoint to the next. None: 1, or 32 if a checkpoint has 2 MiB or more.

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextvars import copy_context
 from functools import partial
 from operator import attrgetter
@@ -65,11 +65,31 @@ class PoolFuture(Future[T]):
         self._condition = Condition(lock)
         self.thread_id: int | None = None
         """The thread that runs the call; None: no thread has begun it."""
+        self.is_given_up = False
+        """Whether it ended before the call, which may hang."""
 
     @property
     def runs_here(self) -> bool:
         """Whether the call runs in this thread, so that a wait for it would not end."""
         return self.thread_id == threading.get_ident() and not self.done()
+
+    def run(self, call: Callable[[], T]) -> None:
+        """Run its call, in a thread that counts as busy until this future has ended. Drop the result if given up."""
+        self.thread_id = threading.get_ident()
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
+            with contextlib.suppress(InvalidStateError):
+                self.set_exception(error)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                self.set_result(result)
+
+    def give_up(self, error: BaseException) -> None:
+        """End with an error, unless it has ended."""
+        with contextlib.suppress(InvalidStateError):
+            self.set_exception(error)
+            self.is_given_up = True
 
 
 def have_ended(futures: Iterable[Future[Any]], wait_s: float | None) -> bool:

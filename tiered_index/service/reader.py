@@ -8,7 +8,6 @@ opened and refreshed in parallel.
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 from tiered_index.base.call import deadline_at, remaining_s
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.base.locks import collecting
-from tiered_index.base.threads import DaemonPool, close_until_s
+from tiered_index.base.threads import DaemonPool, close_until_s, have_ended
 from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import (
     BudgetExceeded,
@@ -44,7 +43,7 @@ from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.read.parts import ReaderParts
-from tiered_index.service.read.polled import Polled, wait_for
+from tiered_index.service.read.poller import PolledState
 from tiered_index.service.read.prefix import Child, children_of
 from tiered_index.service.read.query import QueryEngine
 from tiered_index.service.read.scan import Begun, LookupFiles, LookupRun, Pass, ScanT
@@ -225,30 +224,28 @@ class IndexReader(Lookups[ItemT]):
 
     def _refresh(self) -> LogState:
         if self._several is None:
-            state: LogState = self._views[0].read_on(1.0)
+            state: LogState = self._views[0].read_anew(1.0)
             return state
-        left_s = remaining_s()
-        until_s = None if left_s is None else time.monotonic() + left_s
         # the list of a prefix first, because it may have new indexes
         listing = self._several.listing
-        errors = [] if listing is None else self._read_all([listing], until_s)
+        errors = [] if listing is None else self._read_all([listing])
         # all are read, even if one fails
-        errors = self._read_all(self._several.indexes, until_s) + errors
+        errors = self._read_all(self._several.indexes) + errors
         for error in errors:
             if not isinstance(error, FolderDenied):
                 raise error
         return self._views[0].log_state
 
-    def _read_all(self, polled: Sequence[Polled], until_s: float | None) -> list[BaseException]:
+    def _read_all(self, states: Sequence[PolledState]) -> list[BaseException]:
         """Read states again, in parallel, and return their errors."""
-        readings = [(index, index.begin_requested()[0]) for index in polled]
-        late = wait_for(readings, until_s)
-        errors: list[BaseException | None] = []
-        for index, reading in readings:
-            if index in late:
-                errors.append(index.away or BudgetExceeded(f"timeout_s was reached while reading {index.name}"))
-            else:
-                errors.append(reading.exception())
+        readings = [(state, state.begin_requested()[0]) for state in states]
+        have_ended([reading for _, reading in readings], remaining_s())
+        errors = [
+            reading.exception()
+            if reading.done()
+            else BudgetExceeded(f"timeout_s was reached while reading {state.name}")
+            for state, reading in readings
+        ]
         return [error for error in errors if error is not None]
 
     def files(self) -> list[Handle]:
@@ -435,8 +432,13 @@ class IndexReader(Lookups[ItemT]):
         adopt: Callable[[IndexView], None],
     ) -> IndexView:
         """Return the view of one of several indexes, which is not open yet."""
-        patience_s, arguments = config.source_timeout_s, (config, self._clock, self._parts, backend)
-        return make(*arguments, name=uri, with_writer=self._with_writers, patience_s=patience_s, adopt=adopt)
+        return make(
+            *(config, self._clock, self._parts, backend),
+            name=uri,
+            with_writer=self._with_writers,
+            responds_within_s=config.source_timeout_s,
+            adopt=adopt,
+        )
 
     def _open_several(self, name: str, listed: Callable[[], Listed], undo: contextlib.ExitStack) -> Sequence[IndexView]:
         """Open indexes in parallel, and return the views of those that answer. Raises as `Several.open`."""
@@ -459,7 +461,7 @@ class IndexReader(Lookups[ItemT]):
 
     def _read_log(self, uri: str) -> LogState:
         self._check_open()
-        state: LogState = next(view for view in self._views if view.storage.uri == uri).read_on()
+        state: LogState = next(view for view in self._views if view.storage.uri == uri).read_anew()
         return state
 
     def _files_now(self, topic: str, key: str) -> LookupFiles | Mapping[str, LookupFiles] | None:
@@ -469,9 +471,9 @@ class IndexReader(Lookups[ItemT]):
         return None if self._refused is not None else files
 
     def _begin(self) -> float:
-        """Read the log of the only index if that is due, by the rule of `polled`."""
+        """Read the log of the only index if that is due, by the rule of `poller`."""
         begun_s = self._clock.monotonic_s()
-        self._views[0].refresh(begun_s)
+        self._views[0].newest(begun_s)
         return begun_s
 
     def _taking(self, begun_s: float) -> contextlib.AbstractContextManager[LookupFiles]:

@@ -234,9 +234,9 @@ ties-of-sources-lost-between-pages: a page leaves out entries of a later source 
   + if number < last else column
   tests/unit/service/several/test_one_order.py::test_pages_by_readers_of_other_orders_and_of_one_source_more[False-2]
 complete-however-old: an answer is called complete although the log has not responded for hours
-  in Polled._oldest_s
-  - return self._interval_s + max(self._interval_s, _OVERDUE_S)
-  + return 1e9
+  in PolledState._problem
+  - late_s > self._interval_s + _LATE_S
+  + late_s > 1e9
   tests/unit/service/cold/test_logs_that_hang.py::test_one_that_may_make_no_request_is_not_complete_either
 merge-window-border: no table gets the last second of a window
   in TableRun.add

@@ -1,6 +1,6 @@
 """One index as a reader sees it: the snapshots of its log, and its root if the reader was given one.
 
-`polled` has the rule by which lookups wait for a read of the log. While the storage doesn't answer, a reader of a root
+`poller` has the rule by which lookups wait for a read of the log. While the storage doesn't answer, a reader of a root
 uses the log that the writer keeps in the root. Files in the root are read. Files that are only in the storage fail if a
 lookup needs them, and the answer reports it. Threads: every method from any thread.
 """
@@ -50,7 +50,7 @@ from tiered_index.service.read.files.root_view import RootLook, RootView, Unseal
 from tiered_index.service.read.files.snapshot import ALWAYS, Catalog, Handle, Snapshot
 from tiered_index.service.read.files.window_table import apply_changes
 from tiered_index.service.read.parts import ReaderParts, begun
-from tiered_index.service.read.polled import Polled, unread
+from tiered_index.service.read.poller import PolledState, unread
 from tiered_index.service.read.scan import FileReader, LookupFiles
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
@@ -89,12 +89,12 @@ class _ViewOfRoot(NamedTuple):
     view: LocalView | None
 
 
-class IndexView(Polled):
+class IndexView(PolledState):
     """An index that another process writes. It is not open before `open`, or before a read of it as one of several.
 
     `name`: its URI until it is open. `close` closes a given `backend`. `with_writer`: read the lease together with the
-    log, for the first call of `writer`. `patience_s`: as `Polled`. `adopt` is called before lookups may see the files
-    of an index that a read has opened, and its errors leave the index closed.
+    log, for the first call of `writer`. `responds_within_s`: as `PolledState`. `adopt` is called before lookups may see
+    the files of an index that a read has opened, and its errors leave the index closed.
     """
 
     genesis: IndexDescriptor
@@ -111,10 +111,10 @@ class IndexView(Polled):
         *,
         name: str = "",
         with_writer: bool = False,
-        patience_s: float = math.inf,
+        responds_within_s: float = math.inf,
         adopt: Callable[[IndexView], None] = lambda _: None,
     ) -> None:
-        super().__init__(name, config, clock, parts, patience_s)
+        super().__init__(name, config, clock, parts, responds_within_s)
         self._config, self._backend, self._with_writer, self._adopt = config, backend, with_writer, adopt
         self.is_open = self._closed = False
         self._refreshed_s = -math.inf
@@ -290,13 +290,13 @@ class IndexView(Polled):
         """The state of the storage's log that lookups see; a spent budget may leave out newer records."""
         return self.catalog.snapshot.state
 
-    def leave(self) -> TieredIndexError:
-        """As `Polled`. Range reads under way leave their places to the other indexes."""
+    def give_up(self) -> None:
+        """As `PolledState`. Range reads under way leave their places to the other indexes."""
         if self.is_open:
             self.cold.replace_hanging()
         else:
             self._is_unbounded = True
-        return super().leave()
+        super().give_up()
 
     def _context(self) -> RequestContext:
         return UNBOUNDED if self._is_unbounded else active_context()
@@ -312,7 +312,7 @@ class IndexView(Polled):
             self._failed(error, begun_s)
 
     def fails(self, begun_s: float) -> bool:
-        """As `Polled`. An error of the storage does not count for a root, nor a folder that the user may not read."""
+        """As `PolledState`. For a root no error of the storage counts, nor does a folder that the user may not read."""
         if not self.is_open:
             return self.unopened is not None and not isinstance(self._error, FolderDenied)
         away = self._root_view is not None and isinstance(self._error, StorageError)
@@ -442,6 +442,7 @@ class IndexView(Polled):
         snapshot = self.catalog.snapshot
         if self._error is not None or begun_s - snapshot.as_of_s >= self._interval_s:
             return None
+        self._asked = True
         if self._root_view is not None:
             return self._files_of_root(self._root_view, snapshot)
         files: LookupFiles | None = snapshot.whole
@@ -508,7 +509,7 @@ class IndexView(Polled):
             changes = root_view.changes()
             if changes is None or changes != self._changes:
                 try:
-                    self._try(self.read_on)
+                    self._try(self.read_anew)
                     unread = self._error
                 except BudgetExceeded as error:
                     unread = error  # only for this lookup
@@ -557,6 +558,7 @@ class IndexView(Polled):
     def close(self, until_s: float | None = None) -> None:
         """Release threads and connections. `until_s`: see `DaemonPool.close`. Idempotent."""
         self._closed = True
+        self.stop()
         self.searches.close(until_s)
         if not self.is_open:
             return

@@ -79,7 +79,7 @@ def begun(begin: Callable[[Callable[[], T]], Future[T]], call: Callable[[], T]) 
         return ended(call)
 
 
-def ended(call: Callable[[], T]) -> Future[T]:
+def ended(call: Callable[[], T]) -> PoolFuture[T]:
     """Run a call in the caller's thread."""
     future = PoolFuture[T]()
     try:

@@ -1,8 +1,8 @@
 """Several indexes that are read as one: a fan-out to one reader an index.
 
 A lookup asks all indexes side by side, each in a thread: the index is opened or its log is read if that is due (see
-`polled`), and then its files are searched. One that does not respond within `source_timeout_s` is away until a later
-read succeeds; the others answer meanwhile. An index that can't be opened fails lookups until it is open, except a
+`poller`), and then its files are searched. One that does not respond within `source_timeout_s` is given up until a
+later read succeeds; the others answer meanwhile. An index that can't be opened fails lookups until it is open, except a
 folder that the user may not read (`FolderDenied`): that is only named. A prefix is listed as often as logs are read.
 Threads: every method from any thread.
 """
@@ -14,14 +14,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from tiered_index.base.call import active_context, remaining_s
 from tiered_index.base.clock import Clock
 from tiered_index.base.locks import call_lock
-from tiered_index.base.threads import DaemonPool
+from tiered_index.base.threads import DaemonPool, NoThread, PoolFuture, have_ended
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BudgetExceeded,
@@ -37,8 +36,8 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.read.answers.budget import LookupBudget
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.index_view import IndexView
-from tiered_index.service.read.parts import ReaderParts, begun
-from tiered_index.service.read.polled import Polled, Read, unread, wait_for
+from tiered_index.service.read.parts import ReaderParts, ended
+from tiered_index.service.read.poller import PolledState, Read, unread
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
 
 # a search ends by itself at the deadline; it is late after this time more
@@ -50,7 +49,7 @@ Listed = Iterable[tuple[str, Callable[[Callable[[IndexView], None]], IndexView]]
 """The URIs of indexes, each with a function that makes its view, not open yet, with its `adopt`."""
 
 
-class Listing(Polled):
+class Listing(PolledState):
     """The list of the folders below a prefix. `show` reads it."""
 
     def __init__(
@@ -88,7 +87,6 @@ class Several:
         is_prefix: bool,
     ) -> None:
         self.name, self._clock, self._parts = name, clock, parts
-        self._patience_s = config.source_timeout_s
         self._listed, self._grown = listed, grown
         self.listing = Listing(name, config, clock, parts, self._list) if is_prefix else None
         # of searches; other threads replace those of an index that does not respond
@@ -119,9 +117,12 @@ class Several:
         now_s = self._clock.monotonic_s()
         due = [(view, view.begin_due(now_s, is_timed=False)) for view in self.indexes]
         readings = [(view, started[0]) for view, started in due if started is not None]
-        self._wait_for_first(readings)
-        ended = [view.unopened for view, reading in readings if reading.done() and reading.result() is None]
-        left = [view.name for view, reading in readings if not reading.done()]
+        self._wait_for_first([reading for _, reading in readings])
+        for _, reading in readings:
+            if reading.done() and not reading.is_given_up:
+                reading.result()
+        ended = [view.unopened for view, _ in readings if view.under_way is None]
+        left = [view.name for view, _ in readings if view.under_way is not None]
         has_open = bool(self.views)
         for error in ended:
             if error is not None and not (has_open and isinstance(error, StorageError | CorruptFile)):
@@ -141,16 +142,16 @@ class Several:
             self._grown(views)
             self._is_started = True
 
-    def _wait_for_first(self, readings: Sequence[tuple[Polled, Read]]) -> None:
+    def _wait_for_first(self, readings: Sequence[Read]) -> None:
         """Wait for all openings that get responses, for half of the time left; then until one is open."""
         left_s, now_s = remaining_s(), time.monotonic()
-        wait_for(readings, None if left_s is None else now_s + left_s / 2)
+        have_ended(readings, None if left_s is None else left_s / 2)
         end_s = math.inf if left_s is None else now_s + left_s
         while not self.views and time.monotonic() < end_s:
-            pending = [(view, reading) for view, reading in readings if not reading.done()]
-            if not pending:
+            opening = [reading for view in self.indexes if (reading := view.under_way) is not None]
+            if not opening:
                 return
-            wait_for(pending[:1], min(end_s, time.monotonic() + self._patience_s / 4))
+            have_ended(opening[:1], min(end_s - time.monotonic(), _GRACE_S))
 
     def problem(self) -> TieredIndexError | None:
         """Return the error of an index that is not open; None: there is none."""
@@ -187,8 +188,8 @@ class Several:
     ) -> list[Pass[ScanT]]:
         """Return the pass of `search` over each index. All are asked side by side, each in a thread.
 
-        The pass of an index that is away, late or not open has one file, which fails. `make_run` gets the fields of
-        `LookupRun` that differ between indexes. Raises the first error of a search.
+        The pass of an index that does not respond, is late or not open has one file, which fails. `make_run` gets the
+        fields of `LookupRun` that differ between indexes. Raises the first error of a search.
 
         It is long because one idea is in one place: begin, wait, cancel what is late, and collect in order.
         """
@@ -204,34 +205,31 @@ class Several:
 
         def ask(view: IndexView) -> Pass[ScanT] | None:
             """Open or refresh an index, then search it. None: the folder has no index."""
-            view.refresh(begun_s)
-            if (error := view.away or view.unopened) is not None:
+            view.newest(begun_s)
+            if (error := view.unresponsive or view.unopened) is not None:
                 return failing(view, error)
             return searched(view, partial(take, view, begun_s)) if view.is_open else None
 
         end_s, is_late = active_context().deadline_s, False
-        searches: dict[IndexView, Future[Pass[ScanT] | None]] = {}
+        searches: dict[IndexView, PoolFuture[Pass[ScanT] | None]] = {}
         passes: dict[IndexView, Pass[ScanT] | None] = {}
         try:
             # twice, because a prefix may have more indexes than before
             for _ in range(2):
-                asking: list[tuple[Polled, Future[Any]]] = []
+                asking: list[PoolFuture[Any]] = []
                 if self.listing is not None and self.listing.is_due(begun_s):
-                    asking.append((self.listing, self._begin(self.listing, partial(self.listing.refresh, begun_s))))
+                    asking.append(self._begin(self.listing, partial(self.listing.newest, begun_s)))
                 for view in [view for view in self.indexes if view not in searches and view not in passes]:
                     is_needed, error = _needs(view, begun_s)
                     if error is not None:
                         passes[view] = failing(view, error)
                     elif is_needed:
                         searches[view] = self._begin(view, partial(ask, view))
-                        asking.append((view, searches[view]))
-                is_late |= bool(wait_for(asking, None if end_s is None else end_s + _GRACE_S))
+                        asking.append(searches[view])
+                left_s = None if end_s is None else max(0.0, end_s + _GRACE_S - time.monotonic())
+                is_late |= not have_ended(asking, left_s) or any(search.is_given_up for search in asking)
                 if self.listing is None:
                     break
-            # also those whose requests hang after their searches have ended at the deadline
-            for view in () if end_s is None else self.views:
-                if view.is_silent and view.away is None:
-                    view.leave()
         except BaseException:
             is_late = True
             raise
@@ -239,20 +237,23 @@ class Several:
             if is_late:
                 # those that are late send no further requests for this lookup
                 budget.usage.cancel()
-        for view, asking_it in searches.items():
-            if asking_it.done():
-                passes[view] = asking_it.result()
+        for view, search_of_it in searches.items():
+            if search_of_it.done() and not search_of_it.is_given_up:
+                passes[view] = search_of_it.result()
             else:
                 late = BudgetExceeded(f"timeout_s was reached before {view.name} answered")
-                passes[view] = failing(view, view.away or view.unopened or late)
+                passes[view] = failing(view, view.unresponsive or view.unopened or late)
         in_order = [view_pass for view in self.indexes if (view_pass := passes.get(view)) is not None]
         if self.listing is not None and (problems := self.listing.problems(begun_s)):
             taken = partial(contextlib.nullcontext, LookupFiles(lambda *_: problems))
             in_order.append(make_run(taken, searches=self.views[0].searches).run(search))
         return in_order
 
-    def _begin(self, polled: Polled, call: Callable[[], T]) -> Future[T]:
-        return begun(partial(polled.begin_search, self._threads), call)
+    def _begin(self, state: PolledState, call: Callable[[], T]) -> PoolFuture[T]:
+        try:
+            return state.begin_search(self._threads, call)
+        except NoThread:
+            return ended(call)
 
     # Indexes that appear
 
@@ -290,16 +291,15 @@ class Several:
         """Refuse further indexes and searches, and return those to close. `until_s`: see `DaemonPool.close`."""
         self._is_closed = True
         self._threads.close(until_s)
+        if self.listing is not None:
+            self.listing.stop()
         return self.indexes
 
 
 def _needs(view: IndexView, begun_s: float) -> tuple[bool, TieredIndexError | None]:
     """Return whether a lookup that began at `begun_s` asks an index, and why it fails without being asked."""
-    if view.away is not None:
-        # it waits for nothing, but may begin a read for later lookups
-        view.refresh(begun_s)
     is_due = view.is_due(begun_s)
-    return is_due or view.is_open, view.away or (None if is_due else view.unopened)
+    return is_due or view.is_open, view.unresponsive or (None if is_due else view.unopened)
 
 
 def common_schema(views: Sequence[IndexView]) -> Schema:
