@@ -1,10 +1,13 @@
 """Merges by Spark: files of live writers and tables of builds become longer windows, and no answer changes."""
 
+import pytest
+
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
 from tests.spark.entries import check, messages, put_files, states, sweep, total, write_parquet
+from tiered_index.errors import ConfigError
 from tiered_index.service.jobs.merge_run import MergeOptions
-from tiered_index.spark import build, merge
+from tiered_index.spark import RowsOfFiles, build, link_files, look_up, merge, versions
 
 HOUR_MS = 3_600_000
 
@@ -64,3 +67,27 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
     assert merged["requests"]["put"] == sum(tier["metrics"]["requests"]["put"] for tier in merged["tiers"])
     assert outcome_of(f"merge --window 1d {merging}").document["status"] == "nothing to do"
     check(storage, table)
+
+
+def test_executors_with_another_version_of_the_package_are_refused(spark, storage, config, tmp_path, monkeypatch):
+    source = write_parquet(messages(300), tmp_path / "m.parquet")
+    logs = tmp_path / "logs.ndjson"
+    logs.write_text('{"id": "k", "at": 1700000000}\n')
+    build(spark, source, storage=storage, window="1h", config=config)
+    with monkeypatch.context() as patched:
+        # the workers load the package themselves
+        patched.setattr(versions, "RELEASE", "0.0.9")
+
+        def refused():
+            return pytest.raises(ConfigError, match=r"the driver has tiered-index 0\.0\.9, and an executor 0\.1\.0")
+
+        with refused():
+            build(spark, source, storage=f"{storage}-2", window="1h", config=config)
+        with refused():
+            merge(spark, storage=storage, window="1d")
+        with refused():
+            link_files(spark, [str(logs)], RowsOfFiles(("id",), "at", None, "logs"), storage=storage, config=config)
+        with refused():
+            look_up(spark, spark.read.parquet(source).select("topic", "key"), storage=storage, config=config)
+    assert total(storage) == 300
+    assert merge(spark, storage=storage, window="1d").entries == 300

@@ -14,6 +14,7 @@ from tiered_index.base.clock import SystemClock
 from tiered_index.errors import ConfigError
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
+from tiered_index.spark.versions import DRIVER_VERSION, DriverVersion
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import beside, open_storage
@@ -21,7 +22,7 @@ from tiered_index.storage.opening import beside, open_storage
 
 @dataclass(frozen=True, slots=True)
 class StorageAddress:
-    """The address of a storage for any process. Raises `ConfigError` for `memory://`.
+    """The address of a storage for any process with the `version` of this one. Raises `ConfigError` for `memory://`.
 
     Without parameters, `uri` takes those of `index`, the URI of a storage of the same scheme.
 
@@ -32,6 +33,7 @@ class StorageAddress:
     options: StorageOptions | None = None
     request_stats: Any = None
     index: str | None = None
+    version: DriverVersion = DRIVER_VERSION
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "uri", beside(self.uri, self.index))

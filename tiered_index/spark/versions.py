@@ -1,4 +1,4 @@
-"""The sessions and versions of Spark that jobs can run on. Driver and executors."""
+"""The sessions and versions of Spark that jobs can run on, and the version of this package. Driver and executors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from tiered_index.base.version import RELEASE
 from tiered_index.errors import ConfigError
 
 OLDEST = (4, 0)
@@ -71,3 +73,23 @@ def check_version(what: str, version: str, least: tuple[int, int] = OLDEST) -> N
             f"{what} {version} is too old: {needed} {oldest} or later, on driver and executors: "
             f"pip install 'pyspark[sql]>={oldest}', and a cluster of that version"
         )
+
+
+class DriverVersion:
+    """The version of this package on the driver, which tasks get. Executors with another one can't unpickle it."""
+
+    def __reduce__(self) -> tuple[Callable[[str], DriverVersion], tuple[str]]:
+        return same_version, (RELEASE,)
+
+
+DRIVER_VERSION = DriverVersion()
+
+
+def same_version(of_driver: str) -> DriverVersion:
+    """Return `DRIVER_VERSION`, or raise `ConfigError` if the driver has another version of this package than here."""
+    if of_driver != RELEASE:
+        raise ConfigError(
+            f"the driver has tiered-index {of_driver}, and an executor {RELEASE}: install one version on all hosts, or "
+            "let the driver send its own by --ship (tiered_index.spark.session.ship_package)"
+        )
+    return DRIVER_VERSION

@@ -29,6 +29,7 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.spark.frames import arrow_schema
 from tiered_index.spark.lookup.keys import LOOKUP
 from tiered_index.spark.lookup.messages import MESSAGE_COLUMNS
+from tiered_index.spark.versions import DRIVER_VERSION, DriverVersion
 from tiered_index.spark.workers import between_tasks
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class TaskLookups:
     skip_null: bool
     limits: LookupLimits
     spent: Any
+    version: DriverVersion = DRIVER_VERSION
 
     def columns(self, frame: DataFrame) -> StructType:
         """Return the columns of answers for rows of `frame`."""

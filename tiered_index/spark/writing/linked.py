@@ -61,6 +61,7 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import described
+from tiered_index.spark.versions import DRIVER_VERSION, DriverVersion
 from tiered_index.spark.workers import between_tasks
 from tiered_index.spark.writing.build import BuildResult, BuiltIndex, expected_result
 from tiered_index.spark.writing.census import HAS_KEY, Census, WindowScale
@@ -233,6 +234,7 @@ class LinkedPartsReader:
     skip_bad: bool
     index: StorageAddress | None = None
     is_strict: bool = True
+    version: DriverVersion = DRIVER_VERSION
 
     def __call__(self, groups: Iterable[Sequence[FilePart]], names: Sequence[str]) -> Iterator[pa.RecordBatch | Census]:
         """Yield the fields `names` of the entries; with `HAS_KEY` also the `PartFacts` of each part in a `Census`.
