@@ -451,10 +451,10 @@ class LogReplay:
         changed = frozenset([stored.file for stored in (*self._added, *self._removed)])
         steps = (*begun.steps, Step(begun.number, begun.digest, changed))[-_STEPS:]
         state = replace(now, steps=steps if sum(len(step.changed) for step in steps) <= _MOST_CHANGED else ())
-        self._carry(begun.__dict__, state.__dict__)
+        self._update_cached(begun.__dict__, state.__dict__)
         return state
 
-    def _carry(self, known: dict[str, Any], into: dict[str, Any]) -> None:
+    def _update_cached(self, known: dict[str, Any], into: dict[str, Any]) -> None:
         """Update cached properties of the state before, because computing them takes time for each object."""
         if (logs := known.get("listed_logs")) is not None and self._now.catalogs is self._begun.catalogs:
             into["listed_logs"] = logs
