@@ -120,14 +120,18 @@ class ConnectorSpec:
 class Registry:
     """The connectors of this package, and of others. Threads: any."""
 
-    def spec(self, name: str) -> ConnectorSpec:
-        """Return a connector's spec. Raises `ConfigError` if it is not installed, or can't be loaded."""
+    def spec(self, name: str, package: str = "") -> ConnectorSpec:
+        """Return a connector's spec. Raises `ConfigError` if it is not installed, or can't be loaded.
+
+        `package` is the one to install, by the document of a topic; empty: it is not known.
+        """
         if name in _OURS:
             return _spec_at(_OURS[name])
         specs, problems = self._others
         if name not in specs:
             named = [problem for problem in problems if problem.startswith(f"connector {name} ")]
-            raise ConfigError(named[0] if named else f"there is no connector {name!r}: install the package that has it")
+            advice = f"install the package {package or 'that has it'}"
+            raise ConfigError(named[0] if named else f"there is no connector {name!r}: {advice}")
         return specs[name]
 
     def has(self, name: str) -> bool:

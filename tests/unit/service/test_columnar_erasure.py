@@ -5,12 +5,15 @@ import pickle
 import pyarrow as pa
 import pytest
 
+from tiered_index import IndexReader
 from tiered_index.connectors.archive.archiver import ColumnArchiver
 from tiered_index.connectors.archive.columns import SHARED, ArchiveFormat
 from tiered_index.connectors.archive.erasure import columns_to_erase
+from tiered_index.connectors.archive.log import logs_of_index
 from tiered_index.connectors.erase import messages_to_erase
 from tiered_index.connectors.files import row_archive
 from tiered_index.connectors.kafka import columns
+from tiered_index.errors import ConfigError
 from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service.jobs.erase import EraseRequest
 
@@ -113,6 +116,11 @@ def test_a_connector_that_is_not_installed_is_a_problem_of_its_own_topics_alone(
         erasure = make(10_000, True)(index.segment_archive, segment)
         assert erasure.problem == (problem and f"{segment.name}: {problem}")
         assert erasure.messages == 0
+    # nor can another index be made of its archive
+    with IndexReader.open("memory://x", storage_backend=index.storage) as reader:
+        assert logs_of_index(reader, lambda topic: topic != "t") == {}
+        with pytest.raises(ConfigError, match=r"^there is no connector 'test': install the package package-of-test$"):
+            logs_of_index(reader, lambda topic: True)
 
 
 def entry():

@@ -227,11 +227,14 @@ def logs_of_index(reader: IndexReader, takes: Callable[[str], bool]) -> dict[str
     `takes` returns whether the messages of a topic are asked for. Raises `ConfigError` if their connector is not
     installed.
     """
-    known, names = reader.segments(), {document.connector for document in reader.topic_documents().values()}
+    known = reader.segments()
+    packages = {document.connector: document.package for document in reader.topic_documents().values()}
+    names = {*packages}
     for store in known.stores:
         if store not in known.byte_stores and ((topic := topic_of_store(store)) is None or takes(topic)):
             # also without a document, which may have been lost with a root
-            names.add(CONNECTORS.spec(CONNECTORS.of_store(store)).name)
+            name = CONNECTORS.of_store(store)
+            names.add(CONNECTORS.spec(name, packages.get(name, "")).name)
     logs: dict[str, ColumnLog] = {}
     for name in sorted(filter(CONNECTORS.has, names)):
         if (of_connector := getattr(CONNECTORS.connector(name), "archived_logs", None)) is not None:
