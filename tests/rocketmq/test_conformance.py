@@ -12,7 +12,7 @@ from tests.rocketmq.followed import SEGMENT
 from tests.rocketmq.messages import NOW_MS
 from tests.support.store_writer import StoreWriter
 from tiered_index.connectors.rocketmq.connector import CONNECTOR
-from tiered_index.connectors.rocketmq.spec import RocketmqOptions, StoreOptions
+from tiered_index.connectors.rocketmq.spec import ArchiveOptions, RocketmqOptions, StoreOptions
 from tiered_index.testing.connector_conformance import (
     ConnectorConformance,
     TestedSource,
@@ -26,7 +26,10 @@ class Store(TestedSource):
     """Two topics of a store that a broker writes."""
 
     connector = CONNECTOR
-    options = RocketmqOptions(of_store=StoreOptions(skip_missing=True))
+    options = RocketmqOptions(
+        of_store=StoreOptions(skip_missing=True, skip_corrupt=True), archiving=ArchiveOptions(archive_segments=True)
+    )
+    archives_bytes = True
     settings = MappingProxyType({"offset_space": "commitlog"})
 
     def __init__(self, folder: Path) -> None:
