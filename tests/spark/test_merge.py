@@ -1,6 +1,9 @@
 """Merges by Spark: files of live writers and tables of builds become longer windows, and no answer changes."""
 
+import pickle
+
 import pytest
+from pyspark.sql.types import StructType
 
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
@@ -8,6 +11,8 @@ from tests.spark.entries import check, messages, put_files, states, sweep, total
 from tiered_index.errors import ConfigError
 from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import RowsOfFiles, build, link_files, look_up, merge, versions
+from tiered_index.spark.datasource.lookup_function import AnalyzedLookup
+from tiered_index.spark.datasource.options import TaskPartition
 
 HOUR_MS = 3_600_000
 
@@ -91,3 +96,14 @@ def test_executors_with_another_version_of_the_package_are_refused(spark, storag
             look_up(spark, spark.read.parquet(source).select("topic", "key"), storage=storage, config=config)
     assert total(storage) == 300
     assert merge(spark, storage=storage, window="1d").entries == 300
+
+
+@pytest.mark.parametrize("planned", [TaskPartition(1), AnalyzedLookup(StructType())], ids=["data source", "function"])
+def test_tasks_of_reads_and_of_the_table_function_are_refused_by_another_version_too(planned, monkeypatch):
+    """Spark plans both in a process of its own, and sends what was planned to the tasks."""
+    assert pickle.loads(pickle.dumps(planned)).version is versions.DRIVER_VERSION
+    with monkeypatch.context() as patched:
+        patched.setattr(versions, "RELEASE", "0.0.9")
+        sent = pickle.dumps(planned)
+    with pytest.raises(ConfigError, match=r"the driver has tiered-index 0\.0\.9, and an executor 0\.1\.0"):
+        pickle.loads(sent)

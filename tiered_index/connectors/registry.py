@@ -162,10 +162,17 @@ class Registry:
     def of_messages(self, address: str) -> ConnectorSpec:
         """Return the spec of the connector that reads messages at an address. Raises as `of_address`.
 
-        What no connector claims is a path of `OF_OTHERS`, whose disk may not be mounted yet.
+        A path that no connector claims is one of `OF_OTHERS`, whose disk may not be mounted yet. Raises `ConfigError`
+        for another address that none claims.
         """
         spec = self.of_address(address)
-        return self.spec(OF_OTHERS) if spec.claims is None else spec
+        if spec.claims is not None:
+            return spec
+        if "://" in address:
+            scheme = address.partition("://")[0]
+            problems = "".join(f" ({problem})" for problem in self.problems)
+            raise ConfigError(f"no connector reads messages at {scheme}://: install the package of one{problems}")
+        return self.spec(OF_OTHERS)
 
     def places(self) -> list[str]:
         """Return the forms of places of messages that our connectors read."""

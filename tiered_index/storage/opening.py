@@ -171,6 +171,8 @@ def split_uri(uri: str) -> SplitResult:
         known = sorted({*_BUILT_IN, *_entry_points()})
         shown = f" ({scheme}://...)" if separator and _WORD.fullmatch(scheme) else ""
         near = f"; did you mean file://{quote(str(absolute_path(uri)))}?" if _PATH.fullmatch(uri) else ""
+        if shown:
+            near = ". If another package reads such addresses, install it"
         raise ConfigError(
             f"not a storage URI{shown}: a storage URI starts with {', '.join(f'{s}://' for s in known)}{near}"
         )

@@ -74,6 +74,8 @@ LINES = [
     ("query t k --storage {uri} --body hex", ""),
     ("query t k --storage {uri} --raw", ""),
     ("query t k --storage {uri} --messages --store {tmp}/none", "is not a folder"),
+    ("query t k --storage {uri} --messages --store redis://host/0", "no connector reads messages at redis://: install"),
+    ("query t k --storage redis://host/0", "If another package reads such addresses, install it"),
     ("query t k --storage {uri} --messages --store {store}/commitlog", "is not a RocketMQ store"),
     ("query t k --storage {uri} --messages --body xml", ""),
     ("message no-id --store {store}", ""),

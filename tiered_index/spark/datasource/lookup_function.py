@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -22,11 +23,19 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import columns_of
+from tiered_index.spark.versions import DRIVER_VERSION, DriverVersion
 
 NAME = "tiered_index_lookup"
 # entries of a page: more than most lookups find
 _PAGE = 100_000
 _USAGE = f"{NAME}('URI', topic, key[, begin_ms, end_ms])"
+
+
+@dataclass
+class AnalyzedLookup(AnalyzeResult):
+    """The columns of a lookup, and the version of the driver: executors with another one can't unpickle it."""
+
+    version: DriverVersion = DRIVER_VERSION
 
 
 class LookupFunction:
@@ -35,7 +44,7 @@ class LookupFunction:
     For a null topic or key there are no rows. Raises as `IndexReader.query`; partial answers are errors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, analyzed: AnalyzedLookup | None = None) -> None:
         self._reader: IndexReader | None = None
         self._uri = ""
 
@@ -61,7 +70,7 @@ class LookupFunction:
                 raise InvalidArgument(f"{_USAGE}: {name} is {kind}; {needed} needed: cast it")
         genesis = StorageAddress(uri.value).state().genesis
         assert genesis is not None
-        return AnalyzeResult(columns_of(genesis.layout.schema, keyed=True))
+        return AnalyzedLookup(columns_of(genesis.layout.schema, keyed=True))
 
     def eval(
         self, uri: str, topic: str | None, key: str | None, begin_ms: int | None = None, end_ms: int | None = None

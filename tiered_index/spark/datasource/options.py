@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.spark.versions import DRIVER_VERSION, DriverVersion
 
 T = TypeVar("T")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -83,7 +85,9 @@ class DataSourceOptions:
         return value
 
 
+@dataclass
 class TaskPartition(InputPartition):
-    """The part of a read for one task: a `Stretch` or a `TaskPlan`."""
+    """The part of a read for one task, a `Stretch` or a `TaskPlan`, and the version of the driver that planned it."""
 
     value: Any
+    version: DriverVersion = DRIVER_VERSION
