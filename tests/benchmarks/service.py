@@ -250,7 +250,7 @@ def _fill(put: Callable[[pa.Table], Any], entries: int) -> None:
 @contextlib.contextmanager
 def _serving(where: list[str], *, cached: bool) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yield a service's process and its URL."""
-    own = without_settings() | ({} if cached else {"TIERED_INDEX_BLOCK_CACHE_BYTES": "0"})
+    own = without_settings() | ({} if cached else {"TIERED_INDEX_CACHE_SLOT_GROUPS": "false"})
     command = [sys.executable, "-m", "tiered_index", "serve", "--port", "0", "--json", "--quiet", *where]
     with subprocess.Popen(command, cwd=TOP, env=own, stdout=subprocess.PIPE, text=True) as process:
         try:
