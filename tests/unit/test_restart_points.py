@@ -5,7 +5,6 @@ import gzip
 import io
 import itertools
 import json
-import os
 import random
 import zlib
 
@@ -150,18 +149,22 @@ def test_one_frame_of_zstd_has_no_points_and_damage_is_an_error():
     damaged = [packed[:-9], packed[:3], packed[:5], packed[:-2] + b"xx", several[:-9], several + b"garbage"]
     damaged += [several[:50_000] + b"x" * 99 + several[50_099:]]
     for data in damaged:
+        text = FramedText(io.BytesIO(data))
         with pytest.raises(CorruptFile, match="damaged zstd"):
-            while read_text("f", FramedText(io.BytesIO(data)), "zstd", len(sample()) + 1):
+            while read_text("f", text, "zstd", MIB):
                 pass
 
 
 @pytest.mark.usefixtures("library")
 def test_damage_is_an_error():
     packed = gzip.compress(sample())
-    bytes_changed = packed[:200_000] + os.urandom(4000) + packed[204_000:]
-    for damaged in (packed[:-9], packed[:-6] + b"abcdef", packed + b"garbage", bytes_changed):
+    # a few of these changes give more text than the file has before their damage shows
+    changes = (random.Random(seed).randbytes(4000) for seed in range(1_000, 1_032))
+    changed = [packed[:200_000] + change + packed[204_000:] for change in changes]
+    for damaged in (packed[:-9], packed[:-6] + b"abcdef", packed + b"garbage", *changed):
+        text = PackedText(io.BytesIO(damaged))
         with pytest.raises(CorruptFile, match="damaged gzip"):
-            while read_text("f", PackedText(io.BytesIO(damaged)), "gzip", len(sample()) + 1):
+            while read_text("f", text, "gzip", MIB):
                 pass
 
 
