@@ -37,6 +37,15 @@ def close_until_s() -> float:
     return time.monotonic() + _CLOSE_S
 
 
+class _Here(threading.local):
+    """Whether this thread is one of a pool that has not begun its next call, or has counted the last one as ended."""
+
+    between_calls = False
+
+
+_here = _Here()
+
+
 class NoThread(StorageUnavailable):
     """The process can't start a thread and the pool has none; retry later."""
 
@@ -65,17 +74,20 @@ class PoolFuture(Future[T]):
         self._condition = Condition(lock)
         self.thread_id: int | None = None
         """The thread that runs the call; None: no thread has begun it."""
+        self.runner: Future[Any] | None = None
+        """The pool's future of the thread that calls `run`; None: this is the pool's future."""
         self.is_given_up = False
         """Whether it ended before the call, which may hang."""
 
     @property
     def runs_here(self) -> bool:
         """Whether the call runs in this thread, so that a wait for it would not end."""
-        return self.thread_id == threading.get_ident() and not self.done()
+        # the pool's thread may be about to call `run`
+        begun = self.runner if isinstance(self.runner, PoolFuture) else self
+        return begun.thread_id == threading.get_ident() and not self.done()
 
     def run(self, call: Callable[[], T]) -> None:
         """Run its call, in a thread that counts as busy until this future has ended. Drop the result if given up."""
-        self.thread_id = threading.get_ident()
         try:
             result = call()
         except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
@@ -96,11 +108,12 @@ def have_ended(futures: Iterable[Future[Any]], wait_s: float | None) -> bool:
     """Wait at most `wait_s` seconds for all futures (None: no bound), and return whether they have ended.
 
     `concurrent.futures.wait` would hold the locks of the futures after an interrupt. Raises `NestedCall` if this thread
-    runs one of them: then a finalizer waits, which the call has run.
+    runs one of them, or if it is one of a pool between two calls: then a finalizer waits, and the pool may have no
+    other thread for it.
     """
     until_s = None if wait_s is None else time.monotonic() + wait_s
     for future in futures:
-        if isinstance(future, PoolFuture) and future.runs_here:
+        if not future.done() and (_here.between_calls or (isinstance(future, PoolFuture) and future.runs_here)):
             raise NestedCall(NestedCall.TEXT)
         try:
             future.exception(None if until_s is None else max(0.0, until_s - time.monotonic()))
@@ -194,6 +207,11 @@ class _PoolState:
             self._left += more
             return self._left
 
+    def _end_here(self) -> None:
+        # before another call counts on this thread
+        _here.between_calls = True
+        self.count(-1)
+
     def refuse(self, error: BaseException) -> None:
         """End all queued calls with an error."""
 
@@ -205,9 +223,12 @@ class _PoolState:
                 _complete(item[0], fail, partial(self.count, -1))
 
     def run(self) -> None:
+        _here.between_calls = True
         while (item := self.queue.get()) is not None:
             item[0].thread_id = threading.get_ident()
-            _complete(*item, partial(self.count, -1))
+            _here.between_calls = False
+            _complete(*item, self._end_here)
+            # an argument's finalizer may run
             del item
         # for the next thread
         self.queue.put(None)

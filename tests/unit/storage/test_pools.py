@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.hanging import beside
 from tiered_index.base import threads
-from tiered_index.base.threads import DaemonPool, NoThread
+from tiered_index.base.threads import DaemonPool, NoThread, PoolFuture, have_ended
+from tiered_index.errors import NestedCall
 from tiered_index.storage import obstores
 
 
@@ -88,4 +89,65 @@ def test_an_interrupt_while_a_thread_is_started_cancels_the_call(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             pool.submit(pytest.fail, "it was cancelled")
     assert pool.submit(str, 3).result(60) == "3"
+    pool.close()
+
+
+class Waiting:
+    """An argument whose finalizer submits a call to the pool and waits for it, as a lookup does."""
+
+    def __init__(self, pool, ends):
+        self.pool, self.ends = pool, ends
+
+    def __del__(self):
+        try:
+            self.ends.append(have_ended([self.pool.submit(str, 1)], 60))
+        except NestedCall as error:
+            self.ends.append(error)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_finalizer_between_two_calls_of_a_thread_does_not_wait_for_that_thread(most):
+    pool, ends, go_on = DaemonPool(most, "tiered-index-test"), [], threading.Event()
+    # the thread drops the argument after the call, because `submit` has returned
+    ending = pool.submit(lambda _: go_on.wait(60), Waiting(pool, ends))
+    go_on.set()
+    assert ending.result(60)
+    # the same thread runs the next calls
+    assert pool.submit(str, 2).result(60) == "2"
+    assert [type(end) for end in ends] == [NestedCall]
+    pool.close()
+
+
+def test_a_callback_at_the_end_of_a_call_does_not_wait_for_its_thread():
+    pool, ends, go_on = DaemonPool(1, "tiered-index-test"), [], threading.Event()
+    ending = pool.submit(go_on.wait, 60)
+
+    def wait_again(_):
+        try:
+            ends.append(have_ended([pool.submit(str, 1)], 60))
+        except NestedCall as error:
+            ends.append(error)
+
+    ending.add_done_callback(wait_again)
+    go_on.set()
+    assert ending.result(60) and pool.submit(str, 2).result(60) == "2"
+    assert [type(end) for end in ends] == [NestedCall]
+    pool.close()
+
+
+def test_a_thread_that_is_about_to_run_a_call_does_not_wait_for_it():
+    pool, outer, ends = DaemonPool(1, "tiered-index-test"), PoolFuture(), []
+
+    def begin():
+        # as a finalizer may, before the pool's thread is in `run`
+        try:
+            ends.append(have_ended([outer], 60))
+        except NestedCall as error:
+            ends.append(error)
+        outer.run(lambda: 3)
+
+    with outer._condition:
+        outer.runner = pool.submit(begin)
+    assert outer.result(60) == 3
+    assert [type(end) for end in ends] == [NestedCall]
     pool.close()

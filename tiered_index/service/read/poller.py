@@ -279,7 +279,7 @@ class PolledState(ABC):
                     self._running.pop(future, None)
 
         with self._beginning:
-            running = submit(partial(future.run, called))
+            running = future.runner = submit(partial(future.run, called))
             self._running[future] = running, pool
         running.add_done_callback(partial(self._refused, future))
         if self._unresponsive is not None:
