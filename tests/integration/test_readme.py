@@ -20,17 +20,17 @@ from tests.integration.cli.command_lines import clean_environment, run_here
 
 _ROOT = Path(__file__).parents[2]
 # the least number of their commands
-_PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4, "docs/restore.md": 7}
+_PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4, "docs/export.md": 7}
 _PAGES_OF_PROGRAMS = ("README.md", "docs/using.md", "docs/embedding.md")
 # programs of docs/examples that need no argument and no Spark, and their pages
 _EXAMPLES = {
     "expire_and_erase.py": "docs/lifetime.md",
-    "export.py": "docs/restore.md",
+    "export.py": "docs/export.md",
     "asyncio_reader.py": "docs/using.md",
     "several_indexes.py": "docs/using.md",
     "own_columns.py": "docs/using.md",
     "own_source.py": "docs/embedding.md",
-    "merge_files.py": "docs/lifetime.md",
+    "merge_files.py": "docs/merge.md",
 }
 _EACH_ALONE = """
 import sys

@@ -118,7 +118,9 @@ def options_of(command: Any) -> set[str]:
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
-@pytest.mark.parametrize("page", ["deploy/README.md", "deploy/RUNBOOK.md", "docs/rocketmq.md"])
+@pytest.mark.parametrize(
+    "page", ["deploy/README.md", "deploy/RUNBOOK.md", "docs/rocketmq.md", "docs/rocketmq-lookups.md"]
+)
 def test_pages_name_commands_and_options_that_there_are(page: str) -> None:
     text = (DEPLOY.parent / page).read_text().replace("\n  --", " --")
     named = re.findall(r"(?<![\w/=-])tiered-index ([a-z-]+)([^`\n]*)", text)

@@ -105,7 +105,7 @@ def test_it_requires_the_members_that_entries_of_messages_and_of_files_have():
 def test_it_names_every_state_of_a_message_and_so_does_the_page_on_rocketmq():
     # msgspec sorts them
     assert SCHEMAS["FetchedMessage"]["properties"]["state"]["enum"] == sorted(get_args(MessageState))
-    page = (Path(__file__).parents[2] / "docs" / "rocketmq.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "rocketmq-lookups.md").read_text()
     assert all(f"| `{state}` |" in page for state in get_args(MessageState))
 
 

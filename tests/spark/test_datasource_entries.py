@@ -100,7 +100,7 @@ def test_lookups_from_sql(session, written):
     outer = f"SELECT k, offset FROM wanted LEFT JOIN LATERAL tiered_index_lookup('{uri}', wanted.topic, k) found"
     answered = session.sql(f"{outer} ON true").collect()
     assert {row.k for row in answered if row.offset is None} == {"nobody", None}
-    # the reason why docs/spark.md asks for ON: a Spark that keeps all keys here fails this line
+    # the reason why docs/spark-data.md asks for ON: a Spark that keeps all keys here fails this line
     assert {row.k for row in session.sql(outer).collect()} == {"key-7", "key-8"}
     for call, message in (
         (f"'{uri}', 'orders', 5", "key is int; text is needed: cast it"),

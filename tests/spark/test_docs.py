@@ -1,4 +1,4 @@
-"""The programs of docs/spark.md and docs/kafka.md run, and print the output on the page, in the shared session."""
+"""The programs of the pages on Spark and Kafka run, and print the output on the page, in the shared session."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tiered_index.connectors.kafka.columns import SCHEMA, SIZE
 from tiered_index.connectors.kafka.messages import KafkaMessages
 
 # The number of programs in each section. A test here runs each.
-_RUN = {("spark.md", "Step by step"): 11, ("spark.md", "A Delta or Iceberg table"): 3}
+_RUN = {("spark.md", "Step by step"): 11, ("spark-data.md", "A Delta or Iceberg table"): 3}
 
 
 def run(example: str) -> dict[str, Any]:
     """Run a program of the page, which is in a file of docs/examples; return the names that it sets."""
-    assert f"](examples/{example})" in (DOCS / "spark.md").read_text()
+    assert f"](examples/{example})" in (DOCS / "spark-data.md").read_text()
     named: dict[str, Any] = {}
     exec(compile((DOCS / "examples" / example).read_text(), example, "exec"), named)
     return named
@@ -47,7 +47,8 @@ def test_a_program_of_the_page_runs(spark: Any, example: str) -> None:
 
 def test_every_program_is_in_a_section_that_a_test_runs():
     assert {at: len(programs(section(*at))) for at in _RUN} == _RUN
-    assert len(programs((DOCS / "spark.md").read_text())) == sum(_RUN.values())
+    pages = DOCS.glob("spark*.md")
+    assert sum(len(programs(page.read_text())) for page in pages) == sum(_RUN.values())
 
 
 def is_shown(expected: str, printed: str) -> bool:
@@ -76,7 +77,7 @@ def test_the_jobs_of_the_page_print_what_it_shows(spark: Any, tmp_path: Path, mo
 
 @pytest.mark.streams
 def test_the_program_on_tables_runs_with_files_in_place_of_a_connector(spark: Any, tmp_path: Path) -> None:
-    _, program, _ = programs(section("spark.md", "A Delta or Iceberg table"))
+    _, program, _ = programs(section("spark-data.md", "A Delta or Iceberg table"))
     rows = [("order-1", n, 90, datetime(2023, 11, 15, tzinfo=UTC)) for n in range(3)]
     frame = spark.createDataFrame(rows, "order_id string, position long, bytes int, at timestamp")
     frame.write.parquet(f"{tmp_path}/lake/orders")

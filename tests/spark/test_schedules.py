@@ -96,7 +96,7 @@ def answered(command: list[str], code: int = 0) -> Outcome:
 
 
 def test_the_page_shows_the_same_commands() -> None:
-    page = (_DEPLOY.parent / "docs/spark.md").read_text().split("## On a schedule")[1]
+    page = (_DEPLOY.parent / "docs/spark-cluster.md").read_text().split("## On a schedule")[1]
     [shown] = re.findall(r"^```sh\n(tiered-index spark build.*?)\n```", page, re.MULTILINE | re.DOTALL)
     run_by_airflow = airflow_script().replace("BUCKET", "bucket").replace(" --json", "").replace(" --quiet", "")
     assert shown.splitlines() == run_by_airflow.split(" && ")

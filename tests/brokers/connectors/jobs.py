@@ -22,7 +22,7 @@ TOPIC = "orders"
 COLUMNS = "order_id string, position long, bytes int, at timestamp, region int"
 MOVED = "order-moved"
 TABLES = "A Delta or Iceberg table"
-# The settings of a session, by section and name in docs/spark.md
+# The settings of a session, by section and name in docs/spark-data.md
 RECIPES = {"delta": (TABLES, "DELTA"), "iceberg": (TABLES, "ICEBERG"), "kafka": ("Kafka", "KAFKA_SOURCE")}
 
 
@@ -31,7 +31,7 @@ def recipe(name: str) -> dict[str, str]:
     from tests.spark.pages import section
 
     heading, variable = RECIPES[name]
-    (written,) = re.findall(rf"^{variable} = (\{{.*?\}})$", section("spark.md", heading), re.MULTILINE | re.DOTALL)
+    (written,) = re.findall(rf"^{variable} = (\{{.*?\}})$", section("spark-data.md", heading), re.MULTILINE | re.DOTALL)
     settings: dict[str, str] = ast.literal_eval(written)
     return settings
 
@@ -100,7 +100,7 @@ def _programs(folder: Path, table: str, replaced: dict[str, str]) -> tuple[Any, 
     """Return the page's programs: a stream of a table into `index`, a build of `index-2`, a stream of later rows."""
     from tests.spark.pages import programs, section
 
-    settings, stream, anew = programs(section("spark.md", TABLES))
+    settings, stream, anew = programs(section("spark-data.md", TABLES))
     stream = settings + stream
     places = {"/data/lake/orders": table, "/data/lake": str(folder / "warehouse"), "/data/checkpoints": str(folder)}
     for text, own in {**places, "s3://bucket": folder.as_uri(), **replaced}.items():
@@ -213,7 +213,9 @@ def _kafka(spark: Any, folder: Path, address: str, topic: str) -> None:
 
     names: dict[str, Any] = {"spark": spark}
     exec((DOCS / "examples/spark_kafka.py").read_text().partition("spark = open_session()")[0], names)
-    (block,) = re.findall(r"^```text\n(KAFKA_SOURCE = .*?)^```", section("spark.md", "Kafka"), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(
+        r"^```text\n(KAFKA_SOURCE = .*?)^```", section("spark-data.md", "Kafka"), re.MULTILINE | re.DOTALL
+    )
     block = block.replace("broker:9092", address).replace('"orders"', repr(topic))
     exec(block, names)
     register(spark)

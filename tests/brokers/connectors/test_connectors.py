@@ -1,6 +1,6 @@
 """Spark's readers of Delta, Iceberg and S3A: an index of their rows has exactly the live ones.
 
-The versions are those that docs/spark.md names.
+The versions are those that docs/spark-cluster.md names.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def rows_in_files(folder: Path) -> int:
 
 
 def test_the_page_names_the_versions_that_are_tested():
-    text = section("spark.md", "Versions of Spark")
+    text = section("spark-cluster.md", "Versions of Spark")
     for title, spark in (("Delta", "4.2.0"), ("Iceberg", "4.1.0"), ("Kafka", "4.2.0")):
         name = title.lower()
         package, _, version = recipe(name)["spark.jars.packages"].rpartition(":")
         assert f"| {title} {version} (`{package}`) | {spark}" in text
         if name != "kafka":
             installed = f"pip install '.[spark]' 'pyspark[sql]=={spark}'    # for {title} {version}"
-            assert installed in section("spark.md", TABLES)
+            assert installed in section("spark-data.md", TABLES)
     assert f"hadoop-aws {S3A[2]} (`org.apache.hadoop:hadoop-aws`) |" in text
 
 

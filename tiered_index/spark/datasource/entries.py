@@ -1,4 +1,4 @@
-"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark.md.
+"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-data.md.
 
 A reader is pickled before `partitions` is called, so partitions carry all that tasks need. Spark up to 4.3.0 keeps the
 partitions with the loaded DataFrame, not with a scan of it: after `df.filter(...)` was planned, `df.count()` reads the

@@ -1,5 +1,5 @@
 """`tiered_index_lookup(uri, topic, key[, begin_ms, end_ms])`: a table function that looks up a key; it also joins
-laterally with a table of keys. docs/spark.md.
+laterally with a table of keys. docs/spark-data.md.
 
 `analyze` runs on the driver and reads the index's log for the columns. An instance belongs to one task, and its reader
 follows the log, so rows of one query may be of several log positions.

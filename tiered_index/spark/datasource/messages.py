@@ -1,4 +1,4 @@
-"""`format("rocketmq_commitlog")`: a commit log's messages as rows of a batch. docs/spark.md.
+"""`format("rocketmq_commitlog")`: a commit log's messages as rows of a batch. docs/spark-data.md.
 
 A segment is a partition. Every complete message is a row, also one that consumers don't see; checksums of bodies are
 checked. One thread. `tiered-index ingest --follow` follows a log that grows.

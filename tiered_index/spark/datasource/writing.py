@@ -1,4 +1,4 @@
-"""`df.write.format("tiered_index")` and `writeStream`: write a DataFrame's entries into an index. docs/spark.md.
+"""`df.write.format("tiered_index")` and `writeStream`: write a DataFrame's entries into an index. docs/spark-data.md.
 
 A task writes a small table for each window of its entries, and returns its uploads; `commit` completes the uploads and
 appends one log record. Spark makes each call in another Python worker, so `commit` and `abort` share only the messages.

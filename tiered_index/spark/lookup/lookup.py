@@ -1,4 +1,4 @@
-"""Bulk lookup: the answers of `query` for every row of a DataFrame. docs/spark.md shows the steps.
+"""Bulk lookup: the answers of `query` for every row of a DataFrame. docs/spark-jobs.md shows the steps.
 
 Spark sends each row to a task by the slot of its key, and in the order of slots. The tasks look their rows up with
 `IndexReader.query_many`. So each task reads its own slot groups of each file, once. The storage is read while `look_up`

@@ -1,6 +1,6 @@
 """Builds window tables from a source by Spark, and publishes the tables of a build or a write.
 
-Publication checks the tasks' objects, then appends one log record. Driver only; docs/spark.md shows the steps.
+Publication checks the tasks' objects, then appends one log record. Driver only; docs/spark-jobs.md shows the steps.
 The index does not change before the log record: retries, speculation, lost executors and a killed driver leave orphans.
 One thread drives a build; builds, merges and writers may run at the same time. `mode` is checked again against the
 state before the record, so that of two builds of one window with ``error`` only one is published. All builds share the

@@ -2,7 +2,7 @@
 
 Tasks read files and logs with the engine's readers, as entries (`entries_of`). Of a DataFrame Spark makes the entries
 (`entry_frame`).
-docs/spark.md lists the fields.
+docs/spark-jobs.md lists the fields.
 """
 
 from __future__ import annotations
