@@ -26,7 +26,7 @@ from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.writing.build import publish_tables
-from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.storage.base import Storage, StorageRequest, WrapperStorage
 
 KEYS = ("k", "k2")
 TOPICS = ("orders", "t")
@@ -100,7 +100,7 @@ class Stopping(WrapperStorage):
         self.left, self.meanwhile = nth, meanwhile
         self.sent = False
 
-    def _around(self, call: Call, act: Callable[[], Any]) -> Any:
+    def _around(self, call: StorageRequest, act: Callable[[], Any]) -> Any:
         sends = call.operation == "put" and call.name.startswith("data/")
         records = call.operation == "put_if_absent" and call.name.startswith("log/")
         if records or (sends and not self.sent) or call.operation == "delete_many":

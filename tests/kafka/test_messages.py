@@ -15,7 +15,7 @@ from tests.server.conftest import serving
 from tests.support.log_records import segments_of
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.base.call import RequestContext
+from tiered_index.base.call import Call
 from tiered_index.connectors.kafka.client.broker import KafkaBroker
 from tiered_index.connectors.kafka.messages import KafkaMessages, parse_place
 from tiered_index.connectors.kafka.record import KafkaRecord
@@ -52,7 +52,7 @@ def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, 
     monkeypatch.setattr("tiered_index.connectors.kafka.client.broker.TIMEOUT_S", 0.0)
     # a call with little time waits no longer than that, and says nothing of the broker
     source = messages_of(index, servers)
-    with RequestContext(deadline_s=time.monotonic() + 0.2).active(), pytest.raises(BudgetExceeded):
+    with Call(deadline_s=time.monotonic() + 0.2).active(), pytest.raises(BudgetExceeded):
         source.at(topic, 0, 7)
     answer.set_exception(StorageUnavailable("timed out"))
     for _ in range(3):

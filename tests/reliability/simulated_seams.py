@@ -15,7 +15,7 @@ from tests.reliability.scheduler import Scheduler
 from tests.reliability.simulated_truth import Truth
 from tests.support.disk_faults import FaultDisk
 from tests.support.storage_faults import FaultStorage
-from tiered_index.storage.base import Bytes, Call, ObjectInfo
+from tiered_index.storage.base import Bytes, ObjectInfo, StorageRequest
 from tiered_index.storage.memory import MemoryStorage
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class Client(FaultStorage):
     def close(self) -> None:
         """Do nothing: other clients use the server."""
 
-    def _strike(self, call: Call, act: Callable[[list[Any]], T]) -> T:
+    def _strike(self, call: StorageRequest, act: Callable[[list[Any]], T]) -> T:
         self._scheduler.pause(f"{call.operation} {call.name}")
         self._clock.ms += self._chance.randrange(20)
         try:
@@ -136,7 +136,7 @@ class Client(FaultStorage):
             return self._wrong_listing(result)
         return result
 
-    def _match(self, call: Call) -> list[Any]:
+    def _match(self, call: StorageRequest) -> list[Any]:
         scripts = super()._match(call)
         self.struck += len(scripts)
         self.mangled += sum(script.mangle is not None for script in scripts)

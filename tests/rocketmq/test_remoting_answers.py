@@ -35,7 +35,7 @@ from tests.rocketmq.test_remoting_frames import KEYS, SECRET, frames, requests
 from tests.support.damage import flip_object, flipped
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
-from tiered_index.base.call import active_context
+from tiered_index.base.call import Cancellation, active_context
 from tiered_index.base.clock import ManualClock
 from tiered_index.connectors.documents import document_of
 from tiered_index.connectors.rocketmq.archive.archive import SegmentArchiver
@@ -57,7 +57,6 @@ from tiered_index.connectors.rocketmq.remoting.frames import (
 from tiered_index.connectors.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.connectors.rocketmq.remoting.server import RemotingServer
 from tiered_index.errors import InvalidArgument
-from tiered_index.storage.metering import Usage
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
 GOLDEN = {"cluster": "ArchiveA", "name": "broker-a", "advertised": "127.0.0.1:10911"}
@@ -436,9 +435,9 @@ def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, mes
         caplog.clear()
         assert summary(response_to(ReadOnlyBroker(reader, timeout_s=1e-9), query[0], **query[1])) == BUSY
         assert len(caplog.records) == 1
-        gone = Usage()
-        gone.cancel()
-        with active_context().counting(gone).active():
+        gone = Cancellation()
+        gone.set()
+        with active_context().cancelled_by(gone).active():
             assert summary(response_to(ReadOnlyBroker(reader), query[0], **query[1])) == BUSY
         assert len(caplog.records) == 1
 

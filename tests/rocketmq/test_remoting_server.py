@@ -45,7 +45,7 @@ class FakeBroker:
         self.release = threading.Event()
         self.running = 0
         self.most = 0
-        self.usage: list = []
+        self.cancellations: list = []
         self._lock = threading.Lock()
 
     def answer_at_once(self, request, local):
@@ -63,7 +63,7 @@ class FakeBroker:
             self.running += 1
             self.most = max(self.most, self.running)
         if request.code == HELD:
-            self.usage.append(active_context().usages[-1])
+            self.cancellations.append(active_context().cancellations[-1])
             self.held.release()
             assert self.release.wait(60)
         with self._lock:
@@ -168,13 +168,13 @@ async def test_requests_count_once_though_their_client_has_gone():
         await until(lambda: server.connections == 0 and len(audited) == 5)
         # the request in the thread still runs
         assert sorted(audited[1:]) == sorted(observed[1:]) == [(n, 2) for n in range(4)]
-        (usage,) = server.broker.usage
-        assert usage.requests_left == 0  # and reads no more
+        (cancellation,) = server.broker.cancellations
+        assert cancellation.is_set  # and reads no more
         server.broker.release.set()
         # the others never began
         async with Client.open(server) as client:
             assert (await client.ask(LOOKED_UP)).code == 0
-        assert len(server.broker.usage) == 1 and len(audited) == len(observed) == 6
+        assert len(server.broker.cancellations) == 1 and len(audited) == len(observed) == 6
 
 
 @run

@@ -38,7 +38,7 @@ from tiered_index.spark.datasource.entries import EntrySource
 from tiered_index.spark.writing import linked
 from tiered_index.spark.writing import plan as planning
 from tiered_index.spark.writing.linked import RowsOfFiles, link_files
-from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.storage.base import Storage, StorageRequest, WrapperStorage
 
 _WAIT_S = 240.0
 
@@ -58,7 +58,7 @@ class Troubling(WrapperStorage):
             return False
         return True
 
-    def _around(self, call: Call, act: Any) -> Any:
+    def _around(self, call: StorageRequest, act: Any) -> Any:
         if call.operation != "put":
             return act()
         if self._trouble in ("fail", "executor") and (self._first("a") or self._first("b")):

@@ -22,7 +22,7 @@ from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import build, merge
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.storage.base import Storage, StorageRequest, WrapperStorage
 
 WRITES = ("put", "put_if_absent", "write", "delete_many")
 BUILT, OLDER = messages(240, days=1), messages(150, days=1, seed=2)
@@ -41,7 +41,7 @@ class Dying(WrapperStorage):
         super().__init__(inner)
         self._left, self._records = left, records
 
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+    def _around(self, call: StorageRequest, act: Callable[[], _T]) -> _T:
         if self._left[0] <= 0:
             raise Killed
         result = act()

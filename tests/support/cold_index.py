@@ -23,7 +23,7 @@ from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService
 from tiered_index.base.clock import ManualClock
 from tiered_index.service.log.records import StoredObject
-from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.storage.base import Storage, StorageRequest, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
 BASE_MS = 1_700_000_000_000
@@ -82,7 +82,7 @@ class Recorder(WrapperStorage):
             with self._lock:
                 self._at_once -= 1
 
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+    def _around(self, call: StorageRequest, act: Callable[[], _T]) -> _T:
         with self._lock:
             self.operations += [call.operation] * call.requests
         return act()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, cast
 
 from tiered_index.errors import StorageUnavailable
-from tiered_index.storage.base import Bytes, Call, Storage, WrapperStorage
+from tiered_index.storage.base import Bytes, Storage, StorageRequest, WrapperStorage
 
 
 @dataclass(slots=True)
@@ -90,8 +90,8 @@ class Hang:
 @dataclass(slots=True)
 class _Script(FaultTrigger):
     name_prefix: str = ""
-    before: Callable[[Call], None] | None = None
-    after: Callable[[Call], None] | None = None
+    before: Callable[[StorageRequest], None] | None = None
+    after: Callable[[StorageRequest], None] | None = None
     mangle: Callable[[bytes], bytes] | None = None
     unconditional: bool = False
 
@@ -115,7 +115,7 @@ class FaultStorage(Faults[_Script], WrapperStorage):
     ) -> None:
         """Raise `error(text)` before the call acts, or after it (the response was lost)."""
 
-        def strike(call: Call) -> None:
+        def strike(call: StorageRequest) -> None:
             raise error(f"scripted fault {when} {call.operation} of {call.name!r}")
 
         moments = (strike, None) if when == "before" else (None, strike)
@@ -137,7 +137,7 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         """Delay a call before it acts."""
         hang = Hang()
 
-        def wait(call: Call) -> None:
+        def wait(call: StorageRequest) -> None:
             hang.entered.set()
             if not hang.release.wait(_LONGEST_HANG_S):
                 raise StorageUnavailable(f"scripted hang of {call.operation} was never released")
@@ -157,7 +157,7 @@ class FaultStorage(Faults[_Script], WrapperStorage):
     ) -> None:
         """Let `act` run before a call acts, or between it and its response."""
 
-        def run(_: Call) -> None:
+        def run(_: StorageRequest) -> None:
             act()
 
         moments = (run, None) if when == "before" else (None, run)
@@ -174,19 +174,19 @@ class FaultStorage(Faults[_Script], WrapperStorage):
             ignored = any(script.unconditional for script in struck)
             (self.inner.put if ignored else self.inner.put_if_absent)(name, data)
 
-        self._strike(Call("put_if_absent", name, sent_bytes=memoryview(data).nbytes), act)
+        self._strike(StorageRequest("put_if_absent", name, sent_bytes=memoryview(data).nbytes), act)
 
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+    def _around(self, call: StorageRequest, act: Callable[[], _T]) -> _T:
         return self._strike(call, lambda _: act())
 
-    def _match(self, call: Call) -> list[_Script]:
+    def _match(self, call: StorageRequest) -> list[_Script]:
         """Count a call, and return the scripts that act on it. A simulated client records them."""
         with self._lock:
             self._calls[call.operation] += 1
             scripts = [script for script in self._scripts if call.name.startswith(script.name_prefix)]
             return [script for script in scripts if script.strikes(call.operation)]
 
-    def _strike(self, call: Call, act: Callable[[list[_Script]], _T]) -> _T:
+    def _strike(self, call: StorageRequest, act: Callable[[list[_Script]], _T]) -> _T:
         struck = self._match(call)
         for script in struck:
             if script.before:
@@ -249,7 +249,7 @@ class Watched(WrapperStorage):
 
     watch: Callable[[str], object] | None = None
 
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+    def _around(self, call: StorageRequest, act: Callable[[], _T]) -> _T:
         if self.watch is not None and call.operation in ("put", "put_if_absent", "write", "delete_many"):
             self.watch(call.operation)
         return act()
@@ -271,7 +271,7 @@ class LatencyStorage(WrapperStorage):
         self._sleep = sleep
         self._lock = threading.Lock()
 
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+    def _around(self, call: StorageRequest, act: Callable[[], _T]) -> _T:
         if call.requests:
             with self._lock:
                 wait_s = self._random.lognormvariate(self._mu, self._sigma)

@@ -1,6 +1,6 @@
-"""The context of requests to a storage: their counters, limits and deadline.
+"""The context of requests to a storage: their counters, limits, deadline, and whether anybody needs their results.
 
-A `RequestContext` applies to the storage calls in its `active` block. `Storage` therefore needs no argument for it, and
+A `Call` applies to the storage calls in its `active` block. `Storage` therefore needs no argument for it, and
 storages of other packages work unchanged. For work in another thread, run it in a copy of the context
 (`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline is checked before an attempt and
 before a wait and never interrupts an attempt. Contexts are immutable; threads: any number.
@@ -39,13 +39,26 @@ class Listener(Protocol):
     def wasted(self, size_bytes: int, /) -> None: ...
 
 
-class RequestContext(NamedTuple):
-    """The deadline, counters and threads of storage calls.
+class Cancellation:
+    """Whether nobody needs the results of a call any more. Threads: any number."""
+
+    __slots__ = ("is_set",)
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def set(self) -> None:
+        """Refuse all further requests of the call. Requests under way continue. Idempotent."""
+        self.is_set = True
+
+
+class Call(NamedTuple):
+    """The deadline, counters, cancellations and threads of storage calls.
 
     `deadline_s` is a reading of `time.monotonic()`, or None. Each of `usages` counts the requests to any metered
     storage. `listeners` are notified of each request that a backend sends, the outer ones first.
     `submit` runs a part of the work in another thread; None: the caller's thread does all work. Without `waits`, only
-    memory is read, neither a disk nor a storage.
+    memory is read, neither a disk nor a storage. Once one of `cancellations` is set, no further request is sent.
     """
 
     deadline_s: float | None = None
@@ -53,24 +66,34 @@ class RequestContext(NamedTuple):
     listeners: tuple[Listener, ...] = ()
     submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
     waits: bool = True
+    cancellations: tuple[Cancellation, ...] = ()
 
-    def until(self, deadline_s: float | None) -> RequestContext:
+    def until(self, deadline_s: float | None) -> Call:
         """Return this context with the earlier of its deadline and `deadline_s`; None changes nothing."""
         if deadline_s is None or (self.deadline_s is not None and self.deadline_s <= deadline_s):
             return self
         return self._replace(deadline_s=deadline_s)
 
-    def without_deadline(self) -> RequestContext:
+    def without_deadline(self) -> Call:
         """Return this context for work that may outlive the call that began it."""
         return self if self.deadline_s is None else self._replace(deadline_s=None)
 
-    def with_threads(self, submit: Callable[[Callable[[], Any]], Future[Any]]) -> RequestContext:
+    def with_threads(self, submit: Callable[[Callable[[], Any]], Future[Any]]) -> Call:
         """Return this context with `submit` for parts of the work."""
         return self._replace(submit=submit)
 
-    def counting(self, usage: RequestCount) -> RequestContext:
+    def counting(self, usage: RequestCount) -> Call:
         """Return this context with `usage` also counting the requests to metered storages."""
-        return RequestContext(self.deadline_s, (*self.usages, usage), self.listeners, self.submit, self.waits)
+        return self._replace(usages=(*self.usages, usage))
+
+    def cancelled_by(self, cancellation: Cancellation) -> Call:
+        """Return this context for work that `cancellation` also ends."""
+        return self._replace(cancellations=(*self.cancellations, cancellation))
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody needs the results any more."""
+        return any(cancellation.is_set for cancellation in self.cancellations)
 
     @property
     def is_limited(self) -> bool:
@@ -93,7 +116,7 @@ class Activation(Generic[_T]):
 
     __slots__ = ("_context", "_token", "_value")
 
-    def __init__(self, context: RequestContext, value: _T) -> None:
+    def __init__(self, context: Call, value: _T) -> None:
         self._context, self._value = context, value
 
     def __enter__(self) -> _T:
@@ -104,13 +127,13 @@ class Activation(Generic[_T]):
         request_context.reset(self._token)
 
 
-UNBOUNDED = RequestContext()
+UNBOUNDED = Call()
 """The context of calls without limits, counters and threads. Compare contexts by value."""
-request_context: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
-"""The context of this thread's storage calls; `RequestContext.active` sets it for a block."""
+request_context: ContextVar[Call] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
+"""The context of this thread's storage calls; `Call.active` sets it for a block."""
 
 
-def active_context() -> RequestContext:
+def active_context() -> Call:
     """Return the context of this thread's storage calls."""
     return request_context.get()
 

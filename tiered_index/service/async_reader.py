@@ -1,7 +1,7 @@
 """`AsyncIndexReader`: an `IndexReader` for asyncio. Its calls run in threads and end when their task is cancelled.
 
-Each call has its own `Usage` in its context. A cancelled task cancels the usage, so that the storage refuses all
-further requests of the call. A request that is under way is not interrupted. Threads: those of one event loop.
+Each call has its own `Cancellation` in its context. A cancelled task sets it, so that no further request of the call is
+sent. A request that is under way is not interrupted. Threads: those of one event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 import pyarrow as pa
 
-from tiered_index.base.call import active_context
+from tiered_index.base.call import Cancellation, active_context
 from tiered_index.base.clock import Clock
 from tiered_index.base.threads import DaemonPool
 from tiered_index.config import IndexConfig
@@ -24,7 +24,6 @@ from tiered_index.service.read.export import Export
 from tiered_index.service.read.parts import hand_over
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import Usage
 from tiered_index.types import ItemT, OpenedT
 
 if TYPE_CHECKING:
@@ -38,13 +37,13 @@ _THREADS = 32
 
 async def run_in_thread(threads: DaemonPool, call: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:
     """Run `call` in a thread and return its result. If the task is cancelled, `late` gets the result of the call."""
-    usage = Usage()
-    with active_context().counting(usage).active():
+    cancellation = Cancellation()
+    with active_context().cancelled_by(cancellation).active():
         future = threads.submit(call)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
-        usage.cancel()
+        cancellation.set()
         future.add_done_callback(partial(hand_over, late))
         raise
 

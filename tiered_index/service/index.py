@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
-from tiered_index.base.call import RequestContext, remaining_s, request_context
+from tiered_index.base.call import Call, remaining_s, request_context
 from tiered_index.base.clock import Clock, SteadyClock, SystemClock
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import check_not_nested, collecting, is_held_elsewhere, is_held_here
@@ -114,7 +114,7 @@ _LOCK_POLL_S = 0.002
 # the longest pause of a worker after an error of the storage once a request has succeeded
 _BACK_PAUSE_S = 2.0
 # the context of a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
-_AT_ONCE = RequestContext(deadline_s=0.0, waits=False)
+_AT_ONCE = Call(deadline_s=0.0, waits=False)
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 

@@ -432,7 +432,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StorageRequest:
     """One call of a storage: the method's name, the object or prefix, and its bytes.
 
     `operation` is the method's name, `name` that of the object or prefix.
@@ -460,8 +460,8 @@ class WrapperStorage(Storage):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
 
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        """Perform `call` by calling `act`. Override it to add work before or after, or to replace the call."""
+    def _around(self, request: StorageRequest, act: Callable[[], _T]) -> _T:
+        """Perform `request` by calling `act`. Override it to add work before or after, or to replace the call."""
         return act()
 
     def _full(self, name: str) -> str:
@@ -469,30 +469,30 @@ class WrapperStorage(Storage):
         return name
 
     def get(self, name: str) -> bytes:
-        return self._around(Call("get", name, asked_bytes=None), lambda: self.inner.get(self._full(name)))
+        return self._around(StorageRequest("get", name, asked_bytes=None), lambda: self.inner.get(self._full(name)))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        call = Call("get_range", name, requests=int(length > 0), asked_bytes=max(length, 0))
-        return self._around(call, lambda: self.inner.get_range(self._full(name), start, length))
+        request = StorageRequest("get_range", name, requests=int(length > 0), asked_bytes=max(length, 0))
+        return self._around(request, lambda: self.inner.get_range(self._full(name), start, length))
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        call = Call("get_suffix", name, asked_bytes=max(length, 0))
-        return self._around(call, lambda: self.inner.get_suffix(self._full(name), length))
+        request = StorageRequest("get_suffix", name, asked_bytes=max(length, 0))
+        return self._around(request, lambda: self.inner.get_suffix(self._full(name), length))
 
     def put(self, name: str, data: Bytes) -> None:
-        call = Call("put", name, sent_bytes=memoryview(data).nbytes)
-        self._around(call, lambda: self.inner.put(self._full(name), data))
+        request = StorageRequest("put", name, sent_bytes=memoryview(data).nbytes)
+        self._around(request, lambda: self.inner.put(self._full(name), data))
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        call = Call("put_if_absent", name, sent_bytes=memoryview(data).nbytes)
-        self._around(call, lambda: self.inner.put_if_absent(self._full(name), data))
+        request = StorageRequest("put_if_absent", name, sent_bytes=memoryview(data).nbytes)
+        self._around(request, lambda: self.inner.put_if_absent(self._full(name), data))
 
     def settle(self, name: str) -> None:
         """As `Storage.settle`; not passed through `_around`."""
         self.inner.settle(self._full(name))
 
     def head(self, name: str) -> ObjectInfo:
-        return self._around(Call("head", name), lambda: self.inner.head(self._full(name)))
+        return self._around(StorageRequest("head", name), lambda: self.inner.head(self._full(name)))
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """As `Storage.list`; one call of `_around` for each page, when the page is reached."""
@@ -501,15 +501,15 @@ class WrapperStorage(Storage):
     def delete_many(self, names: Iterable[str]) -> None:
         """As `Storage.delete_many`; one call of `_around`."""
         doomed = tuple(names)
-        call = Call("delete_many", doomed[0] if doomed else "", requests=-(-len(doomed) // PAGE))
-        self._around(call, lambda: self.inner.delete_many([self._full(name) for name in doomed]))
+        request = StorageRequest("delete_many", doomed[0] if doomed else "", requests=-(-len(doomed) // PAGE))
+        self._around(request, lambda: self.inner.delete_many([self._full(name) for name in doomed]))
 
     def open_writer(self, name: str) -> Writer:
         """As `Storage.open_writer`; a call of `_around` for each `write`, and one for the end: a `put`."""
         return _WrapperWriter(self, name)
 
     def now_ms(self) -> int:
-        return self._around(Call("now_ms", ""), self.inner.now_ms)
+        return self._around(StorageRequest("now_ms", ""), self.inner.now_ms)
 
     @property
     def may_end_lists_early(self) -> bool:
@@ -527,10 +527,12 @@ class WrapperStorage(Storage):
         self.inner.close()
 
     def _pages(self, prefix: str, infos: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
-        page = self._around(Call("list", prefix), lambda: tuple(islice(infos, PAGE)))
+        page = self._around(StorageRequest("list", prefix), lambda: tuple(islice(infos, PAGE)))
         yield from page
         while len(page) == PAGE:
-            page = self._around(Call("list", prefix, requests=0, is_further=True), lambda: tuple(islice(infos, PAGE)))
+            page = self._around(
+                StorageRequest("list", prefix, requests=0, is_further=True), lambda: tuple(islice(infos, PAGE))
+            )
             yield from page
 
 
@@ -542,11 +544,11 @@ class _WrapperWriter(Writer):
 
     def _write(self, data: memoryview) -> None:
         # the backend tells of requests that it sends for parts
-        call = Call("write", self.name, requests=0, sent_bytes=data.nbytes)
-        self._storage._around(call, lambda: self._inner.write(data))
+        request = StorageRequest("write", self.name, requests=0, sent_bytes=data.nbytes)
+        self._storage._around(request, lambda: self._inner.write(data))
 
     def _finish(self) -> None:
-        self._storage._around(Call("put", self.name), self._inner.close)
+        self._storage._around(StorageRequest("put", self.name), self._inner.close)
 
     def _drop(self) -> None:
         self._inner.abort()

@@ -3,8 +3,9 @@
 Requests are counted as an object store sees them (a listing: one per page of 1,000; a range of length 0: none) when the
 call is made, so failed ones count. Bytes are payload that was delivered. Threads: any number.
 
-A call that would exceed a limit of a `Usage` in scope raises `BudgetExceeded`; it is not sent, and no usage counts it.
-Checking and counting are one atomic step. The bytes that calls under way have asked for count as reserved.
+A call that would exceed a limit of a `Usage` in scope, or that follows a `Cancellation` in scope, raises
+`BudgetExceeded`; it is not sent, and no usage counts it. Checking and counting are one atomic step. The bytes that
+calls under way have asked for count as reserved.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar, cast
 
-from tiered_index.base.call import RequestContext, active_context
+from tiered_index.base.call import Call, active_context
 from tiered_index.base.locks import shared_lock
 from tiered_index.base.tracing import span
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
-from tiered_index.storage.base import Call, OpenObject, Storage, WrapperStorage
+from tiered_index.storage.base import OpenObject, Storage, StorageRequest, WrapperStorage
 from tiered_index.storage.prices import PriceTable
 
 _T = TypeVar("_T")
@@ -59,7 +60,6 @@ class Usage:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self.max_cost_usd = max_cost_usd
-        self._is_cancelled = False
         self._requests: dict[str, int] = {}
         # Payload bytes that reads delivered, and that writes sent
         self.bytes_read = self.bytes_written = 0
@@ -78,10 +78,8 @@ class Usage:
 
     @property
     def requests_left(self) -> int | None:
-        """The number of further requests that `max_requests` allows, 0 after `cancel`; None: no limit."""
+        """The number of further requests that `max_requests` allows; None: no limit."""
         with _lock:
-            if self._is_cancelled:
-                return 0
             return None if self.max_requests is None else max(0, self.max_requests - sum(self._requests.values()))
 
     @property
@@ -132,22 +130,13 @@ class Usage:
 
     @property
     def limited(self) -> bool:
-        """Whether there is a limit, or the work was cancelled."""
-        bounds = self.max_requests, self.max_bytes, self.max_cost_usd
-        return self._is_cancelled or any(bound is not None for bound in bounds)
+        """Whether there is a limit."""
+        return any(bound is not None for bound in (self.max_requests, self.max_bytes, self.max_cost_usd))
 
-    def cancel(self) -> None:
-        """Refuse all further requests, because nobody needs their results. Requests under way continue. Idempotent."""
-        self._is_cancelled = True
-
-    def begin(self, call: Call) -> None:
-        """Count the requests of a call and reserve its bytes. Raises `BudgetExceeded`, and then counts nothing."""
-        _begin((self,), call)
-
-    def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
-        """Count the payload of a call (0 if it failed) and release the bytes that `begin` reserved for it."""
+    def end(self, request: StorageRequest, *, read: int = 0, written: int = 0) -> None:
+        """Count the payload of `request` (0 if it failed) and release the bytes that were reserved for it."""
         with _lock:
-            self._end(call, read, written)
+            self._end(request, read, written)
 
     def count_ranges(self, requests: int, size_bytes: int) -> None:
         """Count ended reads of ranges."""
@@ -160,49 +149,47 @@ class Usage:
         with _lock:
             self.bytes_between += size_bytes
 
-    def _end(self, call: Call, read: int, written: int) -> None:
-        self._bytes_held -= call.asked_bytes or 0
+    def _end(self, request: StorageRequest, read: int, written: int) -> None:
+        self._bytes_held -= request.asked_bytes or 0
         self.bytes_read += read
         self.bytes_written += written
 
-    def _count(self, call: Call) -> None:
-        if call.requests:
-            self._requests[call.operation] = self._requests.get(call.operation, 0) + call.requests
-        self._bytes_held += call.asked_bytes or 0
+    def _count(self, request: StorageRequest) -> None:
+        if request.requests:
+            self._requests[request.operation] = self._requests.get(request.operation, 0) + request.requests
+        self._bytes_held += request.asked_bytes or 0
 
-    def _take_back(self, call: Call) -> None:
-        """Undo `_count` for a call that another usage refused."""
-        self._requests[call.operation] -= call.requests
-        if not self._requests[call.operation]:
-            del self._requests[call.operation]
-        self._bytes_held -= call.asked_bytes or 0
+    def _take_back(self, request: StorageRequest) -> None:
+        """Undo `_count` for one that another usage refused."""
+        self._requests[request.operation] -= request.requests
+        if not self._requests[request.operation]:
+            del self._requests[request.operation]
+        self._bytes_held -= request.asked_bytes or 0
 
-    def _admit(self, call: Call) -> None:
-        """Raise `BudgetExceeded` for a call that would exceed a limit, or that follows `cancel`."""
-        before = f"before {call.operation} of {call.name!r}"
-        if self._is_cancelled:
-            raise BudgetExceeded(f"the call was cancelled {before}: call again")
-        requests = self._requests | {call.operation: self._requests.get(call.operation, 0) + call.requests}
+    def _admit(self, request: StorageRequest) -> None:
+        """Raise `BudgetExceeded` for one that would exceed a limit."""
+        before = _before(request)
+        requests = self._requests | {request.operation: self._requests.get(request.operation, 0) + request.requests}
         known = self.bytes_read + self._bytes_held
         # at the limit, an object of unknown size is refused
-        asked_bytes = 1 if call.asked_bytes is None else call.asked_bytes
+        asked_bytes = 1 if request.asked_bytes is None else request.asked_bytes
         if self.max_requests is not None and (total := sum(requests.values())) > self.max_requests:
             bound = f"max_requests={self.max_requests} reached {before} (request {total})"
             raise BudgetExceeded(f"{bound}: raise the bound")
         # at the limit, an object of unknown size is refused
         if self.max_bytes is not None and known + asked_bytes > self.max_bytes:
-            asks = "an unknown number of" if call.asked_bytes is None else call.asked_bytes
+            asks = "an unknown number of" if request.asked_bytes is None else request.asked_bytes
             bound = f"max_bytes={self.max_bytes} reached {before} ({asks} bytes after {known})"
             raise BudgetExceeded(f"{bound}: raise the bound")
         if self.max_cost_usd is not None:
-            cost_usd = self.prices.cost_usd(requests, known + (call.asked_bytes or 0))
+            cost_usd = self.prices.cost_usd(requests, known + (request.asked_bytes or 0))
             if cost_usd > self.max_cost_usd:
                 bound = f"max_cost_usd={self.max_cost_usd:g} reached {before} (the cost would be {cost_usd:g})"
                 raise BudgetExceeded(f"{bound}: raise the bound")
 
 
 class MeteredStorage(WrapperStorage):
-    """A wrapper that counts every call: in `total`, and in the usages of the caller's `RequestContext`."""
+    """A wrapper that counts every call: in `total`, and in the usages of the caller's `Call`."""
 
     def __init__(self, inner: Storage, prices: PriceTable | None = None) -> None:
         super().__init__(inner)
@@ -213,24 +200,24 @@ class MeteredStorage(WrapperStorage):
         self._tells = False
         self._pid = os.getpid()
         self._counters = (self.total.count_ranges,)
-        # calls under way, and when each began, monotonic seconds. Calls of two threads may be equal
-        self._calls: dict[int, tuple[float, Call]] = {}
+        # those under way, and when each began, monotonic seconds. Those of two threads may be equal
+        self._requests_begun: dict[int, tuple[float, StorageRequest]] = {}
         self._is_away = False
         self.is_back: Callable[[], None] = lambda: None
         """Called when a call succeeds after one that found the storage unavailable."""
 
-    def late(self, patience_s: float) -> list[tuple[float, Call]]:
+    def late(self, patience_s: float) -> list[tuple[float, StorageRequest]]:
         """Return the calls that have been under way for longer than `patience_s`, with their ages in seconds.
 
         Each MiB that a call asked for or sends gets a second more. The oldest call is the first.
         """
         now_s = time.monotonic()
         # `list` of a dictionary's values is one step for other threads
-        ages = [(now_s - begun_s, call) for begun_s, call in list(self._calls.values())]
+        ages = [(now_s - begun_s, request) for begun_s, request in list(self._requests_begun.values())]
         late = [
-            (age_s, call)
-            for age_s, call in ages
-            if age_s > patience_s + ((call.asked_bytes or 0) + call.sent_bytes) / _LEAST_BYTES_PER_S
+            (age_s, request)
+            for age_s, request in ages
+            if age_s > patience_s + ((request.asked_bytes or 0) + request.sent_bytes) / _LEAST_BYTES_PER_S
         ]
         return sorted(late, key=lambda item: -item[0])
 
@@ -241,29 +228,29 @@ class MeteredStorage(WrapperStorage):
             opened.counters += self._counters
         return opened
 
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+    def _around(self, request: StorageRequest, act: Callable[[], _T]) -> _T:
         if self._pid != os.getpid():
             # Parent and child share its connections: each could read the other's responses
             raise IndexClosed(IndexClosed.FORKED)
         context = active_context()
-        # contexts count only in usages of this module
-        usages = [self.total, *cast("tuple[Usage, ...]", context.usages)]
-        _begin(usages, call)
-        repeats = RepeatCounter(usages, call)
+        context = context._replace(usages=(self.total, *context.usages))
+        usages = _usages(context)
+        _begin(context, request)
+        repeats = RepeatCounter(context, request)
         _enter(usages)
-        self._calls[id(call)] = time.monotonic(), call
+        self._requests_begun[id(request)] = time.monotonic(), request
         is_heard, read, written = True, 0, 0
         try:
             # A metered storage further in counts its own calls. Listeners of all outer ones get every repeat.
-            with RequestContext(context.deadline_s, (), (*context.listeners, repeats)).active():
-                with span(f"storage.{call.operation}", object=call.name, asked_bytes=call.asked_bytes or 0):
+            with Call(context.deadline_s, (), (*context.listeners, repeats)).active():
+                with span(f"storage.{request.operation}", object=request.name, asked_bytes=request.asked_bytes or 0):
                     result = act()
             self._tells |= repeats.told
             # A further page is counted when its request is sent. If the backend does not report its requests, a page
             # that has objects counts as one.
-            if call.is_further and result and not self._tells:
-                _begin(usages, repeats.again)
-            read, written = _payload_bytes(call, result), call.sent_bytes
+            if request.is_further and result and not self._tells:
+                _begin(context, repeats.again)
+            read, written = _payload_bytes(request, result), request.sent_bytes
             if self._is_away:
                 self._is_away = False
                 self.is_back()
@@ -273,22 +260,22 @@ class MeteredStorage(WrapperStorage):
             self._is_away |= not is_heard
             raise
         finally:
-            self._calls.pop(id(call), None)
-            _leave(usages, call, is_heard, read, written)
+            self._requests_begun.pop(id(request), None)
+            _leave(usages, request, is_heard, read, written)
 
 
 class RepeatCounter:
     """Counts a call's further requests (repeats, pages) and wasted bytes, and holds them to the limits."""
 
-    def __init__(self, usages: Sequence[Usage], call: Call) -> None:
-        self._usages, self._call = usages, call
-        self._counted = call.requests
+    def __init__(self, context: Call, request: StorageRequest) -> None:
+        self._context, self._request = context, request
+        self._counted = request.requests
         self.told = False
 
     @cached_property
-    def again(self) -> Call:
+    def again(self) -> StorageRequest:
         """One more request of the call."""
-        return replace(self._call, requests=1, sent_bytes=0, asked_bytes=0)
+        return replace(self._request, requests=1, sent_bytes=0, asked_bytes=0)
 
     def sending(self) -> None:
         """Count a request that is about to be sent. Raises `BudgetExceeded`: then do not send it."""
@@ -297,26 +284,39 @@ class RepeatCounter:
             if self._counted:
                 self._counted -= 1
                 return
-        _begin(self._usages, self.again)
+        _begin(self._context, self.again)
 
     def wasted(self, size_bytes: int) -> None:
         """Count `size_bytes` bytes that were delivered and must be requested again."""
-        for usage in self._usages:
+        for usage in _usages(self._context):
             usage.end(self.again, read=size_bytes)
 
 
-def _begin(usages: Sequence[Usage], call: Call) -> None:
-    """Begin `call` in all of `usages`, or in none if one refuses it."""
+def _usages(context: Call) -> tuple[Usage, ...]:
+    """Return the usages of a context, which are of this module."""
+    return cast("tuple[Usage, ...]", context.usages)
+
+
+def _before(request: StorageRequest) -> str:
+    return f"before {request.operation} of {request.name!r}"
+
+
+def _begin(context: Call, request: StorageRequest) -> None:
+    """Begin `request` in all usages of its context, or in none if one refuses it or nobody needs the result."""
     with _lock:
+        usages = _usages(context)
+        # with the lock, so that all requests before a cancellation are counted for one who then asks for their number
+        if request.requests and context.is_cancelled:
+            raise BudgetExceeded(f"the call was cancelled {_before(request)}: call again")
         for place, usage in enumerate(usages):
-            if call.requests:
+            if request.requests:
                 try:
-                    usage._admit(call)
+                    usage._admit(request)
                 except BudgetExceeded:
                     for begun in usages[:place]:
-                        begun._take_back(call)
+                        begun._take_back(request)
                     raise
-            usage._count(call)
+            usage._count(request)
 
 
 def _enter(usages: Sequence[Usage]) -> None:
@@ -329,20 +329,20 @@ def _enter(usages: Sequence[Usage]) -> None:
             usage.under_way += 1
 
 
-def _leave(usages: Sequence[Usage], call: Call, is_heard: bool, read: int, written: int) -> None:
+def _leave(usages: Sequence[Usage], request: StorageRequest, is_heard: bool, read: int, written: int) -> None:
     """Note the end of a call, its payload, and whether the storage has responded."""
     now_s = time.monotonic()
     with _lock:
         for usage in usages:
-            usage._end(call, read, written)
+            usage._end(request, read, written)
             usage.under_way -= 1
             if is_heard:
                 usage.heard_s = now_s
 
 
-def _payload_bytes(call: Call, result: object) -> int:
+def _payload_bytes(request: StorageRequest, result: object) -> int:
     if isinstance(result, bytes):
         return len(result)
-    if call.operation == "get_suffix" and isinstance(result, tuple):
+    if request.operation == "get_suffix" and isinstance(result, tuple):
         return len(result[0])
     return 0

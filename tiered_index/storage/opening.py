@@ -29,10 +29,10 @@ import msgspec
 from tiered_index.errors import ConfigError, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     PAGE,
-    Call,
     ObjectInfo,
     Storage,
     StorageOptions,
+    StorageRequest,
     WrapperStorage,
     check_name,
     check_prefix,
@@ -273,11 +273,11 @@ class PrefixedStorage(WrapperStorage):
         check_name(name)
         return check_name(self._base + name)
 
-    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+    def _around(self, request: StorageRequest, act: Callable[[], _T]) -> _T:
         """Raise the inner storage's `ObjectNotFound` and `ObjectExists` with the caller's name of the object."""
         try:
             return act()
         except ObjectNotFound as error:
-            raise ObjectNotFound(call.name, self.uri) from error
+            raise ObjectNotFound(request.name, self.uri) from error
         except ObjectExists as error:
-            raise ObjectExists(call.name, self.uri) from error
+            raise ObjectExists(request.name, self.uri) from error

@@ -1,8 +1,8 @@
 """Base of the request handlers: runs calls of the library in threads, within bounds, and sends their answers.
 
 A request takes a place before its body is read, and keeps it until its answer is sent. So the places bound the memory
-of all requests. Each call has its own usage. If the client disconnects, the usage allows no further request to the
-storage, as with `AsyncIndexReader`.
+of all requests. Each request has its own usage. If the client disconnects, no further request to the storage is sent
+for it, as with `AsyncIndexReader`.
 
 A short answer is sent at once. A longer one is sent in pieces, and the service holds one page of it. If the client
 takes a piece too slowly, the gate ends the connection. Threads: handlers and `Calls` belong to one event loop, and
@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tiered_index.base.call import active_context
+from tiered_index.base.call import Cancellation, active_context
 from tiered_index.base.threads import DaemonPool
 from tiered_index.server.http.metrics import Metrics
 from tiered_index.server.http.parameters import Spending
@@ -49,6 +49,8 @@ class Allowance:
 
     def __init__(self, caps: Caps, prices: PriceTable) -> None:
         self.usage = Usage(prices, max_cost_usd=caps.max_cost_usd)
+        self.cancellation = Cancellation()
+        """Set when the client has gone."""
         self._began_s = time.monotonic()
         self.limits = LookupLimits()
         self.narrow(caps.limits, None)
@@ -103,7 +105,8 @@ class Calls:
 
     async def run(self, request: Request, allowance: Allowance, call: Callable[[], T]) -> T:
         """Run `call` in a thread and return its result. Raises its errors, and `Refused` if the client disconnects."""
-        with active_context().until(allowance.deadline_s).counting(allowance.usage).active():
+        context = active_context().until(allowance.deadline_s).counting(allowance.usage)
+        with context.cancelled_by(allowance.cancellation).active():
             future = self._pool.submit(call)
         self.running += 1
         awaited = asyncio.wrap_future(future)
@@ -112,7 +115,7 @@ class Calls:
             if not done:
                 await _while_there(request, awaited)
         except BaseException:
-            allowance.usage.cancel()
+            allowance.cancellation.set()
             # its result or error is not needed any more
             awaited.cancel()
             future.cancel()

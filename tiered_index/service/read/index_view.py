@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from tiered_index.base.call import UNBOUNDED, RequestContext, active_context, deadline_at, remaining_s
+from tiered_index.base.call import UNBOUNDED, Call, active_context, deadline_at, remaining_s
 from tiered_index.base.clock import Clock
 from tiered_index.base.kernels import compiled_views
 from tiered_index.config import IndexConfig
@@ -298,7 +298,7 @@ class IndexView(PolledState):
             self._is_unbounded = True
         super().give_up()
 
-    def _context(self) -> RequestContext:
+    def _context(self) -> Call:
         return UNBOUNDED if self._is_unbounded else active_context()
 
     def _try(self, read: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from tiered_index.base.call import RequestContext, request_context
+from tiered_index.base.call import Call, request_context
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import Lock, check_not_nested
 from tiered_index.base.tracing import is_traced, span
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NO_LIMITS = LookupLimits()
 # a context that counts requests, in which a view makes none
-_COUNTED = RequestContext(usages=(Usage(),))
+_COUNTED = Call(usages=(Usage(),))
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 

@@ -30,7 +30,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from tiered_index.base.call import UNBOUNDED, RequestContext, active_context, remaining_s
+from tiered_index.base.call import UNBOUNDED, Call, active_context, remaining_s
 from tiered_index.base.clock import Clock
 from tiered_index.base.locks import call_lock, shared_lock
 from tiered_index.base.threads import Condition, DaemonPool, NoThread, PoolFuture, have_ended, start_thread
@@ -295,7 +295,7 @@ class PolledState(ABC):
             self._running.pop(future, None)
             future.give_up(error)
 
-    def _context(self) -> RequestContext:
+    def _context(self) -> Call:
         """Return the context of a read: that of the lookup that begins it."""
         return active_context()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
-from tiered_index.base.call import RequestContext, active_context, request_context
+from tiered_index.base.call import Cancellation, active_context, request_context
 from tiered_index.base.threads import DaemonPool, NoThread, side_by_side
 from tiered_index.errors import (
     BudgetExceeded,
@@ -138,25 +138,19 @@ class _FileSearch:
         self.handle = handle
         self.place = handle.place
         self.usage: Usage | None = None
+        self.cancellation = Cancellation()
         self.started = time.perf_counter()
         self.matched: int | None = None
         self._ended = False
-
-    def count(self, usage: Usage) -> None:
-        """Count the requests with `usage`, which refuses them after the search has ended."""
-        with self.scan.lock:
-            self.usage = usage
-            if self._ended:
-                usage.cancel()
 
     def end(self, outcome: str, *, matched: int = 0, error: TieredIndexError | None = None) -> None:
         with self.scan.lock:
             if self._ended:
                 return
             self._ended = True
+            # before the requests are counted
+            self.cancellation.set()
             usage = self.usage
-            if usage is not None:
-                usage.cancel()
             spent = NOTHING if usage is None else RequestStats.of_usage(usage)
             # a stored file that needed no request
             cached = outcome == "read" and self.place == "storage" and usage is not None and not usage.used
@@ -361,11 +355,10 @@ class FileReader:
             self._search(search)
 
     def _search(self, search: _FileSearch) -> None:
-        usage = Usage(self._prices)
-        search.count(usage)
+        search.usage = usage = Usage(self._prices)
         outer = request_context.get()
-        usages, submit = (*outer.usages, usage), self._pool.submit
-        token = request_context.set(RequestContext(outer.deadline_s, usages, outer.listeners, submit))
+        own = outer.counting(usage).cancelled_by(search.cancellation).with_threads(self._pool.submit)
+        token = request_context.set(own)
         try:
             search.matched = search.scan.look(search.handle)
         except TieredIndexError as error:

@@ -236,7 +236,7 @@ class Several:
         finally:
             if is_late:
                 # those that are late send no further requests for this lookup
-                budget.usage.cancel()
+                budget.cancellation.set()
         for view, search_of_it in searches.items():
             if search_of_it.done() and not search_of_it.is_given_up:
                 passes[view] = search_of_it.result()

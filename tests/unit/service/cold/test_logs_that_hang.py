@@ -21,7 +21,7 @@ from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader, QueryResult
 from tiered_index.base import kernels
-from tiered_index.base.call import RequestContext
+from tiered_index.base.call import Call
 from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import Usage
@@ -98,7 +98,7 @@ def test_a_read_that_another_call_began_does_not_end_by_that_ones_budget(index, 
         assert hang.entered.wait(30)
 
         def spent():
-            with RequestContext(usages=(Usage(max_requests=0),)).active():
+            with Call(usages=(Usage(max_requests=0),)).active():
                 view.read_anew()
 
         second = beside(spent)

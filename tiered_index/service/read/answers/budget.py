@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypedDict, TypeVar
 
-from tiered_index.base.call import UNBOUNDED, Activation, active_context
+from tiered_index.base.call import Activation, Cancellation, active_context
 from tiered_index.errors import InvalidArgument, did_you_mean
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable, rounded_usd
@@ -101,15 +101,17 @@ class LookupBudget:
     def __init__(self, prices: PriceTable, limits: LookupLimits) -> None:
         self.limits, self.begun = limits, time.perf_counter()
         self.usage = Usage(prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
+        self.cancellation = Cancellation()
+        """Set it when nobody needs the result any more."""
         context = active_context()
-        self.is_free = not limits.is_bounded and context == UNBOUNDED
+        self.is_free = not limits.is_bounded and context.deadline_s is None and not context.usages
         self._context = context if limits.timeout_s is None else context.until(limits.deadline_s())
         # that of the caller's context, if it is earlier
         self.deadline_s = self._context.deadline_s
 
     def open(self) -> Activation[LookupBudget]:
         """Return a context manager that counts and bounds the requests of this context, and of its copies."""
-        return Activation(self._context.counting(self.usage), self)
+        return Activation(self._context.counting(self.usage).cancelled_by(self.cancellation), self)
 
     @property
     def is_timed(self) -> bool:

@@ -22,7 +22,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tiered_index.base.call import RequestContext, active_context, check_deadline, remaining_s, request_context
+from tiered_index.base.call import Call, active_context, check_deadline, remaining_s, request_context
 from tiered_index.base.kernels import crc32
 from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import Condition, DaemonPool, NoThread, PoolFuture, have_ended, side_by_side
@@ -432,7 +432,7 @@ class ColdPath:
         if not self.filters.is_due(stored) or not self.filters.begin_fetch(stored):
             return False
         context = active_context()
-        if context.deadline_s is None and not context.is_limited:
+        if context.deadline_s is None and not context.is_limited and not context.is_cancelled:
             return self._fetch_due(stored)
         try:
             self._background.submit(partial(self._fetch_later, stored))
@@ -442,7 +442,7 @@ class ColdPath:
 
     def _fetch_later(self, stored: StoredObject) -> None:
         """Fetch a filter without limits."""
-        with RequestContext().active(), contextlib.suppress(MissingObject):  # a lookup finds out by itself
+        with Call().active(), contextlib.suppress(MissingObject):  # a lookup finds out by itself
             self._fetch_due(stored)
 
     def _fetch_due(self, stored: StoredObject) -> bool:
