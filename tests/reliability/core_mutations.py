@@ -90,7 +90,7 @@ class _Source:
         file = compiled_views().LocalFile(row_form(schema), None, None, 0, 0, slots.base)
         return file.from_source(self, *self.seconds, (slots.split, slots.join, 0, slots.slots))
 
-    def open(self, file: Any) -> bool:
+    def open(self, file: Any, _: object) -> bool:
         """See `LocalFile.from_source`."""
         metadata, groups = self._metadata, self._file.trailer().directory.group_bytes
         packing = metadata.packing
@@ -105,12 +105,12 @@ class _Source:
             return False
         return True
 
-    def block(self, at: int, size: int, crc: int) -> Any:
+    def block(self, at: int, size: int, crc: int, _: object) -> Any:
         """See `LocalFile.from_source`."""
         data = bytes(self._file.data[at : at + size])
         return data if len(data) == size and crc32(data) == crc else None
 
-    def miss(self, _: int) -> None:
+    def miss(self, *_: object) -> None:
         """Ignore a miss."""
 
     def open_now(self) -> OpenObject:

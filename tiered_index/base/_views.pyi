@@ -127,6 +127,7 @@ class View:
         most: int,
         after: tuple[int, ...] | None = None,
         hidden: HiddenOf | None = None,
+        call: Any = None,
     ) -> ViewRows | None: ...
 
 class ViewBatch:
@@ -173,6 +174,7 @@ class Answers:
         has_topics: bool = True,
         after: tuple[int, ...] | None = None,
         hidden: dict[str, Any] | None = None,
+        call: Any = None,
     ) -> Any: ...
     def rows(
         self,
@@ -185,6 +187,7 @@ class Answers:
         max_count: object,
         after: tuple[int, ...] | None = None,
         hidden: Any | None = None,
+        call: Any = None,
     ) -> ViewRows | None: ...
 
 def cursor_parts(cursor: object, columns: int) -> tuple[str, tuple[int, ...]] | None: ...

@@ -240,6 +240,8 @@ cdef struct Found:
     int64_t request_bytes
     # entries of chains that were read
     int64_t steps
+    # the caller's `Call`, for sources; NULL: none
+    PyObject *call
 
 
 cdef inline int64_t row_long(const uint8_t *row, int64_t place) noexcept nogil:
@@ -588,7 +590,8 @@ cdef int search_stored(
     """Search a group from a cache or the storage, as `search_group` does. Raises if the read is interrupted."""
     cdef bytes held
     cdef const uint8_t *data
-    got = (<LocalFile>file.owner).source.block(begin, size, word_at(group + 20))
+    call = None if found.call == NULL else <object>found.call
+    got = (<LocalFile>file.owner).source.block(begin, size, word_at(group + 20), call)
     if got is None:
         return DECLINED
     if type(got) is tuple:
@@ -983,6 +986,7 @@ cdef class RowForm:
         found.rows, found.count, found.room, found.items, found.items_room = NULL, 0, 0, NULL, 0
         found.retired, found.retired_count, found.retired_room, found.hidden_count = NULL, 0, 0, 0
         found.group, found.group_room, found.requests, found.request_bytes, found.steps = NULL, 0, 0, 0, 0
+        found.call = NULL
         return found
 
     cdef bint equals(self, RowForm other) noexcept:
@@ -1137,12 +1141,12 @@ cdef class LocalFile:
     def from_source(self, source, int64_t second_min, int64_t second_max, tuple slots=None):
         """Make this a file in a storage with entries from `second_min` to `second_max`, and return it.
 
-        `slots` are split, join, low and high of a shard. Methods of `source`:
+        `slots` are split, join, low and high of a shard. Methods of `source`, where `call` is that of the lookup:
 
-        - `open(file)`: call `opened` and `with_filter` if that needs no request. Return whether to search it here.
-        - `block(at, size, crc32)`: return the verified bytes of a slot group, in a tuple if that took a request.
+        - `open(file, call)`: call `opened` and `with_filter` if that needs no request. Return whether to search it here.
+        - `block(at, size, crc32, call)`: return the verified bytes of a slot group, in a tuple if that took a request.
           None: the caller of the lookup has to search.
-        - `miss(hash)`: note a search that found nothing, by the hash for filters.
+        - `miss(hash, call)`: note a search that found nothing, by the hash for filters.
         - `open_now()`: return an object with a `descriptor` of the file, and with `close(reads, bytes)`. None: the
           caller has to search.
         - `crc32`: a function.
@@ -1643,9 +1647,9 @@ cdef class View:
 
     def find(
         self, topic, uint32_t key_hash, uint32_t masked_hash, uint32_t fingerprint, int64_t low,
-        int64_t high, int64_t most, tuple after=None, HiddenOf hidden=None,
+        int64_t high, int64_t most, tuple after=None, HiddenOf hidden=None, call=None,
     ):
-        """Return the newest rows of a lookup. `low` and `high` are inclusive seconds.
+        """Return the newest rows of a lookup, whose `call` the sources of files get. `low` and `high` are inclusive seconds.
 
         `after` is the end of the page before: second, offset and queue. `hidden` entries of the topic are left out.
         Return None if two rows may be one answer: the caller then has to search all files. Raises `MemoryError`.
@@ -1656,7 +1660,7 @@ cdef class View:
         rows = self.begun(topic, key_hash, masked_hash, low, high, most, hidden)
         # nobody needs it for a later page
         rows.knows_topic = after is not None
-        return rows if self.seek(rows, fingerprint, after) else None
+        return rows if self.seek(rows, fingerprint, after, call) else None
 
     cdef ViewRows begun(
         self, topic, uint32_t key_hash, uint32_t masked_hash, int64_t low, int64_t high, int64_t most, HiddenOf hidden
@@ -1768,7 +1772,7 @@ cdef class View:
             load_group(places[at].file, key_hash)
         return number
 
-    cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after) except -1:
+    cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after, call) except -1:
         """Search for `find`. Return false if two rows may be one answer."""
         cdef Py_ssize_t number = -1, ahead = 0
         cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot
@@ -1795,6 +1799,7 @@ cdef class View:
         cdef uint64_t[FEW_WORDS] few
         cdef uint64_t *may = few
         cdef Py_ssize_t words = (self.count >> 6) + 1
+        found.call = <PyObject *>call
         if self.fresh >= FEWEST_TOGETHER:
             self.gather()
         together = self.together
@@ -1868,7 +1873,7 @@ cdef class View:
                     opened = held is not None
                     file.uses += opened
                     if not opened or held.file.filter == NULL:
-                        opened = local.source.open(local)
+                        opened = local.source.open(local, call)
                         held = local.open_file
                         known_ids = None if held is None else held.ids
                     # another thread may have closed it
@@ -1940,7 +1945,7 @@ cdef class View:
                     if lows[file.rule == 1] <= file.second_min and high >= file.second_max:
                         block = <uint64_t>(masked_hash if file.rule == 1 else key_hash) << 32
                         block = filter_mix(block | (fingerprint if found.fingerprint_at else 0))
-                        local.source.miss(block)
+                        local.source.miss(block, call)
                 if found.count > before and found.count >= most:
                     done = order_rows(found, most + 1)
                     if done == DECLINED:
@@ -1968,6 +1973,7 @@ cdef class View:
                 number += 1
             return True
         finally:
+            found.call = NULL
             if may != few:
                 free(may)
             free(many)
@@ -2147,7 +2153,7 @@ cdef class ViewBatch:
             if place.stored and place.file.second_min <= high and place.file.second_max >= low:
                 local = <LocalFile>(<tuple>self.view.files[number])[0]
                 place.file.uses += local.open_file is not None
-                opened = local.source.open(local)
+                opened = local.source.open(local, None)
                 held = local.open_file
                 # another thread may have closed it
                 opened = opened and held is not None
@@ -2654,7 +2660,7 @@ cdef class ViewBatch:
         if done < 0:
             raise MemoryError
         if missed >= 0:
-            source.miss(self.mixed(file, missed))
+            source.miss(self.mixed(file, missed), None)
         return 0
 
     cdef inline uint64_t mixed(self, const File *file, Py_ssize_t lookup) noexcept nogil:
@@ -2792,16 +2798,16 @@ cdef class Answers:
 
     def find(
         self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True,
-        tuple after=None, hidden=None,
+        tuple after=None, hidden=None, call=None,
     ):
         """Return the answer to a lookup, or its `ViewRows` if the caller has to search some files.
 
         None: the caller has to check the arguments, or to search all files. `after` is the end of the page before:
         second, offset and queue. Without `has_topics` the result is also None if the view has neither rows nor the
-        topic. `hidden[topic].core` is the `HiddenOf` of a topic, or None.
+        topic. `hidden[topic].core` is the `HiddenOf` of a topic, or None. The sources of files get `call`.
         """
         cdef ViewRows rows = self.searched(
-            view, about, topic, key, begin_ms, end_ms, max_count, has_topics, after, hidden
+            view, about, topic, key, begin_ms, end_ms, max_count, has_topics, after, hidden, call
         )
         if rows is None or rows.has_left:
             return rows
@@ -2817,15 +2823,20 @@ cdef class Answers:
         rows.elapsed_ms = (seconds_now() - rows.started) * 1000
         return result
 
-    def rows(self, View view not None, about, topic, key, begin_ms, end_ms, max_count, tuple after=None, hidden=None):
+    def rows(
+        self, View view not None, about, topic, key, begin_ms, end_ms, max_count, tuple after=None, hidden=None,
+        call=None,
+    ):
         """As `find`, for one of several indexes: return the `ViewRows`, and count nothing."""
-        cdef ViewRows rows = self.searched(view, about, topic, key, begin_ms, end_ms, max_count, True, after, hidden)
+        cdef ViewRows rows = self.searched(
+            view, about, topic, key, begin_ms, end_ms, max_count, True, after, hidden, call
+        )
         if rows is not None:
             rows.elapsed_ms = (seconds_now() - rows.started) * 1000
         return rows
 
     cdef ViewRows searched(
-        self, View view, about, topic, key, begin_ms, end_ms, max_count, bint has_topics, tuple after, hidden
+        self, View view, about, topic, key, begin_ms, end_ms, max_count, bint has_topics, tuple after, hidden, call
     ):
         """Return the rows of a lookup; None: as for `find`."""
         cdef ViewRows rows
@@ -2855,7 +2866,7 @@ cdef class Answers:
         )
         # nobody needs it for a later page
         rows.knows_topic = after is not None
-        if not view.seek(rows, mixed32(second), after):
+        if not view.seek(rows, mixed32(second), after, call):
             return None
         if rows.has_left:
             return rows

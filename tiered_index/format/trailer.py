@@ -343,7 +343,7 @@ class _OpenSource:
     crc32 = staticmethod(crc32)
 
     @staticmethod
-    def open(_: Any) -> bool:
+    def open(_: Any, call: object) -> bool:
         """See `LocalFile.from_source`."""
         return True
 

@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
-from tiered_index.base.call import Call, remaining_s, request_context
+from tiered_index.base.call import Call, remaining_s
 from tiered_index.base.clock import Clock, SteadyClock, SystemClock
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import check_not_nested, collecting, is_held_elsewhere, is_held_here
@@ -113,7 +113,7 @@ _STOP_PATIENCE_S = 2.0
 _LOCK_POLL_S = 0.002
 # the longest pause of a worker after an error of the storage once a request has succeeded
 _BACK_PAUSE_S = 2.0
-# the context of a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
+# a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
 _AT_ONCE = Call(deadline_s=0.0, waits=False)
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -692,13 +692,6 @@ class IndexService(Lookups[ItemT]):
 
         Arguments: see `query`. Any thread.
         """
-        # in a copy: an interrupted call can't leave its context to later ones
-        return copy_context().run(self._now, topic, key, begin_ms, end_ms, max_count, cursor)
-
-    def _now(
-        self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
-    ) -> QueryResult[ItemT] | None:
-        request_context.set(_AT_ONCE)
         engine = self._engine
         if compiled_views() is None or is_traced():
             return None
@@ -706,7 +699,7 @@ class IndexService(Lookups[ItemT]):
         if files is None or files.view is None or len(files.view.labels) > _FILES_NOW:
             return None
         with contextlib.suppress(InvalidArgument, InvalidCursor):
-            answer = engine.at_once(files, topic, key, begin_ms, end_ms, max_count, cursor)
+            answer = engine.at_once(files, topic, key, begin_ms, end_ms, max_count, cursor, _AT_ONCE)
             return answer if isinstance(answer, QueryResult) else None
         return None
 

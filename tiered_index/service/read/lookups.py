@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from tiered_index.base.call import Call, request_context
+from tiered_index.base.call import Call, active_context
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import Lock, check_not_nested
 from tiered_index.base.tracing import is_traced, span
@@ -47,13 +47,12 @@ from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResu
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiered_index.base._views import ViewRows
     from tiered_index.config import IndexSettings
     from tiered_index.service.read.export import Export
 
 T = TypeVar("T")
 NO_LIMITS = LookupLimits()
-# a context that counts requests, in which a view makes none
+# a call that counts requests, for which a view makes none
 _COUNTED = Call(usages=(Usage(),))
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
@@ -117,10 +116,8 @@ class Lookups(ABC, Generic[ItemT]):
         bounds = LookupLimits.of(self.query, limits) if limits else NO_LIMITS
         begun: Begun | None = None
         if compiled_views() is not None and not is_traced() and (files := self._files_now(topic, key)) is not None:
-            if limits:
-                answer = copy_context().run(_counted, engine, files, topic, key, begin_ms, end_ms, max_count, cursor)
-            else:
-                answer = engine.at_once(files, topic, key, begin_ms, end_ms, max_count, cursor)
+            call = _COUNTED if limits else active_context()
+            answer = engine.at_once(files, topic, key, begin_ms, end_ms, max_count, cursor, call)
             if isinstance(answer, QueryResult):
                 return answer
             if answer is not None and files.has_topics:
@@ -515,12 +512,6 @@ class Lookups(ABC, Generic[ItemT]):
     @abstractmethod
     def _read_log(self, uri: str) -> LogState:
         """Read new records of the log of storage `uri`, update its catalog, and return the state."""
-
-
-def _counted(engine: QueryEngine, *arguments: Any) -> QueryResult[Any] | ViewRows | None:
-    """Return the answer of `at_once` to a lookup with limits, from files that need no request."""
-    request_context.set(_COUNTED)
-    return engine.at_once(*arguments)
 
 
 opened_ones: weakref.WeakSet[Lookups[Any]] = weakref.WeakSet()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.call import Call
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import call_lock
 from tiered_index.base.units import MAX_TIMESTAMP_MS
@@ -172,6 +173,7 @@ class QueryEngine:
         end_ms: int | None,
         max_count: int,
         cursor: str | None,
+        call: Call,
     ) -> QueryResult[Any] | ViewRows | None:
         """Answer a lookup by one call of the core, or return its rows if there is a rest that the core did not search.
 
@@ -186,7 +188,7 @@ class QueryEngine:
             if after is None:
                 return None
         return self.plain.find(  # type: ignore[no-any-return]
-            view.core, files.about, topic, key, begin_ms, end_ms, max_count, files.has_topics, after, files.hidden
+            view.core, files.about, topic, key, begin_ms, end_ms, max_count, files.has_topics, after, files.hidden, call
         )
 
     def query_many(
@@ -243,7 +245,9 @@ class QueryEngine:
             if run.begun is not None:
                 viewed = files.view.of_rows(run.begun.rows)
             else:
-                viewed = files.view.find(batch, run.searches.in_parts, stored=budget.is_free, hidden=scan.hidden)
+                viewed = files.view.find(
+                    batch, run.searches.in_parts, stored=budget.is_free, hidden=scan.hidden, call=budget.call
+                )
         if viewed is None:
             handles = files.handles(*within)
             run.searches.read(run, scan, handles)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.call import Call
 from tiered_index.base.kernels import compiled_views
 from tiered_index.service.read.answers.batch import Answers, LookupBatch, MatchAccumulator, Matches
 from tiered_index.service.read.answers.budget import NOTHING
@@ -70,6 +71,7 @@ class SeveralEngine(QueryEngine):
         end_ms: int | None,
         max_count: int,
         cursor: str | None,
+        call: Call,
     ) -> QueryResult[Any] | None:
         """Answer a lookup by a call of the core for each index; None: the core can't.
 
@@ -93,7 +95,8 @@ class SeveralEngine(QueryEngine):
             files = files_of[uri]
             if (view := files.view) is None:
                 return None
-            rows = rows_of(view.core, files.about, topic, key, begin_ms, end_ms, max_count, within, files.hidden)
+            bounds = begin_ms, end_ms, max_count, within
+            rows = rows_of(view.core, files.about, topic, key, *bounds, files.hidden, call)
             if rows is None or rows.has_left:
                 return None
             uris.append(uri)

@@ -105,13 +105,14 @@ class LookupBudget:
         """Set it when nobody needs the result any more."""
         context = active_context()
         self.is_free = not limits.is_bounded and context.deadline_s is None and not context.usages
-        self._context = context if limits.timeout_s is None else context.until(limits.deadline_s())
+        bounded = context if limits.timeout_s is None else context.until(limits.deadline_s())
         # that of the caller's context, if it is earlier
-        self.deadline_s = self._context.deadline_s
+        self.deadline_s = bounded.deadline_s
+        self.call = bounded.counting(self.usage).cancelled_by(self.cancellation)
 
     def open(self) -> Activation[LookupBudget]:
         """Return a context manager that counts and bounds the requests of this context, and of its copies."""
-        return Activation(self._context.counting(self.usage).cancelled_by(self.cancellation), self)
+        return Activation(self.call, self)
 
     @property
     def is_timed(self) -> bool:

@@ -22,7 +22,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tiered_index.base.call import Call, active_context, check_deadline, remaining_s, request_context
+from tiered_index.base.call import Call, active_context, check_deadline, remaining_s
 from tiered_index.base.kernels import crc32
 from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import Condition, DaemonPool, NoThread, PoolFuture, have_ended, side_by_side
@@ -374,17 +374,18 @@ class ColdPath:
             for some in side_by_side([partial(self._fetch_span, stored, span, damaged) for span in spans]):
                 pieces.update(some)
 
-    def block_now(self, stored: StoredObject, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
+    def block_now(
+        self, stored: StoredObject, offset: int, length: int, crc: int, call: Call | None
+    ) -> bytes | tuple[bytes] | None:
         """Return the verified bytes of a run from the cache, or, in a tuple, from a storage in a local folder.
 
-        None: the caller has to use `verified`, which reads them or raises an error. Only the cache is used in a context
+        None: the caller has to use `verified`, which reads them or raises an error. Only the cache is used for a call
         that does not wait, or that counts requests.
         """
         key = self._index_id, stored.name, offset
         if (block := self.caches.slot_groups.get(key, counts_miss=False)) is not None:
             return block
-        context = request_context.get()
-        if context.usages or not context.waits:
+        if call is not None and (call.usages or not call.waits):
             return None
         if (opened := self.storage.open_now(stored.name, stored.size_bytes)) is None:
             return None

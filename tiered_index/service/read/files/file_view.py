@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.base.call import request_context
+from tiered_index.base.call import Call
 from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.format.keys.hashing import HASH_RULES, HashRule
 from tiered_index.format.schema import Schema, row_form
@@ -170,12 +170,12 @@ class StoredSource:
     def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
         self._cold, self._stored, self._schema = cold, stored, schema
 
-    def open(self, file: LocalFile) -> bool:
+    def open(self, file: LocalFile, call: Call | None) -> bool:
         """Give `file` its directory and its filter, if they are in memory.
 
         Return whether it can be searched and does not need a filter first.
         """
-        if not request_context.get().waits or not self._cold.in_core(self._stored, file, self._schema):
+        if (call is not None and not call.waits) or not self._cold.in_core(self._stored, file, self._schema):
             return False
         return file.has_filter or not self._cold.filters.is_due(self._stored)
 
@@ -183,15 +183,14 @@ class StoredSource:
         """See `Storage.open_now`."""
         return self._cold.storage.open_now(self._stored.name, self._stored.size_bytes)
 
-    def block(self, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
+    def block(self, offset: int, length: int, crc: int, call: Call | None) -> bytes | tuple[bytes] | None:
         """See `ColdPath.block_now`."""
-        return self._cold.block_now(self._stored, offset, length, crc)
+        return self._cold.block_now(self._stored, offset, length, crc, call)
 
-    def miss(self, hash64: int) -> None:
+    def miss(self, hash64: int, call: Call | None) -> None:
         """Note that a search for the key of `hash64` found nothing. This may read the filter from the disk cache."""
-        if not request_context.get().waits:
-            return
-        self._cold.filters.record_miss(self._stored)
+        if call is None or call.waits:
+            self._cold.filters.record_miss(self._stored)
 
 
 class LocalView:
@@ -228,6 +227,7 @@ class LocalView:
         *,
         stored: bool = False,
         hidden: HiddenTable | None = None,
+        call: Call | None = None,
     ) -> Found | None:
         """Return the rows of the files for a batch, without those that are `hidden`.
 
@@ -242,7 +242,7 @@ class LocalView:
         hashes = key_hash, int(batch.java_hash[0]) & 0x7FFFFFFF, fingerprint
         bounds = second_min, second_max, int(batch.max_count[0])
         topic = batch.topics[0]
-        rows = self.core.find(topic, *hashes, *bounds, batch.after.get(0), core_of(hidden, topic))
+        rows = self.core.find(topic, *hashes, *bounds, batch.after.get(0), core_of(hidden, topic), call)
         return None if rows is None else self.of_rows(rows)
 
     def of_rows(self, rows: ViewRows) -> Found:
