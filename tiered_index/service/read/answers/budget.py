@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypedDict, TypeVar
 
+import msgspec
+
 from tiered_index.base.call import Activation, Cancellation, active_context
 from tiered_index.errors import InvalidArgument, did_you_mean
 from tiered_index.storage.metering import Usage
@@ -23,6 +25,8 @@ from tiered_index.types import Explain, FileReport
 N = TypeVar("N", int, float)
 # the longest time that a thread can wait; a longer bound counts as none
 _LONGEST_S = threading.TIMEOUT_MAX / 2
+# a union of types takes longer to check
+_NUMBERS = int, float
 
 
 class Limits(TypedDict, total=False):
@@ -33,8 +37,7 @@ class Limits(TypedDict, total=False):
     timeout_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class LookupLimits:
+class LookupLimits(msgspec.Struct, frozen=True):
     """Inclusive bounds of one call; None: no bound. Raises `InvalidArgument` for an impossible bound."""
 
     max_requests: int | None = None
@@ -42,24 +45,24 @@ class LookupLimits:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_requests", "max_bytes"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise InvalidArgument(f"{name} must be a whole number, 0 or more, not {value!r}")
+        # not in a loop over names, because a warm lookup takes a few microseconds
+        if self.max_requests is not None:
+            _check_count("max_requests", self.max_requests)
+        if self.max_bytes is not None:
+            _check_count("max_bytes", self.max_bytes)
         limit = self.timeout_s
-        if limit is None:
-            return
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+        if limit is not None and (not isinstance(limit, _NUMBERS) or limit is True or not 0 < limit < math.inf):
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
 
     @classmethod
     def of(cls, call: Callable[..., Any], arguments: Mapping[str, Any]) -> Self:
         """Return the bounds in keyword arguments of a call. Raises `TypeError` for others, which names the call."""
-        for name in arguments:
-            if name not in Limits.__annotations__:
-                near = did_you_mean(name, [*inspect.signature(call).parameters, *Limits.__annotations__])
-                raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{near}")
-        return cls(**arguments)
+        try:
+            return cls(**arguments)
+        except TypeError:
+            name = next(name for name in arguments if name not in Limits.__annotations__)
+            near = did_you_mean(name, [*inspect.signature(call).parameters, *Limits.__annotations__])
+            raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{near}") from None
 
     @property
     def is_bounded(self) -> bool:
@@ -82,6 +85,11 @@ class LookupLimits:
         """Return the end of `timeout_s` from now, by `time.monotonic()`; None: no bound."""
         bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
         return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidArgument(f"{name} must be a whole number, 0 or more, not {value!r}")
 
 
 def _left(most: int | None, spent: int) -> int | None:
