@@ -3,6 +3,9 @@
 Client and service share this machine. The CPU time of the service's process is its own cost. Every answer is checked: a
 wrong one ends the run. The clients use one asyncio loop and no HTTP library. A connection sends one request, waits for
 the whole answer, and sends the next one. A latency is the time from the first byte sent to the last byte received.
+
+Hot lookups are compared with a plain Starlette route that returns the bytes of such an answer, on the same event loop
+and HTTP parser, in turns. Without further arguments this module's process is that route.
 """
 
 import asyncio
@@ -11,6 +14,7 @@ import itertools
 import json
 import multiprocessing
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +24,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +34,7 @@ from tests.benchmarks.report import TOP, finish, note, options, percentiles, req
 from tests.support.object_store import unchunked
 from tests.support.processes import without_settings
 from tiered_index import IndexService
+from tiered_index.base.encoding import JSON
 from tiered_index.client import IndexClient
 from tiered_index.errors import BackPressure
 
@@ -40,7 +46,9 @@ _CONNECTIONS = 16
 _PUT_AT_ONCE = 100_000
 _MARKER = b'"offset"'
 _STATUS = slice(9, 12)
-COLUMNS = ("answers/s", "p50 ms", "p99 ms", "CPU us", "keys/s", "written/s", "refused", "MiB")
+# Hot lookups and the plain route are measured so many times, one after the other
+_TURNS = 3
+COLUMNS = ("answers/s", "of plain", "p50 ms", "p99 ms", "CPU us", "keys/s", "written/s", "refused", "MiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,25 @@ class Load:
     wrong: list[str] = field(default_factory=list)
     refused: int = 0
     elapsed_s: float = 0.0
+    cpu_s: float = 0.0
+    memory_mib: int = 0
+
+    def figures(self, name: str) -> dict[str, Any]:
+        """Return the figures. Raises `RuntimeError` for a wrong answer."""
+        require(self.wrong[:1], [], f"wrong answers of {name}")
+        answers = len(self.latencies_s)
+        p50, p99 = percentiles(self.latencies_s, 50, 99, unit=1e3)
+        return {
+            "name": name,
+            "answers/s": answers / self.elapsed_s,
+            "p50 ms": p50,
+            "p99 ms": p99,
+            "CPU us": self.cpu_s / answers * 1e6,
+            "keys/s": answers / self.elapsed_s * _BATCH_KEYS if "batches" in name else None,
+            "refused": self.refused,
+            "MiB": self.memory_mib,
+            "elapsed_s": self.elapsed_s,
+        }
 
 
 class Connection(asyncio.Protocol):
@@ -116,8 +143,8 @@ class Connection(asyncio.Protocol):
 class Service:
     """A service under measurement: a separate process."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str, entries: int, seconds: float) -> None:
-        self._process, self._entries, self._seconds = process, entries, seconds
+    def __init__(self, process: subprocess.Popen[str], url: str, seconds: float) -> None:
+        self._process, self._seconds = process, seconds
         self._address = (urlsplit(url).hostname or "", urlsplit(url).port or 0)
         self._host = f"Host: {urlsplit(url).netloc}\r\n".encode()
 
@@ -159,25 +186,18 @@ class Service:
     ) -> dict[str, Any]:
         """Return the figures of one load. Raises `RuntimeError` for a wrong answer."""
         note(name)
-        before_s, load = times(self._process.pid)[1], Load()
-        memory_mib = asyncio.run(self._drive(load, requests, keys, connections))
-        require(load.wrong[:1], [], f"wrong answers of {name}")
-        answers = len(load.latencies_s)
-        p50, p99 = percentiles(load.latencies_s, 50, 99, unit=1e3)
-        return {
-            "name": name,
-            "answers/s": answers / load.elapsed_s,
-            "p50 ms": p50,
-            "p99 ms": p99,
-            "CPU us": (times(self._process.pid)[1] - before_s) / answers * 1e6,
-            "keys/s": answers / load.elapsed_s * _BATCH_KEYS if "batches" in name else None,
-            "refused": load.refused,
-            "MiB": memory_mib,
-            "elapsed_s": load.elapsed_s,
-        }
+        load = Load()
+        self.drive(load, requests, keys, connections)
+        return load.figures(name)
 
-    async def _drive(self, load: Load, requests: Any, keys: int, connections: int) -> int:
-        """Send requests for the time of a load, and return the service's memory in MiB meanwhile."""
+    def drive(self, load: Load, requests: Any, keys: int, connections: int = _CONNECTIONS) -> None:
+        """Send requests for the time of a load."""
+        before_s = times(self._process.pid)[1]
+        asyncio.run(self._drive(load, requests, keys, connections))
+        load.cpu_s += times(self._process.pid)[1] - before_s
+        load.memory_mib = memory_bytes(self._process.pid, "VmRSS") >> 20
+
+    async def _drive(self, load: Load, requests: Any, keys: int, connections: int) -> None:
         of_connections = [requests(number, keys) for number in range(connections)]
         began_s = time.perf_counter()
         opened = [Connection(load, each, began_s + self._seconds) for each in of_connections]
@@ -185,8 +205,7 @@ class Service:
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda connection=connection: connection, *self._address)
         await asyncio.gather(*(connection.ended for connection in opened))
-        load.elapsed_s = time.perf_counter() - began_s
-        return memory_bytes(self._process.pid, "VmRSS") >> 20
+        load.elapsed_s += time.perf_counter() - began_s
 
 
 def measure(folder: Path, entries: int, seconds: float) -> list[dict[str, Any]]:
@@ -202,12 +221,15 @@ def measure(folder: Path, entries: int, seconds: float) -> list[dict[str, Any]]:
         if place == "hot":
             where = ["--root", str(folder / "root"), "--storage", (folder / "hot").as_uri(), "--write"]
         with _serving(where, cached=place != "cold") as (process, url):
-            service = Service(process, url, entries, seconds)
+            service = Service(process, url, seconds)
             if place == "hot":
                 with IndexClient(url) as client:
                     _fill(client.put_batch, entries)
             keys = 200 if place == "cached" else entries // _PER_KEY
-            rows.append(service.run(f"{place}: lookups", service.lookups, keys))
+            if place == "hot":
+                rows += _beside_plain(service, url, entries, seconds)
+            else:
+                rows.append(service.run(f"{place}: lookups", service.lookups, keys))
             for form, batches in (("JSON", service.batches), ("Arrow", service.arrow_batches)):
                 name = f"{place}: batches of {_BATCH_KEYS:,} keys, {form}"
                 rows.append(service.run(name, batches, keys, connections=2))
@@ -217,6 +239,41 @@ def measure(folder: Path, entries: int, seconds: float) -> list[dict[str, Any]]:
                     beside = service.run("hot: lookups beside writes", service.lookups, keys)
                 rows.append(beside | {"written/s": written[0] / beside["elapsed_s"]})
     return rows
+
+
+def _beside_plain(service: Service, url: str, entries: int, seconds: float) -> list[dict[str, Any]]:
+    """Return the figures of hot lookups and of the plain route."""
+    answers = [urlopen(f"{url}/v1/query?topic={_TOPIC}&key={key}").read().decode() for key in (_key(0), "absent-0")]
+    loads, keys = {"hot: lookups": Load(), "a plain Starlette route": Load()}, entries // _PER_KEY
+    with _process([sys.executable, "-m", __name__], answers) as (process, plain_url):
+        services = [service, Service(process, plain_url, seconds)]
+        note(" and ".join(loads))
+        for _ in range(_TURNS):
+            for each, load in zip(services, loads.values(), strict=True):
+                each.drive(load, each.lookups, keys)
+    rows = [load.figures(name) for name, load in loads.items()]
+    rows[0]["of plain"] = rows[0]["answers/s"] / rows[1]["answers/s"]
+    return rows
+
+
+def _serve_plain() -> None:
+    """Serve the two bodies of the standard input at the address of lookups, and print the URL."""
+    # here, since the clients have no use for them
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    found, absent = json.loads(sys.stdin.readline())
+
+    async def query(request: Any) -> Response:
+        return Response(absent if request.query_params["key"].startswith("absent") else found, 200, None, JSON)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        print(json.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}"}), flush=True)
+        app = Starlette(routes=[Route("/v1/query", query)])
+        config = uvicorn.Config(app, loop="uvloop", http="httptools", access_log=False, log_config=None)
+        uvicorn.Server(config).run([listening])
 
 
 def _key(number: int) -> str:
@@ -250,15 +307,27 @@ def _fill(put: Callable[[pa.Table], Any], entries: int) -> None:
 @contextlib.contextmanager
 def _serving(where: list[str], *, cached: bool) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yield a service's process and its URL."""
-    own = without_settings() | ({} if cached else {"TIERED_INDEX_CACHE_SLOT_GROUPS": "false"})
+    own = {} if cached else {"TIERED_INDEX_CACHE_SLOT_GROUPS": "false"}
     command = [sys.executable, "-m", "tiered_index", "serve", "--port", "0", "--json", "--quiet", *where]
-    with subprocess.Popen(command, cwd=TOP, env=own, stdout=subprocess.PIPE, text=True) as process:
+    with _process(command, None, own) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def _process(
+    command: list[str], told: Any, own: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a process that prints its URL, and the URL. `told` is its input, as a line of JSON."""
+    piped: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=TOP, env=without_settings() | (own or {}), **piped) as process:
         try:
-            assert process.stdout is not None
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(told) + "\n")
+            process.stdin.close()
             yield process, json.loads(process.stdout.readline())["url"]
         finally:
             process.terminate()
-            process.communicate()
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -301,3 +370,7 @@ def main(suite: str, arguments: list[str]) -> None:
         rows = measure(folder, flags.entries, flags.seconds)
     cells = [(row["name"], *(row.get(name) for name in COLUMNS)) for row in rows]
     finish(flags, {"rows": rows, "tables": {f"{flags.entries:,} entries": [("", *COLUMNS), *cells]}})
+
+
+if __name__ == "__main__":
+    _serve_plain()
