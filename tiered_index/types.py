@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_type_hints, overload
 
 from typing_extensions import TypeVar
 
@@ -187,6 +187,13 @@ class _Record:
         names, values_of, _ = _field_names(kind)
         return dict(zip(names, values_of(self)))  # noqa: B905 - both are of the same fields
 
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """Return a record with these fields, and the defaults of the others, in a third of the constructor's time."""
+        record = object.__new__(cls)
+        record.__dict__.update(fields)
+        return record
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileReport(_Record):
@@ -253,7 +260,7 @@ class LostFile(_Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explain:
+class Explain(_Record):
     """The cost of a lookup, or of all lookups of a batch.
 
     A page counts the `folded_entries` between its first and last entry, so the pages of `query_all` together count each
@@ -287,10 +294,12 @@ class Explain:
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict; without the reports of files if `files` is false."""
-        totals: dict[str, Any] = dict(zip(_COSTS, _costs_of(self), strict=True))
+        totals: dict[str, Any] = dict(zip(_COSTS, _costs_of(self)))  # noqa: B905 - both are of the same fields
         if self.message_requests is not None:
             totals |= {"message_requests": self.message_requests, "message_bytes": self.message_bytes}
-        return totals | {"files": [report.to_dict() for report in self.files]} if files else totals
+        if files:
+            totals["files"] = [report.to_dict() for report in self.files]
+        return totals
 
 
 _COSTS = (
@@ -355,7 +364,7 @@ class Freshness:
 
 def freshness_of(freshness: tuple[Freshness, ...], topics: Iterable[str]) -> tuple[Freshness, ...]:
     """Return the freshness of an answer about `topics`: its times are those up to which all of these were read."""
-    if not any(index.bounds is not None for index in freshness):
+    if not freshness or not any(index.bounds is not None for index in freshness):
         return freshness
     names, bounded = list(topics), []
     for index in freshness:
@@ -555,14 +564,17 @@ class Answer(Sequence[RowT]):
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the answer as a JSON-ready dict. If `files` is false, its `explain` has no reports of files."""
         rows: Sequence[Any] = self.rows
-        return {
-            self.rows_field: [row.to_dict() for row in rows],
-            "status": self.status,
-            **{name: getattr(self, name) for name in self.own_fields},
-            "failed": [report.to_dict() for report in self.failed],
-            "explain": self.explain.to_dict(files=files),
-            **self.provenance(),
-        }
+        return self._document([row.to_dict() for row in rows], files=files)
+
+    def _document(self, rows: list[dict[str, Any]], *, files: bool) -> dict[str, Any]:
+        """Return `to_dict` with the documents of the rows."""
+        document: dict[str, Any] = {self.rows_field: rows, "status": self.status}
+        for name in self.own_fields:
+            document[name] = getattr(self, name)
+        document["failed"] = [report.to_dict() for report in self.failed]
+        document["explain"] = self.explain.to_dict(files=files)
+        document.update(self.provenance())
+        return document
 
 
 class FilePlace(NamedTuple):
@@ -587,12 +599,15 @@ class LaterFields(Protocol):
     def field(self, name: str) -> Any:
         """Return the field."""
 
+    def documents(self) -> list[dict[str, Any]] | None:
+        """Return `to_dict` of each item, without making the items. None: they have to be made."""
+
     def table(self) -> pa.Table:
         """Return the result of `items_table` for the items, without making the items."""
 
 
-# the fields that `QueryResult.to_dict` needs
-_DESCRIBED = ("items", "status", "cursor", "failed", "explain", "seen", "places")
+# the fields that `QueryResult.to_dict` needs, beside the items
+_DESCRIBED = ("status", "cursor", "failed", "explain", "seen", "places")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -649,16 +664,18 @@ class QueryResult(Answer[ItemT]):
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the answer as a JSON-ready dict, as `Answer.to_dict`. See `IndexItem` for items of files."""
-        known, later = self.__dict__, self.__dict__.get("_later")
+        known, later, documents = self.__dict__, self.__dict__.get("_later"), None
         if later is not None:
             # each would be missed first
             for name in _DESCRIBED:
                 if name not in known:
                     known.setdefault(name, later.field(name))
-        document = super().to_dict(files=files)
+            documents = later.documents()
+        if documents is None:
+            documents = [item.to_dict() for item in self.items]
         if (places := self.places) is not None:
-            describe_places(document["items"], places)
-        return document
+            describe_places(documents, places)
+        return self._document(documents, files=files)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""

@@ -1362,6 +1362,27 @@ cdef class ItemForm:
             fail("each row has a source")
         return self.make(topic, &data[0] if data.shape[0] else NULL, len(rows), sources)
 
+    cdef list documents(self, topic, const uint8_t *row, int64_t count):
+        """Return rows as `IndexItem.to_dict` returns their items. They have no source."""
+        cdef int64_t number
+        cdef dict document
+        cdef list made = []
+        for number in range(count):
+            document = {
+                "topic": topic,
+                "topic_id": row_word(row, 12),
+                "queue_id": row_word(row, ROW_QUEUE),
+                "offset": row_long(row, ROW_OFFSET),
+                "size": row_word(row, 28),
+                "timestamp_ms": row_long(row, 0) * 1000,
+                "key_hash": row_word(row, 8),
+            }
+            if self.count > 8:
+                document["fingerprint"] = <uint32_t>row_word(row, ROW_EXTRA)
+            made.append(document)
+            row += self.stride
+        return made
+
     cdef tuple make(self, topic, const uint8_t *row, int64_t count, sources):
         cdef int64_t number
         cdef list made = []
@@ -1445,6 +1466,14 @@ cdef class ViewRows:
         if self.found.stride != form.stride:
             fail("the rows have columns that the items have not")
         return form.make(self.topic, self.found.rows, min(self.found.count, self.max_count), None)
+
+    def documents(self):
+        """See `LaterFields.documents`."""
+        if self.plain_items is None:
+            return None
+        if self.found.stride != self.plain_items.stride:
+            fail("the rows have columns that the items have not")
+        return self.plain_items.documents(self.topic, self.found.rows, min(self.found.count, self.max_count))
 
     def __len__(self):
         return self.found.count

@@ -163,7 +163,7 @@ class IndexService(Lookups[ItemT]):
         with contextlib.ExitStack() as undo:
             this = weakref.ref(self)
             places = RowPlaces(
-                lambda: [alive(this).log_state],
+                lambda: alive(this)._log_states(),
                 lambda: alive(this).segment_archives,
                 lambda topic: alive(this).topic_document(topic),
             )

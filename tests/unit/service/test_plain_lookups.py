@@ -152,6 +152,12 @@ def test_fields_that_are_made_later_are_those_of_any_answer(index):
         assert lazy == whole == pickle.loads(pickle.dumps(lazy)) == copy.deepcopy(lazy) == copy.copy(lazy)
         assert repr(lazy) == repr(whole)
         assert index.query(*arguments).to_arrow() == whole.to_arrow()
+        # by the core and by NumPy without the items
+        for core in (compiled_core(), None):
+            with using(core):
+                documents = index.query(*arguments).to_dict()["items"]
+            assert list(map(list, documents)) == [list(item.to_dict()) for item in whole]
+            assert documents == [item.to_dict() for item in whole]
     page = index.query("t", "k", None, None, 4)
     following = index.query("t", "k", None, None, 4, page.cursor)
     assert [item.offset for item in (*page, *following)] == [1_000_002, 1_000_001, 1_000_000, 2, 1, 0]

@@ -56,6 +56,7 @@ from tiered_index.types import (
     FileReport,
     IndexItem,
     Lookup,
+    Provenance,
     QueryResult,
     TopicsResult,
     TopicSummary,
@@ -361,6 +362,8 @@ class ViewFields:
                 freshness, logs = rows.about
                 freshness = freshness_of(freshness, (rows.topic,))
                 unknown = () if rows.knows_topic or len(rows) else unknown_in((rows.topic,), (), rows) or ()
+                if logs.hide_nothing:
+                    return Provenance(freshness, unknown)
                 interval = rows.second_min, rows.second_max
                 hashes = rows.key_hash, rows.masked_hash
                 replaced = self._replaced(rows)
@@ -439,18 +442,27 @@ def explained(parts: Sequence[Sequence[FileReport]], total: RequestStats, elapse
     reports = [report for part in parts for report in part]
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
-    stats = RequestStats.of(*reports) if any(report.requests for report in reports) else NOTHING
+    # in one pass, since most lookups read one file
+    made_requests, read, cached, skipped = 0, 0, 0, 0
+    for report in reports:
+        made_requests += report.requests
+        if report.outcome == "read":
+            read += 1
+            cached += report.place == "cache"
+        elif report.outcome.startswith("skipped"):
+            skipped += 1
+    stats = RequestStats.of(*reports) if made_requests else NOTHING
     if total.requests > stats.requests:
         reports = [*reports, (total - stats).of_log()]
         stats = total
-    return Explain(
+    return Explain.of(
         requests=stats.requests,
         bytes=stats.bytes,
         cost_usd=stats.cost_usd,
         elapsed_ms=elapsed_ms,
-        files_read=sum([report.outcome == "read" for report in reports]),
-        files_cached=sum([report.outcome == "read" and report.place == "cache" for report in reports]),
-        files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
+        files_read=read,
+        files_cached=cached,
+        files_skipped=skipped,
         folded_entries=folded,
         files=tuple(reports),
     )

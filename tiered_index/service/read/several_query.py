@@ -154,6 +154,9 @@ class MergedRows:
             return core.merged_items(self._parts, self._uris, form, self._lookup[4])
         return getattr(self._answer(), name)
 
+    def documents(self) -> None:
+        """See `LaterFields.documents`."""
+
     def table(self) -> pa.Table:
         """See `LaterFields.table`."""
         return self._answer().__dict__["_later"].table()

@@ -48,6 +48,11 @@ class Logs(NamedTuple):
         [(_, expired)] = self.expired
         return expired.hidden
 
+    @property
+    def hide_nothing(self) -> bool:
+        """Whether no answer lacks entries."""
+        return not self.lost and not self.expired
+
     def provenance(
         self,
         freshness: tuple[Freshness, ...],
@@ -63,7 +68,7 @@ class Logs(NamedTuple):
 
         It is for `topic` and `key` with its hashes, or for all topics (None) and keys (None, and no hashes).
         """
-        if not self.lost and not self.expired:
+        if self.hide_nothing:
             return Provenance(freshness, unknown_topics)
         bounds = second_min, second_max, *hashes
         lost = [lost.lost_file(source) for source, lost in self.lost if lost.concerns(*bounds, topic=topic, key=key)]

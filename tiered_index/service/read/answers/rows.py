@@ -395,6 +395,12 @@ class AnswerRows(NamedTuple):
             return self.explain()
         return (self.form.places_of if name == "places" else self.form.items)(self.topic, self.rows, self.sources)
 
+    def documents(self) -> list[dict[str, Any]] | None:
+        """See `LaterFields.documents`."""
+        if not self.form.only_stores:
+            return None
+        return self.form.documents([self.topic] * len(self.rows), self.rows, self.sources)
+
     def table(self) -> pa.Table:
         """Return the rows as a table."""
         return self.form.table(self.topic, self.rows, self.sources)

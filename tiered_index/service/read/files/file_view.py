@@ -121,7 +121,7 @@ def reports_of(noted: Noted, prices: PriceTable) -> list[FileReport]:
         # a stored file that needed no request
         cached = outcome == "read" and spent is None and label.place == "storage"
         reports.append(
-            FileReport(
+            FileReport.of(
                 file=label.file_id,
                 place="cache" if cached else label.place,
                 outcome=outcome,
