@@ -264,10 +264,10 @@ def _serve_plain() -> None:
     from starlette.responses import Response
     from starlette.routing import Route
 
-    found, absent = json.loads(sys.stdin.readline())
+    of_key, absent = json.loads(sys.stdin.readline())
 
     async def query(request: Any) -> Response:
-        return Response(absent if request.query_params["key"].startswith("absent") else found, 200, None, JSON)
+        return Response(absent if request.query_params["key"].startswith("absent") else of_key, 200, None, JSON)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         print(json.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}"}), flush=True)
