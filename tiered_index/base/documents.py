@@ -1,7 +1,7 @@
 """Conversion of stored JSON documents to their declared types, by msgspec. Pure; any thread.
 
 Unknown members are ignored. A number must be an integer, not a boolean or a float. A class that is neither a `Struct`
-nor a dataclass is read by its `from_json`. An error names the member by its path, such as ``$.add[0].count``.
+nor a dataclass needs a hook. An error names the member by its path, such as ``$.add[0].count``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -39,7 +40,7 @@ Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
 
 Hook = Callable[[type, Any], Any] | None
-"""The function that reads values of other classes, msgspec's `dec_hook`; None: their `from_json`."""
+"""The function that reads values of other classes by class and value, msgspec's `dec_hook`; None: there are none."""
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _making = threading.RLock()
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
@@ -54,7 +55,7 @@ def decoder_of(kind: type[T], hook: Hook = None) -> msgspec.json.Decoder[T]:
     if (kind, hook) not in _decoders:
         with _making:
             if (kind, hook) not in _decoders:
-                _decoders[kind, hook] = msgspec.json.Decoder(kind, dec_hook=hook or _read)
+                _decoders[kind, hook] = msgspec.json.Decoder(kind, dec_hook=hook)
     return _decoders[kind, hook]
 
 
@@ -63,17 +64,24 @@ def typed(document: Any, kind: type[T], hook: Hook = None) -> T:
 
     Raises `msgspec.ValidationError` with the path, and the `ConfigError` of an impossible layout, schema or slot map.
     """
+    return reader_of(kind, hook)(document)
+
+
+def reader_of(kind: type[T], hook: Hook = None) -> Callable[[Any], T]:
+    """Return the function `typed` for documents of a declared type. The checks of a class run in the caller's frame."""
     decoder_of(kind, hook)
-    return msgspec.convert(document, kind, dec_hook=hook or _read)
+    return partial(msgspec.convert, type=kind, dec_hook=hook)
 
 
-def decoded(data: bytes | memoryview, kind: type[T], file: str, what: str, *, offset: int | None = None) -> T:
+def decoded(
+    data: bytes | memoryview, kind: type[T], file: str, what: str, *, offset: int | None = None, hook: Hook = None
+) -> T:
     """Return the document in `data` as its declared type.
 
     Raises `CorruptFile` naming the file and the member, if this version can't have written the document.
     """
     with checks(file, what, offset=offset):
-        return decoder_of(kind).decode(data)
+        return decoder_of(kind, hook).decode(data)
 
 
 @contextlib.contextmanager
@@ -111,7 +119,3 @@ def unpacked(data: bytes, most_bytes: int, file: str, what: str) -> bytes:
     if not stream.eof or stream.unused_data:
         raise CorruptFile(file, f"{what} has another length when it is decompressed")
     return text
-
-
-def _read(kind: Any, value: Any) -> Any:
-    return kind.from_json(value)

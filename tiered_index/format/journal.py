@@ -20,6 +20,7 @@ from tiered_index.base.documents import Count, Crc32, FileId, Milliseconds, Seco
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import Positions, Predecessor, Topics
+from tiered_index.format.schema import read_schema
 from tiered_index.format.topic_documents import (
     NO_DOCUMENTS,
     Documents,
@@ -251,7 +252,7 @@ def _apply(journal: Journal | None, payload: bytes, file: str, position: int) ->
     """Apply a record that begins at byte `position`, and return the journal."""
 
     def read(kind: type[T]) -> T:
-        return decoded(payload, kind, file, "journal record", offset=position)
+        return decoded(payload, kind, file, "journal record", offset=position, hook=read_schema)
 
     kind, damage = read(_Kind).kind, partial(CorruptFile, file, offset=position)
     if journal is None:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from tiered_index.base.documents import typed
+from tiered_index.base.documents import reader_of
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.keys.hashing import HashRule
-from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
+from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema, read_schema
 
 HEADER_SIZE = 28
 # 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
@@ -133,7 +133,7 @@ class Layout(Struct, frozen=True, dict=True):
     def from_json(cls, document: dict[str, Any]) -> Layout:
         """Return the layout of a document of `to_json`. Raises `ConfigError` or `SchemaMismatch` if it is invalid."""
         try:
-            layout: Layout = typed(document, Layout)
+            layout: Layout = reader_of(Layout, read_schema)(document)
         # RecursionError: the document is nested as deeply as its parser allowed
         except (msgspec.ValidationError, RecursionError) as error:
             raise ConfigError(f"not a layout: {error}") from error

@@ -23,11 +23,12 @@ from tiered_index.base.documents import (
     checks,
     encoded,
     parsed,
-    typed,
+    reader_of,
 )
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.packed import Packing, StoredOptions, is_packed, read_options
+from tiered_index.format.schema import read_schema
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.topic_documents import Documents, StoredDocuments, documents_in
 
@@ -104,12 +105,12 @@ class Metadata(Struct, frozen=True, dict=True):
     @cached_property
     def documents(self) -> Documents:
         """The documents of topics that its writer knew. A shard has none: the log has them."""
-        return documents_in(typed(self.more.get("documents", ()), StoredDocuments))
+        return documents_in(reader_of(StoredDocuments)(self.more.get("documents", ())))
 
     @cached_property
     def slot_map(self) -> SlotMap:
         """The map of hashes to slots. A shard stores it; in a whole file the slot is the hash modulo the slots."""
-        return typed(self.more["slot_map"], SlotMap) if self.is_shard else SlotMap(self.layout.slots)
+        return reader_of(SlotMap)(self.more["slot_map"]) if self.is_shard else SlotMap(self.layout.slots)
 
     @cached_property
     def packing(self) -> Packing | None:
@@ -229,9 +230,10 @@ def add_topic_stats(stats: Iterable[TopicStats]) -> list[TopicStats]:
 _MEMBERS = Metadata.__struct_fields__[:-1]
 
 
-class _More(Struct, kw_only=True):
-    """The fields of `more` that this version knows. Of others only the depth is checked."""
+class _Known(Struct, kw_only=True):
+    """The order of entries, and the fields of `more` that this version knows. Of others only the depth is checked."""
 
+    order: str
     sequence: Count = 0
     predecessor: Predecessor | None = None
     created_ms: Milliseconds = 0
@@ -245,21 +247,14 @@ class _More(Struct, kw_only=True):
     documents: StoredDocuments = ()
 
 
-class _Order(Struct):
-    """The order of entries that a document declares."""
-
-    order: str
-
-
 def _metadata(document: Any) -> tuple[Metadata, str]:
     """Check a metadata document; return the metadata and the order that it declares."""
-    order: str = typed(document, _Order).order
-    typed(document, _More)
+    order: str = reader_of(_Known)(document).order
     more = {name: value for name, value in document.items() if name not in _MEMBERS and name != "order"}
     # the rows of `topic_stats` are checked, and are many
     if any(_is_deep(value, _DEPTH) for name, value in more.items() if name != "topic_stats"):
         raise ValueError(f"The document is nested more than {_DEPTH} times")
-    metadata: Metadata = typed({**document, "more": more}, Metadata)
+    metadata: Metadata = reader_of(Metadata, read_schema)({**document, "more": more})
     check_ids(metadata.topics)
     if nameless := {row[0] for row in more["topic_stats"]} - {topic_id for topic_id, _ in metadata.topics}:
         raise ValueError(f"`topics` has no name for topic id {min(nameless)}")

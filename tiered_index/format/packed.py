@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from tiered_index.base.documents import Int32, typed
+from tiered_index.base.documents import Int32, reader_of
 from tiered_index.base.kernels import compiled
 from tiered_index.format import packed_numpy
 from tiered_index.format.keys.distinct import distinct_numbers
@@ -98,7 +98,7 @@ class StoredOptions(TimeLine, frozen=True):
 
 def read_options(document: Any) -> PackingOptions:
     """Return the options of a metadata document. Raises `msgspec.ValidationError`."""
-    stored: StoredOptions = typed(document, StoredOptions)
+    stored: StoredOptions = reader_of(StoredOptions)(document)
     return PackingOptions(TimeLine(stored.base, stored.shift, stored.seconds), stored.topics)
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from tiered_index.base.documents import typed
+from tiered_index.base.documents import reader_of
 from tiered_index.base.kernels import compiled_views
 from tiered_index.errors import ConfigError, SchemaMismatch
 from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, Provenance, QueryResult, column
@@ -256,7 +256,7 @@ class Schema:
     def from_json(cls, document: dict[str, Any]) -> Schema:
         """Return the schema of a stored declaration. Raises `SchemaMismatch` unless it begins with `BASE_COLUMNS`."""
         try:
-            declared = typed(document, _Declared)
+            declared = reader_of(_Declared)(document)
         except msgspec.ValidationError as error:
             raise SchemaMismatch(f"not a schema declaration: {error}") from error
         if declared.columns[: len(BASE_COLUMNS)] != BASE_COLUMNS:
@@ -278,6 +278,11 @@ class Schema:
             else:
                 fields.append((c.name, kinds[dtype.kind], column(c.dtype, identity=c.identity)))
         return dataclasses.make_dataclass(self.name, fields, bases=(IndexItem,), frozen=True, kw_only=True)
+
+
+def read_schema(_: type, declaration: Any) -> Schema:
+    """Return the schema of a stored declaration: the hook of documents that have one. See `Schema.from_json`."""
+    return Schema.from_json(declaration)
 
 
 @lru_cache(maxsize=64)

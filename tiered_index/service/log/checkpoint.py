@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from tiered_index.base.documents import Count, Digest, Milliseconds, checks, decoded, encoded, unpacked
 from tiered_index.base.kernels import compressed
 from tiered_index.format.names import DIGEST_DIGITS
+from tiered_index.format.schema import read_schema
 from tiered_index.service.log.columns import Columns, Table, objects_of
 from tiered_index.service.log.records import (
     Common,
@@ -55,7 +56,8 @@ def encode(state: dict[str, Any]) -> bytes:
 def decode(data: bytes, file: str) -> dict[str, Any]:
     """Return the fields of the state in a checkpoint. Raises `CorruptFile` and `UnsupportedVersion`."""
     packed = decode_document(data, file, _Checkpoint, "checkpoint", CHECKPOINT_VERSION).state
-    stored = decoded(unpacked(packed, _MOST_BYTES, file, "the checkpoint's state"), _State, file, "checkpoint")
+    text = unpacked(packed, _MOST_BYTES, file, "the checkpoint's state")
+    stored = decoded(text, _State, file, "checkpoint", hook=read_schema)
     with checks(file, "checkpoint"):
         fields = _fields(stored, objects_of(stored.tables, stored.objects.lists()))
         return fields | {"range_tables": {store: table.read() for store, table in stored.range_tables.items()}}

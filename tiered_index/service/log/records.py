@@ -39,7 +39,7 @@ from tiered_index.format.keys.spelling import split_name
 from tiered_index.format.layout import MOST_ITEMS, Layout
 from tiered_index.format.metadata import MOST_ENTRIES, Positions
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, RANGES_PREFIX
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Schema, read_schema
 from tiered_index.format.segments.catalog import CatalogDirectory, decode_end, decode_group
 from tiered_index.format.segments.ranges import MOST_RANGES, ranges_crc32
 from tiered_index.format.segments.segment import DATA_PART as DATA_PART
@@ -586,7 +586,7 @@ def decode_document(data: bytes, file: str, kind: type[T], what: str, version: i
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
     stated = decoded(body, _Version, file, "the text before its CRC32").version
     UnsupportedVersion.unless_read(file, what, version, stated)
-    return decoded(body, kind, file, what)
+    return decoded(body, kind, file, what, hook=read_schema)
 
 
 class _Version(Struct):

@@ -49,6 +49,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, UNSEALED, file_id_of
+from tiered_index.format.schema import read_schema
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import (
     LOST_AND_FOUND,
@@ -117,7 +118,7 @@ class Marker(Struct, frozen=True):
         try:
             version = decoded(data, _MarkerVersion, file, "marker").tiered_index
             UnsupportedVersion.unless_read(file, "root", MARKER_VERSION, version)
-            return decoded(data, cls, file, "marker")
+            return decoded(data, cls, file, "marker", hook=read_schema)
         except UnsupportedVersion:
             raise
         except CorruptFile as error:
