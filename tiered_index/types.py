@@ -218,6 +218,10 @@ class FileReport(_Record):
     - `matched`: Entries of the key that were found.
     - `error`: Reason why the file could not be read. Null: it was read or skipped.
     - `source`: URI of the index, if several are read.
+    - `not_in_core`: Reason why the compiled core did not search the file, which takes longer: `directory` or
+      `slot_group` (not in memory), `blocks` or `long_chain` (very many entries of a slot), `equal_rows` (two rows may
+      be the same entry), `cursor`, `bounds` (of the lookup), `new_files`, `kind` (of the file), `damage`, or
+      `no_core` (NumPy does all). Null: it did, or the file was skipped.
     """
 
     file: str
@@ -233,6 +237,7 @@ class FileReport(_Record):
     matched: int = 0
     error: str | None = None
     source: str | None = None
+    not_in_core: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

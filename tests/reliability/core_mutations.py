@@ -90,20 +90,9 @@ class _Source:
         file = compiled_views().LocalFile(row_form(schema), None, None, 0, 0, slots.base)
         return file.from_source(self, *self.seconds, (slots.split, slots.join, 0, slots.slots))
 
-    def open(self, file: Any, _: object) -> bool:
+    def open(self, file: Any, _call: object, _reads: bool) -> int:
         """See `LocalFile.from_source`."""
-        metadata, groups = self._metadata, self._file.trailer().directory.group_bytes
-        packing = metadata.packing
-        if packing is not None and not packing.fits_core:
-            return False
-        ids = metadata.ids_by_topic
-        begin_s, base = metadata.begin_ms // 1000, metadata.slot_map.base
-        packed = None if packing is None else packing.in_core
-        try:
-            file.opened(ids, begin_s, base, groups, self._file.size_bytes, packed)
-        except ValueError:
-            return False
-        return True
+        return -1 if self._file.trailer().give_to(file) is None else 0
 
     def block(self, at: int, size: int, crc: int, _: object) -> Any:
         """See `LocalFile.from_source`."""

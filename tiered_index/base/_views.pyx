@@ -52,7 +52,6 @@ cdef enum:
     # notes of `find` about a file in place of its number of rows
     AWAY = -1
     SKIPPED = -2
-    LEFT = -3
     BY_FILTER = -4
     BY_TOPIC = -5
     # its filter excluded the key before its range was asked, so the file is out of range or without rows; of a file in
@@ -61,6 +60,15 @@ cdef enum:
     NOT_READ = -7
     # in range, but all of its entries are hidden
     HIDDEN_FILE = -8
+    # the caller has to search it: these and smaller numbers say why
+    NO_SEARCH = -9
+    NO_DIRECTORY = -10
+    NO_GROUP = -11
+    IN_BLOCKS = -12
+    LONG_CHAIN = -13
+    DAMAGED = -14
+    # most files whose directories one lookup reads, one after the other; the caller reads those of others side by side
+    MOST_READ = 4
     # states of an entry by its queue and offset
     SHOWN = 0
     HIDDEN = 1
@@ -242,6 +250,8 @@ cdef struct Found:
     int64_t steps
     # the caller's `Call`, for sources; NULL: none
     PyObject *call
+    # why the last search declined
+    int why
 
 
 cdef inline int64_t row_long(const uint8_t *row, int64_t place) noexcept nogil:
@@ -399,6 +409,12 @@ cdef inline void drop_retired(Found *found, int64_t start, int64_t second) noexc
     found.retired_count = at
 
 
+cdef inline int declined(Found *found, int why) noexcept nogil:
+    """Return `DECLINED`, and note why."""
+    found.why = why
+    return DECLINED
+
+
 cdef int search_chain(const File *file, const Asked *asked, Found *found) noexcept nogil:
     """Add the rows of an unsealed file, at least the newest `most` + 1.
 
@@ -414,17 +430,17 @@ cdef int search_chain(const File *file, const Asked *asked, Found *found) noexce
         enough = <int64_t>1 << 62
     while index > 0:
         if index >= file.items:
-            return DECLINED
+            return declined(found, DAMAGED)
         if file.peaks[index >> PEAK_BITS] < oldest:
             return 0
         if step == limit:
-            return DECLINED
+            return declined(found, LONG_CHAIN)
         entry = file.data + file.items_at + index * (found.item_size + 4)
         older = <int32_t>word_at(entry + found.item_size)
         if normal_at(entry) == asked.key_hash and take(entry, file.begin_s, asked, found) < 0:
             return NO_MEMORY
         if older >= index or older < 0:
-            return DECLINED
+            return declined(found, DAMAGED)
         index, step = older, step + 1
         found.steps += 1
         if found.count >= enough:
@@ -560,14 +576,14 @@ cdef int search_group(File *file, const Asked *asked, Found *found) except -9 no
     if not count:
         return 0
     if not is_whole(file, group):
-        return DECLINED
+        return declined(found, IN_BLOCKS)
     if file.stored:
         return search_stored(file, group, begin, size, count, asked, found)
     # on each search, because mapped bytes may have changed since their checksum was verified
     sum = sum_of(file.data + begin, size)
     if file.group_sums[number] != sum:
         if file.group_sums[number] or not matches(file.owner, file.data + begin, size, word_at(group + 20)):
-            return DECLINED
+            return declined(found, DAMAGED)
         file.group_sums[number] = sum
     return search_items(file, file.data, file.size, begin, size, count, asked, found)
 
@@ -593,7 +609,7 @@ cdef int search_stored(
     call = None if found.call == NULL else <object>found.call
     got = (<LocalFile>file.owner).source.block(begin, size, word_at(group + 20), call)
     if got is None:
-        return DECLINED
+        return declined(found, NO_GROUP)
     if type(got) is tuple:
         # the read took a request
         found.requests += 1
@@ -601,7 +617,7 @@ cdef int search_stored(
         got = (<tuple>got)[0]
     held = got
     if len(held) != size:
-        return DECLINED
+        return declined(found, DAMAGED)
     data = <const uint8_t *>held
     if file.kind == PACKED:
         if make_group(found, size) < 0:
@@ -621,7 +637,7 @@ cdef int search_items(
     cdef uint8_t *room
     if file.kind == PLAIN:
         if size != count * found.item_size:
-            return DECLINED
+            return declined(found, DAMAGED)
         for item in range(count):
             place = data + begin + item * found.item_size
             if normal_at(place) == asked.key_hash and take(place, file.begin_s, asked, found) < 0:
@@ -642,7 +658,7 @@ cdef int search_items(
     for item in range(got):
         if take(found.items + item * found.item_size, file.begin_s, asked, found) < 0:
             return NO_MEMORY
-    return DECLINED if got < 0 else 0
+    return declined(found, DAMAGED) if got < 0 else 0
 
 
 cdef inline int in_order(const uint8_t *a, const uint8_t *b) noexcept nogil:
@@ -1143,7 +1159,8 @@ cdef class LocalFile:
 
         `slots` are split, join, low and high of a shard. Methods of `source`, where `call` is that of the lookup:
 
-        - `open(file, call)`: call `opened` and `with_filter` if that needs no request. Return whether to search it here.
+        - `open(file, call, reads)`: call `opened` and `with_filter`, by what is in memory, or if it `reads` also by one
+          read of the local disk. Return the bytes read; -1: the caller of the lookup has to search.
         - `block(at, size, crc32, call)`: return the verified bytes of a slot group, in a tuple if that took a request.
           None: the caller of the lookup has to search.
         - `miss(hash, call)`: note a search that found nothing, by the hash for filters.
@@ -1505,12 +1522,26 @@ cdef class ViewRows:
 
         - `AWAY` (-1): it is out of range.
         - `SKIPPED` (-2): `max_count` rows are newer.
-        - `LEFT` (-3): the caller has to search it.
         - `BY_FILTER` (-4): its filter excludes the key; only for files in a storage.
         - `BY_TOPIC` (-5): it does not have the topic; only for files in a storage.
         - `HIDDEN_FILE` (-8): all of its entries are hidden, by their times.
+        - `NO_SEARCH` (-9): the caller has to search it, because the core has no search for such a file.
+        - less than -9: it has to search it for another reason (`Why` in `service/read/files/file_view.py`).
         """
         return [self.note_of(number) for number in range(len(self.handles))]
+
+    cdef int leave(self, Py_ssize_t number, int why) except -1:
+        """Leave a file to the caller."""
+        self.noted[number], self.has_left = why, True
+        return 0
+
+    cdef int spend(self, Py_ssize_t number, int64_t requests, int64_t size_bytes) except -1:
+        """Count requests for a file."""
+        before = (self.spent or {}).get(number, (0, 0))
+        if self.spent is None:
+            self.spent = {}
+        self.spent[number] = before[0] + requests, before[1] + size_bytes
+        return 0
 
     @property
     def steps(self):
@@ -1804,7 +1835,8 @@ cdef class View:
     cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after, call) except -1:
         """Search for `find`. Return false if two rows may be one answer."""
         cdef Py_ssize_t number = -1, ahead = 0
-        cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot
+        cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot, read_bytes
+        cdef int directories = 0
         cdef int64_t most = rows.max_count, low = rows.second_min, high = rows.second_max
         # the first second that counts, by each hash; before `shown` none does
         cdef int64_t[2] lows
@@ -1883,7 +1915,7 @@ cdef class View:
                     rows.noted[number], rows.skipped = SKIPPED, True
                     continue
                 if file == NULL:
-                    rows.noted[number], rows.has_left = LEFT, True
+                    rows.leave(number, NO_SEARCH)
                     continue
                 rows.noted[number] = 0
                 local = <LocalFile>(<tuple>self.files[number])[0]
@@ -1902,14 +1934,17 @@ cdef class View:
                     opened = held is not None
                     file.uses += opened
                     if not opened or held.file.filter == NULL:
-                        opened = local.source.open(local, call)
-                        held = local.open_file
+                        read_bytes = local.source.open(local, call, directories < MOST_READ)
+                        opened, held = read_bytes >= 0, local.open_file
+                        if read_bytes > 0:
+                            directories += 1
+                            rows.spend(number, 1, read_bytes)
                         known_ids = None if held is None else held.ids
                     # another thread may have closed it
                     if not opened or held is None or (
                         file.is_shard and (file.second_min > high or file.second_max < low)
                     ):
-                        rows.noted[number], rows.has_left = LEFT, True
+                        rows.leave(number, NO_DIRECTORY)
                         continue
                     # from here on by `held`, which does not change
                     file = &held.file
@@ -1962,13 +1997,11 @@ cdef class View:
                 if done == NO_MEMORY:
                     raise MemoryError
                 if done == DECLINED:
-                    found.count, rows.noted[number], rows.has_left, done = before, LEFT, True, 0
-                    found.retired_count = retired
+                    found.count, found.retired_count, done = before, retired, 0
+                    rows.leave(number, found.why)
                     continue
                 if found.requests > requests:
-                    if rows.spent is None:
-                        rows.spent = {}
-                    rows.spent[number] = found.requests - requests, found.request_bytes - request_bytes
+                    rows.spend(number, found.requests - requests, found.request_bytes - request_bytes)
                 rows.noted[number] = <int32_t>min(found.count - before, 0x7FFFFFFF)
                 if file.stored and found.count == before and found.hidden_count == left_out and after is None:
                     if lows[file.rule == 1] <= file.second_min and high >= file.second_max:
@@ -1993,7 +2026,7 @@ cdef class View:
             number = 0
             while not rows.knows_topic and number < self.count:
                 # files that were not searched may have it; the caller asks those that it has to search
-                if rows.note_of(number) not in (AWAY, LEFT):
+                if AWAY > rows.note_of(number) > NO_SEARCH or rows.note_of(number) >= 0:
                     local = <LocalFile>(<tuple>self.files[number])[0]
                     if local is not None:
                         held = local.open_file
@@ -2182,7 +2215,8 @@ cdef class ViewBatch:
             if place.stored and place.file.second_min <= high and place.file.second_max >= low:
                 local = <LocalFile>(<tuple>self.view.files[number])[0]
                 place.file.uses += local.open_file is not None
-                opened = local.source.open(local, None)
+                # without reading, because the caller reads the directories of many files side by side
+                opened = local.source.open(local, None, False) >= 0
                 held = local.open_file
                 # another thread may have closed it
                 opened = opened and held is not None

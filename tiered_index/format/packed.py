@@ -33,6 +33,8 @@ from tiered_index.format.time_line import TimeLine
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
+InCore = tuple[int, Int64, Int64, npt.NDArray[np.int32]]
+"""The columns of keys, all columns, the line and the topics of a packing."""
 
 # stored once per key, with the hash
 _OF_KEYS = ("topic_id", "fingerprint")
@@ -112,19 +114,22 @@ class Packing:
     def __init__(self, schema: Schema, base: int, options: PackingOptions) -> None:
         self.schema, self.base, self.line, self.topics = schema, base, options.line, np.array(options.topics, np.int32)
         self.words, self.order, self.of_keys, self.header_dtype, self.for_loops = _columns_of(schema)
-        self.fits_core = len(self.for_loops) <= _MOST_IN_CORE
         self.quotients = SlotMap(base).quotients
         self.ranks = self.quotients * base
 
     @property
-    def in_core(self) -> tuple[int, Int64, Int64, npt.NDArray[np.int32]]:
-        """The packing as the core's `LocalFile` takes it, if `fits_core`."""
+    def in_core(self) -> InCore | None:
+        """The packing as the core's `LocalFile` takes it; None: the core can't search so many columns."""
+        return self._in_core if len(self.for_loops) <= _MOST_IN_CORE else None
+
+    @property
+    def _in_core(self) -> InCore:
         return self.of_keys, self.for_loops, self.line.as_numbers, self.topics
 
     @property
     def _loops(self) -> ModuleType | None:
         """The compiled loops; None: use NumPy."""
-        return compiled() if self.fits_core else None
+        return None if self.in_core is None else compiled()
 
     def pack(self, items: Array, counts: Sequence[int]) -> list[bytes]:
         """Return packed runs. `items` (structured, n) are the items of all runs, `counts` the number in each (>= 1).
@@ -142,7 +147,7 @@ class Packing:
         room = len(items) * (8 * len(columns) + 1) + len(counts) * (self.header_dtype.itemsize + 3) + 8
         packed, ends = np.empty(room, np.uint8), np.empty(len(counts), np.int64)
         data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
-        if not loops.pack_items(data, starts, self.base, *self.in_core, packed, ends):
+        if not loops.pack_items(data, starts, self.base, *self._in_core, packed, ends):
             raise packed_numpy.UnlistedTopic
         stops = ends.tolist()
         whole = packed[: stops[-1]].tobytes()
@@ -161,7 +166,7 @@ class Packing:
                 words, at = _padded([data], len(data)), 0
             items = np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
             matched = loops.find_one(
-                *(words, at, len(data), count, key_hash, self.base, MOST_ITEMS), *(*self.in_core, items)
+                *(words, at, len(data), count, key_hash, self.base, MOST_ITEMS), *(*self._in_core, items)
             )
             if matched >= 0:
                 return np.ndarray(matched, self.schema.item, items)
@@ -197,7 +202,7 @@ class Packing:
                 else:
                     words, runs[:, 0] = mapped[0], mapped[1][some]
                 unpacked = loops.find_items(
-                    *(words, runs, ranks, self.base, MOST_ITEMS, *self.in_core), *(items[total:], of_runs[some])
+                    *(words, runs, ranks, self.base, MOST_ITEMS, *self._in_core), *(items[total:], of_runs[some])
                 )
             if unpacked < 0:
                 # the core accepts only sound runs whose hashes are by rank

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, MOST_ITEMS
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import row_form
+
+if TYPE_CHECKING:
+    from tiered_index.base._views import LocalFile
 
 FORMAT_VERSION = 6
 TAIL_MAGIC = b"TIXTAIL\n"
@@ -318,23 +321,28 @@ class Trailer:
         if (core := compiled_views()) is None:
             return None
         if self._view is None:
-            metadata, groups = self.metadata, self.directory.group_bytes
-            packing, slots = metadata.packing, metadata.slot_map
-            if packing is not None and not packing.fits_core:
-                return None
+            metadata = self.metadata
+            slots = metadata.slot_map
             # a batch is searched by one hash of each key, whatever the rule
             file = core.LocalFile(row_form(metadata.layout.schema), None, None, 0, 0, slots.base)
             of_shard = (slots.split, slots.join, *metadata.slot_range) if metadata.is_shard else None
             interval = metadata.second_min, metadata.second_max
             file.from_source(_OpenSource, *interval, of_shard)
-            packed = None if packing is None else packing.in_core
-            try:
-                begin_s = metadata.begin_ms // 1000
-                file.opened(metadata.ids_by_topic, begin_s, slots.base, groups, self.tail.file_size, packed)
-            except ValueError:  # invalid values: the search by NumPy reports them
+            if self.give_to(file) is None:
                 return None
             object.__setattr__(self, "_view", core.View(row_form(metadata.layout.schema), [(file, *interval)], [file]))
         return self._view
+
+    def give_to(self, file: LocalFile) -> bool | None:
+        """Give the compiled core's file its directory. Return whether it was closed; None: the core can't search it."""
+        metadata, packed = self.metadata, None
+        if metadata.packing is not None and (packed := metadata.packing.in_core) is None:
+            return None
+        begin_s, slots, groups = metadata.begin_ms // 1000, metadata.slot_map.base, self.directory.group_bytes
+        try:
+            return file.opened(metadata.ids_by_topic, begin_s, slots, groups, self.tail.file_size, packed)
+        except ValueError:  # invalid values: the search by NumPy reports them
+            return None
 
 
 class _OpenSource:
@@ -343,9 +351,9 @@ class _OpenSource:
     crc32 = staticmethod(crc32)
 
     @staticmethod
-    def open(_: Any, call: object) -> bool:
+    def open(_file: Any, _call: object, _reads: bool) -> int:
         """See `LocalFile.from_source`."""
-        return True
+        return 0
 
 
 def build_trailer(position: int, directory: Directory, metadata: Metadata, filter_bytes: bytes = b"") -> bytes:

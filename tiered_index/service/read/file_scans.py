@@ -26,7 +26,7 @@ from tiered_index.service.read.answers.budget import NOTHING, RequestStats
 from tiered_index.service.read.answers.replaced_rows import ReplacedRows
 from tiered_index.service.read.answers.rows import check_schema
 from tiered_index.service.read.files.cold_path import MissingObject
-from tiered_index.service.read.files.file_view import Found, Noted, Rest
+from tiered_index.service.read.files.file_view import Found, Noted, Rest, Why
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.types import FileReport
 
@@ -42,7 +42,7 @@ class Scan(ABC):
     - `can_skip` returns whether a file with this greatest second can no longer change the answer.
     - `missing` returns the number of answers that are missing before files can be skipped; 0: files are never skipped.
     - `outdated` has the reports of earlier passes of the lookup.
-    - `viewed` has the notes of the files that a view has searched.
+    - `viewed` has the notes of the files that a view has searched. `why`: by file, why the core did not search it.
     """
 
     newest: int = 0
@@ -52,6 +52,7 @@ class Scan(ABC):
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
     outdated: Sequence[FileReport] = ()
     viewed: Noted | None = None
+    why: Mapping[str, Why] = field(default_factory=dict)
     stop: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     # receives each search that ends in another thread
@@ -90,6 +91,7 @@ class Scan(ABC):
             elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
             matched=matched,
             error=None if error is None else str(error),
+            not_in_core=self.why.get(handle.file_id) if outcome in ("read", "failed") else None,
         )
         self.notes.append(note)
         if error is not None:
@@ -125,6 +127,7 @@ class LookupScan(Scan):
     def take(self, viewed: Found) -> None:
         """Take the rows and the notes of a view."""
         self.viewed, self.rest = viewed.noted, {rest.handle.file_id: rest for rest in viewed.rest}
+        self.why = {rest.handle.file_id: rest.why for rest in viewed.rest}
         for page in viewed.retired:
             self.replaced.add(*page)
         for matches in viewed.matches:
@@ -135,7 +138,7 @@ class LookupScan(Scan):
         """See `Scan.look`."""
         batch, damage = self.batch, list[Damage]()
         rest = self.rest.get(handle.file_id)
-        some, matched = (None, 0) if rest is None else rest[1:]
+        some, matched = (None, 0) if rest is None else rest[2:]
         needed_batch = batch if some is None else batch.only(some)
         for of_rule in needed_batch.under(handle.hash):
             # by the searched hash, because those of both rules may be erased at different times

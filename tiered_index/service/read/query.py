@@ -45,7 +45,7 @@ from tiered_index.service.read.answers.rows import (
     query_digest,
 )
 from tiered_index.service.read.file_scans import LookupScan, StatsScan
-from tiered_index.service.read.files.file_view import About, Found, Noted, reports_of
+from tiered_index.service.read.files.file_view import About, Noted, Why, reports_of
 from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.scan import FileReader, LookupFiles, LookupRun, Pass, ScanT, SearchAll, reports_of_pass
 from tiered_index.storage.prices import PriceTable
@@ -240,24 +240,28 @@ class QueryEngine:
         batch, files, budget = scan.batch, run.files, run.budget
         scan.hidden = files.hidden
         within = batch.first[2:] if batch.is_one else (int(batch.second_min.min()), int(batch.second_max.max()))
-        viewed: Found | None = None
-        # the core has no deadline, which the search of many lookups may miss
-        if files.view is not None and compiled_views() is not None and (batch.is_one or not budget.is_timed):
-            if run.begun is not None:
-                viewed = files.view.of_rows(run.begun.rows)
-            else:
-                viewed = files.view.find(
-                    batch, run.searches.in_parts, stored=budget.is_free, hidden=scan.hidden, call=budget.call
-                )
-        if viewed is None:
-            handles = files.handles(*within)
-            run.searches.read(run, scan, handles)
-            return handles
+        beside = files.beside_within(*within)
+        why: Why | None = None
+        if compiled_views() is None:
+            why = Why.NO_CORE
+        elif not batch.is_one and budget.is_timed:
+            # the search of many lookups may miss the deadline
+            why = Why.BOUNDS
+        if why is not None or files.view is None:
+            handles = files.listed(*within)
+            scan.why = dict.fromkeys([handle.file_id for handle in handles], why or Why.NEW_FILES)
+            run.searches.read(run, scan, [*beside, *handles])
+            return [*beside, *handles]
+        if run.begun is not None:
+            viewed = files.view.of_rows(run.begun.rows)
+        else:
+            viewed = files.view.find(
+                batch, run.searches.in_parts, stored=budget.is_free, hidden=scan.hidden, call=budget.call
+            )
         scan.take(viewed)
         for reads, size_bytes in viewed.noted.spent_by.values():
             # made without a metered storage
             budget.usage.count_ranges(reads, size_bytes)
-        beside = files.beside_within(*within)
         run.searches.read(run, scan, [*beside, *(rest.handle for rest in viewed.rest)])
         return [*beside, *viewed.seen]
 

@@ -90,10 +90,12 @@ def search_batch(file: Any, batch: LookupBatch, schema: Schema, second_min: int,
     of each lookup. Return None if the caller has to search the file.
     """
     core = compiled_views()
-    if core is None or file is None or not batch.fits_core:
+    if core is None or file is None:
         return None
     view = core.View(row_form(schema), [(file, second_min, second_max)], [file])
-    lookups, rows, left, _, lookups_of_retired, retired = in_core(view, batch, batch.key_hash).find(0, len(batch))
+    if (asked := in_core(view, batch, batch.key_hash)) is None:
+        return None
+    lookups, rows, left, _, lookups_of_retired, retired = asked.find(0, len(batch))
     if left:
         return None
     batch.note_retired(lookups_of_retired, retired, schema)
@@ -107,11 +109,14 @@ def in_core(
     *,
     stored: bool = False,
     hidden: Sequence[HiddenOf] | None = None,
-) -> ViewBatch:
-    """Return the `ViewBatch` of a batch for the compiled core. `masked_hash` (i32, n): for files of rule ``mask``.
+) -> ViewBatch | None:
+    """Return the `ViewBatch` of a batch for the compiled core; None: the core does not support one of its cursors.
 
-    `stored`: also search files in a storage. `hidden`: what each topic hides; None: as `LookupBatch.hidden`.
+    `masked_hash` (i32, n): for files of rule ``mask``. `stored`: also search files in a storage. `hidden`: what each
+    topic hides; None: as `LookupBatch.hidden`.
     """
+    if not all(map(core_supports, batch.after.values())):
+        return None
     core = compiled_views()
     assert core is not None
     bounds = batch.second_min, batch.second_max, batch.max_count
@@ -243,11 +248,6 @@ class LookupBatch:
         if lookup.after is not None:
             made.after = {0: lookup.after}
         return made
-
-    @property
-    def fits_core(self) -> bool:
-        """Whether the compiled core supports the cursors."""
-        return all(map(core_supports, self.after.values()))
 
     @cached_property
     def after_rows(self) -> npt.NDArray[np.int64] | None:

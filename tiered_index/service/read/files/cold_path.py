@@ -296,30 +296,30 @@ class ColdPath:
         """Return a file's trailer, without noting its use; None: not in memory."""
         return self.caches.directories.peek((self._index_id, stored.name))
 
-    def in_core(self, stored: StoredObject, file: LocalFile, schema: Schema) -> bool:
-        """Give the compiled core's file its directory and filter, if they are in memory. Return whether it is open."""
+    def open_in_core(
+        self, stored: StoredObject, file: LocalFile, schema: Schema, call: Call | None, *, reads: bool
+    ) -> int:
+        """Give the compiled core's file its directory and filter, from memory, or if it `reads` by `_read_now`.
+
+        Return the bytes read; -1: the file is not open.
+        """
         key, caches = (self._index_id, stored.name), self.caches
+        read_bytes = 0
         if not file.is_open:
-            if (trailer := caches.directories.peek(key)) is None or trailer.metadata.layout.schema != schema:
-                return False
-            metadata, groups = trailer.metadata, trailer.directory.group_bytes
-            packing = metadata.packing
-            if packing is not None and not packing.fits_core:
-                return False
-            packed = None if packing is None else packing.in_core
-            ids, begin_s, slots = metadata.ids_by_topic, metadata.begin_ms // 1000, metadata.slot_map.base
-            try:
-                is_opened = file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed)
-            except ValueError:  # invalid values: the search of this file reports them
-                return False
+            if (trailer := caches.directories.peek(key)) is None and reads:
+                trailer, read_bytes = self._trailer_now(stored, call)
+            if trailer is None or trailer.metadata.layout.schema != schema:
+                return -1
+            if (is_opened := trailer.give_to(file)) is None:
+                return -1
             if is_opened and not caches.directories.attach(key, trailer, file):
                 file.close()
-                return False
+                return -1
         if stored.filter_length and not file.has_filter and (held := caches.filters.peek(key)) is not None:
             file.with_filter(held)
             if not caches.filters.attach(key, held, file):
                 file.with_filter(None)
-        return True
+        return read_bytes
 
     def verified(
         self, stored: StoredObject, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None
@@ -385,6 +385,41 @@ class ColdPath:
         key = self._index_id, stored.name, offset
         if (block := self.caches.slot_groups.get(key, counts_miss=False)) is not None:
             return block
+        data = self._read_now(stored, offset, length, call)
+        if data is None or crc32(data) != crc:
+            return None
+        if self.settings.cache_slot_groups:
+            self.caches.slot_groups.put(key, data, length)
+        return (data,)
+
+    def _trailer_now(self, stored: StoredObject, call: Call | None) -> tuple[Trailer | None, int]:
+        """Return a file's trailer, by a read of a storage in a local folder, and the bytes read. See `_read_now`.
+
+        None: the file has a cache that is asked first, or the caller has to use `trailer`.
+        """
+        caches = self.caches
+        if self._folder is not None or caches.filters.peek((self._index_id, stored.name)) is not None:
+            return None, 0
+        length = stored.size_bytes - stored.directory_position
+        if not caches.directories.takes(length):
+            return None, 0
+        filter_bytes = stored.filter_length if self._wants_filter(stored) else 0
+        data = self._read_now(stored, stored.directory_position - filter_bytes, filter_bytes + length, call)
+        if data is None:
+            return None, 0
+        try:
+            trailer = verified_trailer(stored, memoryview(data)[filter_bytes:])
+        except CorruptFile:
+            return None, 0
+        self._keep_trailer(stored, trailer)
+        self._keep_filter(stored, trailer, data[:filter_bytes])
+        return trailer, len(data)
+
+    def _read_now(self, stored: StoredObject, offset: int, length: int, call: Call | None) -> bytes | None:
+        """Return a range from a storage in a local folder. The caller verifies it.
+
+        None: the storage is another one, or the call does not wait or counts requests.
+        """
         if call is not None and (call.usages or not call.waits):
             return None
         if (opened := self.storage.open_now(stored.name, stored.size_bytes)) is None:
@@ -396,11 +431,7 @@ class ColdPath:
             return None
         finally:
             opened.close(int(bool(data)), len(data))
-        if len(data) != length or crc32(data) != crc:
-            return None
-        if self.settings.cache_slot_groups:
-            self.caches.slot_groups.put(key, data, length)
-        return (data,)
+        return data if len(data) == length else None
 
     def prepare_search(self, stored: StoredObject) -> bool:
         """Note the use of a file's directory, and fetch its filter before a search, if it is due.
@@ -410,16 +441,15 @@ class ColdPath:
         """
         directory_bytes = stored.size_bytes - stored.directory_position
         known = self.caches.directories.get((self._index_id, stored.name))
-        if (
-            # as many needless bytes as between two ranges: a filter that excludes the key saves the next request
-            stored.filter_length <= self.settings.coalesce_gap_bytes
-            and known is None
-            and self.caches.directories.takes(directory_bytes)
-            and self.filters.wants(stored)
-        ):
+        if known is None and self.caches.directories.takes(directory_bytes) and self._wants_filter(stored):
             self.trailer(stored, with_filter=True)
             return True
         return self.maybe_fetch_filter(stored)
+
+    def _wants_filter(self, stored: StoredObject) -> bool:
+        """Return whether to read a file's filter with its directory: a filter that excludes the key saves a request."""
+        # as many needless bytes as between two ranges
+        return stored.filter_length <= self.settings.coalesce_gap_bytes and self.filters.wants(stored)
 
     def replace_hanging(self) -> None:
         """Let other indexes have the places of the range reads under way."""
@@ -528,14 +558,18 @@ class ColdPath:
         trailer, fetched = self._checked(stored, start, stored.size_bytes - start, check)
         if self._folder is not None:
             self._folder.write(stored.name, "trailer", fetched[filter_bytes:])
-        if filter_bytes:
-            filter_data = fetched[:filter_bytes]
-            try:
-                _check_filter(stored, filter_data, trailer.tail.filter_crc32)
-                self.filters.keep(stored, filter_data)
-            except CorruptFile as error:
-                _log.warning("ignoring the filter of %s: %s", stored.name, error)
+        self._keep_filter(stored, trailer, fetched[:filter_bytes])
         return trailer
+
+    def _keep_filter(self, stored: StoredObject, trailer: Trailer, data: bytes) -> None:
+        """Cache a file's filter, which was read with its trailer, unless it is damaged. Empty: it was not read."""
+        if not data:
+            return
+        try:
+            _check_filter(stored, data, trailer.tail.filter_crc32)
+            self.filters.keep(stored, data)
+        except CorruptFile as error:
+            _log.warning("ignoring the filter of %s: %s", stored.name, error)
 
     def _fetch_span(
         self, stored: StoredObject, span: Span, damaged: dict[int, CorruptFile] | None

@@ -78,7 +78,8 @@ class LocalBytes:
         core = compiled_views()
         if core is None or metadata.is_shard:
             return None
-        if (packing := metadata.packing) is not None and not packing.fits_core:
+        packed = None if metadata.packing is None else metadata.packing.in_core
+        if (packed is None) != (metadata.packing is None):
             return None
         if self._in_core is None:
             layout, ids = metadata.layout, metadata.ids_by_topic
@@ -88,8 +89,8 @@ class LocalBytes:
             )
             of_filter = tail.position, tail.filter_length, tail.filter_crc32
             made.with_groups(self._trailer.directory.group_bytes, crc32, *of_filter)
-            if packing is not None:
-                made.with_packing(*packing.in_core)
+            if packed is not None:
+                made.with_packing(*packed)
             self._in_core = made
         return self._in_core
 

@@ -170,7 +170,7 @@ class _GroupSearch:
         self.gap_bytes, self.schema = source.gap_bytes, trailer.metadata.layout.schema
         self.damaged: dict[int, CorruptFile] = {}
         self.lacking: dict[int, Int64] = {}
-        view = trailer.core_view() if batch.fits_core else None
+        view = trailer.core_view()
         self._core: Any = None if view is None else in_core(view, batch, batch.key_hash, stored=True)
 
     def chosen(self) -> tuple[Int64, Int64]:

@@ -1,7 +1,7 @@
 """Views: one call of the compiled core searches all files of a catalog.
 
-A view has the files of one moment, and never changes. It keeps their maps open. The caller searches the files that are
-`left`: files that the core can't search, and files that it declines (damage, slot groups in blocks, long chains).
+A view has the files of one moment, and never changes. It keeps their maps open. The caller searches the `rest`: files
+that the core can't search, or declines, each with the reason.
 Threads: any.
 """
 
@@ -11,6 +11,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
 import numpy as np
@@ -25,6 +26,7 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.service.read.answers.batch import LookupBatch, Matches, in_core
 from tiered_index.service.read.answers.logs import Logs
 from tiered_index.service.read.answers.replaced_rows import Page
+from tiered_index.service.read.answers.rows import core_supports
 from tiered_index.service.read.files.compacted import CompactedFile
 from tiered_index.service.read.files.snapshot import FileLabel, Handle, label_of
 from tiered_index.service.read.files.unsealed import UnsealedEntries, UnsealedFile
@@ -37,12 +39,14 @@ if TYPE_CHECKING:
     from tiered_index.base._views import LocalFile, View, ViewRows
     from tiered_index.service.read.files.cold_path import ColdPath
 
-# notes of `View.find`: out of range, left to the caller, excluded by the filter or by the topic
-_AWAY, _LEFT, _BY_FILTER, _BY_TOPIC = -1, -3, -4, -5
+# notes of `View.find`: out of range, excluded by the filter or by the topic
+_AWAY, _BY_FILTER, _BY_TOPIC = -1, -4, -5
 # a note of batches: in the range of all lookups together, but of none alone
 _BY_TIME = -7
 # in range, but all of its entries are hidden
 _HIDDEN = -8
+# this and smaller ones: left to the caller
+_LEFT = -9
 # numbers that `ViewBatch.find` returns for each file
 _COUNTS = 5
 # notes of skipped files
@@ -55,6 +59,35 @@ _SKIPPED = {
 }
 
 
+class Why(StrEnum):
+    """The reason why the compiled core did not search a file."""
+
+    KIND = "kind"
+    """It has no search for a file of this kind."""
+    DIRECTORY = "directory"
+    """The directory is not in memory."""
+    SLOT_GROUP = "slot_group"
+    """A slot group is not in memory."""
+    BLOCKS = "blocks"
+    """The slot group is cut into blocks."""
+    LONG_CHAIN = "long_chain"
+    """The slot of an unsealed file has too many entries."""
+    DAMAGE = "damage"
+    """A part is damaged, or not sorted."""
+    EQUAL_ROWS = "equal_rows"
+    """Two rows of the answer may be the same entry."""
+    CURSOR = "cursor"
+    """The core does not support the cursor, because the schema has further identity columns."""
+    BOUNDS = "bounds"
+    """The lookup is bounded or counts its requests, and the core has neither a deadline nor a count of requests."""
+    NEW_FILES = "new_files"
+    """The core does not have the files yet, because they have just changed."""
+    NO_CORE = "no_core"
+    """There is no compiled core: NumPy does all."""
+
+
+# by the notes of `View.find`
+_WHY = dict(enumerate((Why.KIND, Why.DIRECTORY, Why.SLOT_GROUP, Why.BLOCKS, Why.LONG_CHAIN, Why.DAMAGE)))
 About = tuple[tuple[Freshness, ...], Logs]
 """The state of the logs for a view: freshness of indexes that are read without a root or by a fenced writer, and the
 entries that answers lack.
@@ -82,12 +115,13 @@ Noted: TypeAlias = Union["ViewRows", BatchNotes]
 
 
 class Rest(NamedTuple):
-    """A file that the caller of a view has to search.
+    """A file that the caller of a view has to search, and why.
 
     `lookups`: the numbers of those that need it; None: all. `matched`: its number of rows for the others.
     """
 
     handle: Handle
+    why: Why
     lookups: npt.NDArray[np.int64] | None = None
     matched: int = 0
 
@@ -111,12 +145,14 @@ class Found:
 
 
 def reports_of(noted: Noted, prices: PriceTable) -> list[FileReport]:
-    """Return a report of each file in range, except those that are `left`. The files have no times of their own."""
+    """Return a report of each file in range, except those of the rest. The files have no times of their own."""
     reports = []
     for number, (label, note) in enumerate(zip(noted.handles, noted.notes, strict=True)):
-        if note in (_AWAY, _LEFT):
+        if note == _AWAY or note <= _LEFT:
             continue
-        outcome, spent = _SKIPPED.get(note, "read"), noted.spent_by.get(number)
+        spent = noted.spent_by.get(number)
+        # also if the directory or the filter that it read excludes the key
+        outcome = _SKIPPED.get(note, "read") if spent is None else "read"
         requests, size = spent or (0, 0)
         # a stored file that needed no request
         cached = outcome == "read" and spent is None and label.place == "storage"
@@ -142,11 +178,11 @@ def excluded_by(noted: Noted) -> int:
 
 
 def with_reads_of(noted: Noted, reports: Sequence[FileReport], prices: PriceTable) -> list[FileReport]:
-    """Return reports of files that are `left`, with the requests that the core made for them."""
+    """Return reports of files of the rest, with the requests that the core made for them."""
     if not noted.spent_by:
         return list(reports)
     labels, notes = noted.handles, noted.notes
-    spent_by = {labels[number].file_id: spent for number, spent in noted.spent_by.items() if notes[number] == _LEFT}
+    spent_by = {labels[number].file_id: spent for number, spent in noted.spent_by.items() if notes[number] <= _LEFT}
     return [
         report
         if (spent := spent_by.get(report.file)) is None
@@ -170,14 +206,15 @@ class StoredSource:
     def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
         self._cold, self._stored, self._schema = cold, stored, schema
 
-    def open(self, file: LocalFile, call: Call | None) -> bool:
-        """Give `file` its directory and its filter, if they are in memory.
+    def open(self, file: LocalFile, call: Call | None, reads: bool) -> int:
+        """Give `file` its directory and its filter. See `ColdPath.open_in_core`.
 
-        Return whether it can be searched and does not need a filter first.
+        Return the bytes read; -1: it can't be searched, or needs a filter first.
         """
-        if (call is not None and not call.waits) or not self._cold.in_core(self._stored, file, self._schema):
-            return False
-        return file.has_filter or not self._cold.filters.is_due(self._stored)
+        if call is not None and not call.waits:
+            return -1
+        read_bytes = self._cold.open_in_core(self._stored, file, self._schema, call, reads=reads)
+        return -1 if not file.has_filter and self._cold.filters.is_due(self._stored) else read_bytes
 
     def open_now(self) -> OpenObject | None:
         """See `Storage.open_now`."""
@@ -210,6 +247,8 @@ class LocalView:
         files: list[tuple[LocalFile | None, int, int]] = []
         # for each handle the number of its first file
         self._first: list[int] = []
+        # the numbers of the handles that the core can't search
+        self._unsearched = set[int]()
         for handle in self.handles:
             self._first.append(len(files))
             # labels in place of handles, so that an answer keeps no file open
@@ -217,6 +256,8 @@ class LocalView:
             for file in _local_in_core(handle, schema) or _stored_in_core(handle, schema) or [None]:
                 files.append((file, handle.second_min, handle.second_max))
                 labels.append(label)
+            if files[-1][0] is None:
+                self._unsearched.add(len(self._first) - 1)
         self.schema, self.labels = schema, labels
         self.core: View = core.View(row_form(schema), files, labels)
 
@@ -228,33 +269,43 @@ class LocalView:
         stored: bool = False,
         hidden: HiddenTable | None = None,
         call: Call | None = None,
-    ) -> Found | None:
-        """Return the rows of the files for a batch, without those that are `hidden`.
+    ) -> Found:
+        """Return the rows of the files for a batch, without those that are `hidden`, and the rest of the files.
 
-        `stored`: also search files in a storage that is a local folder, for many lookups. None: the caller has to
-        search file by file, because two rows may be one answer, or the core does not support the cursor.
+        `stored`: also search files in a storage that is a local folder, for many lookups.
         """
-        if not batch.fits_core:
-            return None
         if not batch.is_one:
             return self._find_many(batch, in_parts, stored=stored, hidden=hidden)
         key_hash, fingerprint, second_min, second_max = batch.first
         hashes = key_hash, int(batch.java_hash[0]) & 0x7FFFFFFF, fingerprint
         bounds = second_min, second_max, int(batch.max_count[0])
-        topic = batch.topics[0]
-        rows = self.core.find(topic, *hashes, *bounds, batch.after.get(0), core_of(hidden, topic), call)
-        return None if rows is None else self.of_rows(rows)
+        topic, after = batch.topics[0], batch.after.get(0)
+        if after is not None and not core_supports(after):
+            return self._unfound(batch, Why.CURSOR)
+        rows = self.core.find(topic, *hashes, *bounds, after, core_of(hidden, topic), call)
+        return self._unfound(batch, Why.EQUAL_ROWS) if rows is None else self.of_rows(rows)
+
+    def _unfound(self, batch: LookupBatch, why: Why) -> Found:
+        """Return that the core searches nothing for a batch: all files in range are the rest."""
+        low, high = int(batch.second_min.min()), int(batch.second_max.max())
+        away = [handle.second_min > high or handle.second_max < low for handle in self.handles]
+        within = [handle for handle, is_away in zip(self.handles, away, strict=True) if not is_away]
+        notes = [_AWAY if is_away else _LEFT for is_away in away]
+        noted = BatchNotes([self.labels[number] for number in self._first], notes, knows_topic=False)
+        return Found((), (), [Rest(handle, why) for handle in within], within, noted)
 
     def of_rows(self, rows: ViewRows) -> Found:
         """Return what the core has found for one lookup."""
-        places = set[int]()
+        places: dict[int, Why] = {}
         if rows.has_left:
-            # one for all shards of a table
-            places = {bisect_right(self._first, number) - 1 for number, note in enumerate(rows.notes) if note == _LEFT}
-        needed = [self.handles[place] for place in sorted(places)]
+            for number, note in enumerate(rows.notes):
+                if note <= _LEFT:
+                    # one for all shards of a table
+                    places.setdefault(bisect_right(self._first, number) - 1, _WHY[_LEFT - note])
+        rest = [Rest(self.handles[place], why) for place, why in places.items()]
         matches = [Matches(*self._of_only(rows.rows))] if len(rows) else []
         pages = [self._of_only(retired)] if (retired := rows.retired) else []
-        return Found(matches, pages, [Rest(handle) for handle in needed], needed, rows, rows.skipped)
+        return Found(matches, pages, rest, [each.handle for each in rest], rows, rows.skipped)
 
     def _of_only(self, data: bytes | bytearray) -> Page:
         """Return rows of the only lookup."""
@@ -264,7 +315,8 @@ class LocalView:
     def _find_many(self, batch: LookupBatch, in_parts: InParts, *, stored: bool, hidden: HiddenTable | None) -> Found:
         """Return at most `max_count` + 1 rows per file and lookup."""
         masked, of_topics = batch.under("mask")[0].key_hash, () if hidden is None else hidden.of(batch.topics)
-        answers = in_core(self.core, batch, masked, stored=stored, hidden=of_topics)
+        if (answers := in_core(self.core, batch, masked, stored=stored, hidden=of_topics)) is None:
+            return self._unfound(batch, Why.CURSOR)
         parts = in_parts(answers.find, len(batch))
         matches = [
             Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, self.schema.row))
@@ -297,13 +349,26 @@ class LocalView:
                 note = _BY_FILTER if in_range else _BY_TOPIC if asks else _BY_TIME
             notes.append(note)
         rest = [
-            Rest(self.handles[place], lookups, 0 if lookups is None else int(counts[place, 0]))
+            Rest(
+                self.handles[place],
+                self._why(place, lookups is not None, stored),
+                lookups,
+                0 if lookups is None else int(counts[place, 0]),
+            )
             for place, lookups in needed.items()
             if not away[place]
         ]
         seen = [handle for handle, is_away in zip(self.handles, away, strict=True) if not is_away]
         labels = [self.labels[number] for number in self._first]
         return Found(matches, retired, rest, seen, BatchNotes(labels, notes, spent_by))
+
+    def _why(self, place: int, is_searched: bool, stored: bool) -> Why:
+        """Return why a batch leaves a file to the caller. `is_searched`: only for some lookups."""
+        if is_searched:
+            return Why.SLOT_GROUP
+        if place in self._unsearched:
+            return Why.KIND
+        return Why.DIRECTORY if stored else Why.BOUNDS
 
     def _needed(self, files: Sequence[int], pairs: Sequence[bytearray]) -> dict[int, npt.NDArray[np.int64] | None]:
         """Return the handles to search, by place, and the lookups of each (None: all).
