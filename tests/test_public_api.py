@@ -91,6 +91,7 @@ def test_fields_are_contracts():
         *of_messages,
     ]
     report = {*cost, "file", "place", "outcome", "begin_ms", "end_ms", "gap_bytes", "matched", "error", "source"}
+    report |= {"not_in_core"}
     assert set(fields(FileReport)) == report
 
 

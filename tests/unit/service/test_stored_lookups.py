@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import tempfile
+from collections import Counter
 from operator import attrgetter
 from pathlib import Path
 
@@ -373,3 +374,41 @@ def test_a_file_that_two_threads_open_is_opened_once(store):
                     assert not cold.core_files[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
         assert cold.caches.size_bytes == before
         assert [reader.query(**lookup).items for lookup in lookups(6, 60)] == first
+
+
+def reasons(answer):
+    """Return why the core did not search files that were read, with their number."""
+    return Counter(report.not_in_core for report in answer.explain.files if report.outcome == "read")
+
+
+def test_explain_says_why_the_core_did_not_search_a_file(store):
+    lookup = {"topic": "a", "key": "k1"}
+    with open_reader(store) as reader:
+        with using(None):
+            assert set(reasons(reader.query(**lookup))) == {"no_core"}
+        assert set(reasons(reader.query(**lookup))) == {None}
+        # the core has no deadline while it searches for many lookups
+        timed = reader.query_many([("a", "k1"), ("a", "k2")], timeout_s=60)
+        assert set(reasons(timed)) == {"bounds"}
+    with open_reader(store, cache_slot_groups=False) as reader:
+        # requests are counted, so the core makes none
+        assert set(reasons(reader.query(**lookup, max_requests=1_000))) == {"directory"}
+        assert set(reasons(reader.query(**lookup, max_requests=1_000))) == {"slot_group"}
+        assert set(reasons(reader.query(**lookup))) == {None}
+
+
+def test_the_core_reads_the_directories_of_a_few_files_in_a_folder(tmp_path):
+    compiled_core()
+    uri = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, environment=False, slots=40, items=400) as index:
+        for number in range(6):
+            index.put("t", 0, "key", number, 7, T_MS + number * HOUR_MS)
+            index.seal()
+        index.run_lifecycle()
+    with IndexReader.open(uri, environment=False) as reader:
+        answer = reader.query("t", "key")
+        assert [item.offset for item in answer.items] == [5, 4, 3, 2, 1, 0]
+        # the others are read side by side
+        assert reasons(answer) == {None: 4, "directory": 2}
+        assert [report.requests for report in answer.explain.files] == [2] * 6
+        assert reasons(reader.query("t", "key")) == {None: 6}

@@ -93,9 +93,9 @@ def search_batch(file: Any, batch: LookupBatch, schema: Schema, second_min: int,
     if core is None or file is None:
         return None
     view = core.View(row_form(schema), [(file, second_min, second_max)], [file])
-    if (asked := in_core(view, batch, batch.key_hash)) is None:
+    if (search := in_core(view, batch, batch.key_hash)) is None:
         return None
-    lookups, rows, left, _, lookups_of_retired, retired = asked.find(0, len(batch))
+    lookups, rows, left, _, lookups_of_retired, retired = search.find(0, len(batch))
     if left:
         return None
     batch.note_retired(lookups_of_retired, retired, schema)

@@ -305,7 +305,7 @@ class LocalView:
         rest = [Rest(self.handles[place], why) for place, why in places.items()]
         matches = [Matches(*self._of_only(rows.rows))] if len(rows) else []
         pages = [self._of_only(retired)] if (retired := rows.retired) else []
-        return Found(matches, pages, rest, [each.handle for each in rest], rows, rows.skipped)
+        return Found(matches, pages, rest, [left_file.handle for left_file in rest], rows, rows.skipped)
 
     def _of_only(self, data: bytes | bytearray) -> Page:
         """Return rows of the only lookup."""
