@@ -349,11 +349,17 @@ class IndexView(PolledState):
         return state
 
     def _show(self, state: LogState, as_of_s: float) -> None:
-        """Make the snapshot of `state`, as of the beginning of its read; only this method changes the catalog."""
+        """Make the snapshot of `state`, as of the beginning of its read; only this method changes the catalog.
+
+        It gets its view here, because lookups should not wait for it; with a root it depends on the present look.
+        """
         if state is self.log_state:
             self.catalog.show(state, as_of_s)
         else:
             apply_changes(self.catalog, state, self.cold, as_of_s)
+        if self._root_view is None:
+            with self.catalog.reading() as snapshot:
+                self._files_of(snapshot)
 
     def _published(self, state: LogState) -> Freshness:
         """Return the storage's freshness at `state`."""
