@@ -39,7 +39,7 @@ from tiered_index.errors import BackPressure, StorageUnavailable
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.service.index import IndexService
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.types import Lookup
 
 _FULL, _QUICK = (5_000_000, 20_000_000), (500_000, 2_000_000)

@@ -39,7 +39,7 @@ from tiered_index.format.layout import HEADER_SIZE, PRESETS, SLOT_SIZE, Layout
 from tiered_index.format.trailer import Run
 from tiered_index.service.read.files.compacted import CompactedFile, StorageBytes
 from tiered_index.storage.base import Storage, WrapperStorage
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.prices import PriceTable

@@ -21,13 +21,13 @@ from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.base.clock import SystemClock
 from tiered_index.config import IndexConfig
+from tiered_index.format.layout import SlotMap
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.format.segments.segment import ArchivedSegment
-from tiered_index.format.slots import SlotMap
 from tiered_index.service.jobs.segments.catalogs import merge_catalogs, send_catalog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, TableShard
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 _DAY_S = 86_400
 _LONG_S = 30 * _DAY_S

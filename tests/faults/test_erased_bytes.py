@@ -13,7 +13,7 @@ from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
 from tiered_index.service.read.caches.disk import CacheFolder, DiskCache
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.disk import TEMPORARY_PREFIX
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.sqlite import SqliteStorage
 
 

@@ -16,7 +16,7 @@ from tiered_index.service.life import lifecycle
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

@@ -10,7 +10,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.integration.cli.conftest import expected_offsets, write_source
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure, DiskFull
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 STEPS = 15
 # pages left for the scenario

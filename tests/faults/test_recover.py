@@ -15,7 +15,7 @@ from tiered_index.format.topic_documents import TopicDocument
 from tiered_index.service import anew
 from tiered_index.service.anew import begin_anew
 from tiered_index.service.root import Root
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 
 @pytest.fixture

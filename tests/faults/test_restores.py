@@ -31,7 +31,7 @@ from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 

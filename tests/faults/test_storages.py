@@ -15,7 +15,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import DiskFull, LockHeld, ObjectNotFound, StorageUnavailable
 from tiered_index.service.log.records import LogRecord
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
 WRITING = ("put", "put_if_absent", "write", "delete_many")

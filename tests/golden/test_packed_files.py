@@ -17,11 +17,10 @@ from tests.support.second_reader import items_in
 from tiered_index import KeyedIndexItem, column
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.keys.hashing import code_units, fingerprint, hash_batch, key_hash
-from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.layout import NATIVE, Layout, SlotMap
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted
-from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 

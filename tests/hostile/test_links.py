@@ -15,7 +15,7 @@ import pytest
 from tiered_index import IndexService
 from tiered_index.errors import ObjectExists, StorageError, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import PART_BYTES
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 NOW_MS = 1_700_000_000_000
 PRECIOUS = b"precious " * 1000

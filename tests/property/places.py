@@ -11,7 +11,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.s3_server import S3Server
 from tests.support.storage_faults import FaultStorage, Lent
 from tiered_index.storage.base import Storage
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 

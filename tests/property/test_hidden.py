@@ -26,7 +26,7 @@ from tiered_index.service.log.hidden import HIDES_NOTHING
 from tiered_index.service.log.replaced import NOT_REPLACED, Replacement
 from tiered_index.service.log.tombstones import Tombstone
 from tiered_index.service.read.files import root_view
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 

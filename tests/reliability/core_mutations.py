@@ -33,12 +33,11 @@ from tiered_index.format import shard
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.journal import Journal
 from tiered_index.format.keys.hashing import lookup_numbers
-from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout, SlotMap
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import row_form
 from tiered_index.format.shard import ShardWriter, answer_sorted
-from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import GROUP_DTYPE, TAIL_SIZE, Directory, Trailer, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.read.answers.batch import LookupBatch, Matches, OrderedRows, in_core

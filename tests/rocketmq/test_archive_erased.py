@@ -33,7 +33,7 @@ from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.segments import erase_segments as segments
 from tiered_index.service.jobs.segments import uploads
 from tiered_index.service.read.segments.archive import SegmentArchive
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
 SEGMENT = 2 * HEAD_BYTES + 513

@@ -37,7 +37,7 @@ from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.segments.catalogs import send_catalog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.read.segments.segments import Segments
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.opening import open_storage
 
 BEGIN_MS, SEGMENT = 1_700_000_000_000, 4096

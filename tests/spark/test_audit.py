@@ -22,8 +22,8 @@ from tests.support.damage import flip_object
 from tests.unit.format.test_verify import rebuilt
 from tiered_index import IndexConfig, hash_key
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.layout import SlotMap
 from tiered_index.format.names import log_name
-from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.records import LogRecord, StoredObject

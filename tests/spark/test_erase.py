@@ -28,7 +28,7 @@ from tiered_index.service.jobs.segments.catalogs import merge_catalogs
 from tiered_index.service.read.segments.segments import Segments
 from tiered_index.spark import audit, look_up, merge, register
 from tiered_index.spark import erase as erase_on
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 START_MS = 1_700_000_000_000
 NOW_MS = START_MS + 3_600_000

@@ -32,7 +32,7 @@ from tiered_index.spark import audit, build, look_up, merge
 from tiered_index.spark.lookup.answers import column_names
 from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.spark.lookup.lookup import opened_index
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 KEYS = "topic string, key string, begin_ms long, end_ms long, id int"
 DIGITS = f"0x{b'key-0'.hex()}"

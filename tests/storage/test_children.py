@@ -12,7 +12,7 @@ import pytest
 from tests.support.measuring import measured
 from tests.support.s3_server import S3Server
 from tiered_index.storage.base import Storage
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import child_storages, open_storage

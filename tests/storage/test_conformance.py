@@ -15,7 +15,7 @@ from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index.errors import ObjectNotFound
 from tiered_index.storage import obstores, sqlite
 from tiered_index.storage.base import Storage
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import PrefixedStorage

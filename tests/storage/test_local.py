@@ -10,7 +10,7 @@ import pytest
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import PART_BYTES
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 
 def test_a_writer_whose_half_made_file_went_fails_and_the_next_one_goes_on(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tiered_index.errors import DiskFull, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage import base
 from tiered_index.storage.base import Storage
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 OLD, NEW = b"old" * 1000, b"new version" * 3000
 FAR_FUTURE_MS = 1 << 60

@@ -13,7 +13,7 @@ from tests.storage.sqlite_probes import check_sound
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage import sqlite
 from tiered_index.storage.base import Storage, Writer
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.sqlite import SqliteStorage
 

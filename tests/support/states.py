@@ -14,7 +14,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 NOW_MS = 1_700_000_000_000
 STATES = ("buffered", "unsealed", "compacted", "uploaded", "storage")

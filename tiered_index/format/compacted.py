@@ -24,7 +24,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.keys.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.keys.distinct import distinct_numbers
 from tiered_index.format.keys.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, Header, Layout
+from tiered_index.format.layout import HEADER_SIZE, Header, Layout, by_slot, order_chunk, order_giant, pieces_of
 from tiered_index.format.metadata import (
     Metadata,
     Positions,
@@ -36,7 +36,6 @@ from tiered_index.format.metadata import (
 )
 from tiered_index.format.packed import Packing, PackingOptions, is_packed
 from tiered_index.format.schema import Schema
-from tiered_index.format.slots import by_slot, order_chunk, order_giant, pieces_of
 from tiered_index.format.topic_documents import Documents, stored_documents
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 

@@ -26,10 +26,9 @@ from tiered_index.base.documents import (
     reader_of,
 )
 from tiered_index.errors import UnsupportedVersion
-from tiered_index.format.layout import Layout
+from tiered_index.format.layout import Layout, SlotMap
 from tiered_index.format.packed import Packing, StoredOptions, is_packed, read_options
 from tiered_index.format.schema import read_schema
-from tiered_index.format.slots import SlotMap
 from tiered_index.format.topic_documents import Documents, StoredDocuments, documents_in
 
 Array = npt.NDArray[Any]

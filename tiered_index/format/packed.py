@@ -25,9 +25,8 @@ from tiered_index.base.documents import Int32, reader_of
 from tiered_index.base.kernels import compiled
 from tiered_index.format import packed_numpy
 from tiered_index.format.keys.distinct import distinct_numbers
-from tiered_index.format.layout import MOST_ITEMS, Preset
+from tiered_index.format.layout import MOST_ITEMS, Preset, SlotMap, hash_rank
 from tiered_index.format.schema import Schema
-from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine
 
 Array = npt.NDArray[Any]
@@ -122,9 +121,10 @@ class Packing:
         """The packing as the core's `LocalFile` takes it; None: the core can't search so many columns."""
         return self._in_core if len(self.for_loops) <= _MOST_IN_CORE else None
 
-    @property
+    @functools.cached_property
     def _in_core(self) -> InCore:
-        return self.of_keys, self.for_loops, self.line.as_numbers, self.topics
+        line = np.array([self.line.base, self.line.shift, *self.line.seconds])
+        return self.of_keys, self.for_loops, line, self.topics
 
     @property
     def _loops(self) -> ModuleType | None:

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.keys.hashing import normal_hashes
-from tiered_index.format.layout import MOST_ITEMS
+from tiered_index.format.layout import MOST_ITEMS, hash_rank
 from tiered_index.format.schema import Schema
-from tiered_index.format.slots import hash_rank
 from tiered_index.format.time_line import TimeLine
 
 Array = npt.NDArray[Any]

@@ -20,11 +20,19 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.keys.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.keys.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
+from tiered_index.format.layout import (
+    HEADER_SIZE,
+    SHARD_MAGIC,
+    Header,
+    Layout,
+    SlotMap,
+    answer_order,
+    hash_rank,
+    offset_columns,
+)
 from tiered_index.format.metadata import Metadata, TopicStats, add_topic_stats, topic_stats
 from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import Schema
-from tiered_index.format.slots import SlotMap, answer_order, hash_rank, offset_columns
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 
 Array = npt.NDArray[Any]

@@ -53,11 +53,6 @@ class TimeLine(Struct, frozen=True, dict=True):
         seconds = np.array(self.seconds, np.int64)
         return seconds[:-1], np.diff(seconds)
 
-    @cached_property
-    def as_numbers(self) -> Int64:
-        """Base, shift and seconds (i64 each), for the compiled core."""
-        return np.array([self.base, self.shift, *self.seconds])
-
     def at(self, offsets: Int64) -> Int64:
         """Return the line's times (i64, n) at offsets (i64, n), modulo 2**64."""
         seconds, rises = self._table

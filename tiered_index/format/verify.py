@@ -21,10 +21,9 @@ from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.foreign import Read, read_exactly
 from tiered_index.format.keys.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
 from tiered_index.format.keys.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, SLOT_SIZE, Header, read_header
+from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, SLOT_SIZE, Header, hash_rank, read_header
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.shard import entry_checksum
-from tiered_index.format.slots import hash_rank
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 
 Array = npt.NDArray[Any]

@@ -39,7 +39,7 @@ from tiered_index.storage.base import (
     list_whole,
 )
 from tiered_index.storage.disk import Disk, absolute_path
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 # The class of each scheme, loaded on use
 _BUILT_IN = {
     "az": "tiered_index.storage.clouds:AzureStorage",
-    "file": "tiered_index.storage.local.storage:LocalStorage",
+    "file": "tiered_index.storage.local:LocalStorage",
     "gs": "tiered_index.storage.clouds:GoogleStorage",
     "memory": "tiered_index.storage.memory:MemoryStorage",
     "s3": "tiered_index.storage.s3.storage:S3Storage",

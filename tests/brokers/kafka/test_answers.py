@@ -9,7 +9,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import ingest
 from tiered_index.base.clock import SystemClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 
 def test_a_producer_with_a_fast_clock_makes_no_answer_complete_up_to_the_future(run, topics, producing, topic, storage):

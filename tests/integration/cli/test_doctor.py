@@ -9,7 +9,7 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.store_writer import StoreWriter
 from tiered_index.errors import StorageUnavailable
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 
 def test_what_is_sound_is_said_to_be(tmp_path):

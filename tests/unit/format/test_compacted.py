@@ -15,14 +15,13 @@ from tests.support.compacted_files import verify
 from tests.support.memory import traced_memory
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format import compacted as module
-from tiered_index.format import slots as slots_module
+from tiered_index.format import layout as slots_module
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction
 from tiered_index.format.keys.bloom import block_may_hold, block_number, filter_hash
-from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout, SlotMap, hash_rank, offset_columns, order_giant
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA, Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
-from tiered_index.format.slots import SlotMap, hash_rank, offset_columns, order_giant
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.read.files.cold_path import check_run
 from tiered_index.types import IndexItem, KeyedIndexItem, column

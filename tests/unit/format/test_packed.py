@@ -15,12 +15,11 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format import compacted as module
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.keys.hashing import normal_hashes
-from tiered_index.format.layout import NATIVE, Header, Layout
+from tiered_index.format.layout import NATIVE, Header, Layout, SlotMap
 from tiered_index.format.packed import Packing, PackingOptions, read_options
 from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.format.shard import answer_sorted
-from tiered_index.format.slots import SlotMap
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, parse_trailer
 

@@ -20,10 +20,9 @@ from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, parse_journal
 from tiered_index.format.keys.bloom import block_number, filter_hash
 from tiered_index.format.keys.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
-from tiered_index.format.layout import NATIVE, PRESETS, ROCKETMQ, Layout
+from tiered_index.format.layout import NATIVE, PRESETS, ROCKETMQ, Layout, SlotMap, hash_rank
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.shard import ShardWriter
-from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import verify_compacted

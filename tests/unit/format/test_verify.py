@@ -10,10 +10,9 @@ from tests.support.changes import replace
 from tests.support.compacted_files import SMALL, parts, reader
 from tests.unit.format.conftest import BEGIN_MS, columns_of, compacted, entries_of, random_file
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, Header, Layout
+from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, Header, Layout, SlotMap
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.shard import ShardWriter, answer_sorted
-from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 

@@ -19,8 +19,8 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
+from tiered_index.format.layout import SlotMap
 from tiered_index.format.names import checkpoint_name, checkpoint_of, log_name
-from tiered_index.format.slots import SlotMap
 from tiered_index.service.jobs.verify import _check_log
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log import checkpoint

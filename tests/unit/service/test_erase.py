@@ -31,7 +31,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState
 from tiered_index.service.log.tombstones import Tombstone, Tombstones
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 TOPICS = ("orders", "t")
 KEYS = ("k", "k2")

@@ -22,7 +22,7 @@ from tiered_index.service.jobs.orphans import sweep
 from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.log.expired import NOTHING
 from tiered_index.service.log.records import LogRecord
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
 TOPICS = ("orders", "debug-x", "t")

@@ -13,7 +13,7 @@ from tiered_index import Fetched, IndexReader, Lookup
 from tiered_index.base.clock import ManualClock
 from tiered_index.connectors.source import ReadTime
 from tiered_index.errors import StorageMisconfigured, WriterFenced
-from tiered_index.format.slots import SlotMap
+from tiered_index.format.layout import SlotMap
 from tiered_index.service.log.reads import read_name
 from tiered_index.service.log.records import LostObject, TableShard
 from tiered_index.service.log.state import LogState

@@ -21,9 +21,8 @@ from tiered_index.errors import (
     StorageMisconfigured,
     StorageUnavailable,
 )
-from tiered_index.format.layout import ROCKETMQ, Layout
+from tiered_index.format.layout import ROCKETMQ, Layout, SlotMap
 from tiered_index.format.names import log_name
-from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import (

@@ -22,7 +22,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
 )
 from tiered_index.service.root import Root
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000

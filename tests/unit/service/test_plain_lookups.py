@@ -45,7 +45,7 @@ def outcome(index, arguments):
         return type(error), str(error)
     document["explain"]["elapsed_ms"] = 0
     for report in document["explain"]["files"]:
-        report["elapsed_ms"] = 0
+        report |= {"elapsed_ms": 0, "not_in_core": None}
     return json.dumps(document)
 
 

@@ -11,8 +11,8 @@ from tiered_index import IndexConfig
 from tiered_index.base.retention import Horizon, Retention
 from tiered_index.base.units import parse_bytes, parse_duration
 from tiered_index.errors import ConfigError
+from tiered_index.format.layout import SlotMap
 from tiered_index.format.metadata import TopicStats
-from tiered_index.format.slots import SlotMap
 from tiered_index.service.jobs.expiry import SegmentTotals, plan_expiry, with_sums
 from tiered_index.service.log.expired import NOTHING, Expired
 from tiered_index.service.log.records import ArchivedSegment, StoredObject, TableShard

@@ -16,7 +16,7 @@ from tiered_index.format.schema import KEYED_SCHEMA, Column, Schema
 from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.read.export import entries_checksum
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import items_table
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_index.storage.local.files import encode, walk
+from tiered_index.storage.local import encode, walk
 
 SEGMENT = st.text("a.-0", min_size=1, max_size=4).flatmap(lambda text: st.sampled_from([text, "x" * 196 + text]))
 NAMES = st.lists(SEGMENT.filter(lambda s: s not in {".", ".."}), min_size=1, max_size=3).map("/".join)

@@ -14,7 +14,7 @@ from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.storage.cloud_settings import azure_settings, google_settings
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.opening import beside, open_storage, spelled
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage

@@ -11,7 +11,7 @@ from tiered_index import IndexService
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import ObjectExists, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes, ObjectInfo, WrapperStorage
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.probe import check_storage, probe, probe_put_if_absent
 

@@ -32,7 +32,7 @@ from tiered_index.connectors.source import Loss
 from tiered_index.errors import StorageUnavailable, listed
 from tiered_index.service.read.segments.segments import Segments
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.local.files import encode
+from tiered_index.storage.local import encode
 
 if TYPE_CHECKING:
     from tiered_index.connectors.kafka.source import KafkaSource

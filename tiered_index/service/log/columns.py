@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 
 from tiered_index.base.documents import Count, FileId, Length, Milliseconds, Seconds, Size, typed
 from tiered_index.format.keys.hashing import HashRule
+from tiered_index.format.layout import SlotMap
 from tiered_index.format.names import DATA_PREFIX, data_prefix
-from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.records import (
     DATA_NAME,
     DATA_PART,

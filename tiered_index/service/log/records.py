@@ -36,7 +36,7 @@ from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.keys.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.keys.spelling import split_name
-from tiered_index.format.layout import MOST_ITEMS, Layout
+from tiered_index.format.layout import MOST_ITEMS, Layout, SlotMap
 from tiered_index.format.metadata import MOST_ENTRIES, Positions
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, RANGES_PREFIX
 from tiered_index.format.schema import Schema, read_schema
@@ -46,7 +46,6 @@ from tiered_index.format.segments.segment import DATA_PART as DATA_PART
 from tiered_index.format.segments.segment import ArchivedSegment as ArchivedSegment
 from tiered_index.format.segments.segment import Stored as Stored
 from tiered_index.format.segments.segment import Text
-from tiered_index.format.slots import SlotMap
 from tiered_index.format.topic_documents import Documents, StoredDocuments, documents_in, stored_documents
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.service.log.expired import NOTHING, Expired, StoredExpired

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.slots import SlotMap, divided
+from tiered_index.format.layout import SlotMap, divided
 from tiered_index.service.jobs.rewriting.rewrite import Window
 from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, Origin
 from tiered_index.service.write.owned import SourceQueues

@@ -36,7 +36,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObj
 from tiered_index.service.log.replaced import RangeTable, Replaced, ReplacedRanges
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import WrapperStorage
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 

@@ -16,7 +16,7 @@ from tiered_index.service.jobs.rewriting import rewrite as task_module
 from tiered_index.service.jobs.rewriting.merge_plan import Bounds, cut_windows
 from tiered_index.storage import base
 from tiered_index.storage.base import BufferedWriter
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.prices import PriceTable
 

@@ -18,7 +18,7 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.rewriting.job import JobOvertaken, publish
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import WrapperStorage
-from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.local import LocalStorage
 
 
 def run_all(life, job):

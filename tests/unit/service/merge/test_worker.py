@@ -16,10 +16,9 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.base.clock import ManualClock
 from tiered_index.errors import ConfigError, CorruptFile, ObjectArchived, StorageUnavailable
-from tiered_index.format.layout import NATIVE, ROCKETMQ
+from tiered_index.format.layout import NATIVE, ROCKETMQ, SlotMap
 from tiered_index.format.names import CATALOG_PREFIX, linked_store
 from tiered_index.format.segments.segment import LinkedSegment
-from tiered_index.format.slots import SlotMap
 from tiered_index.service import index as index_module
 from tiered_index.service.jobs.rewriting.rewrite import RewriteTask
 from tiered_index.service.jobs.segments.catalogs import FULL_LEVEL

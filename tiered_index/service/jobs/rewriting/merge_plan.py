@@ -23,7 +23,7 @@ from msgspec import structs
 from tiered_index.base.units import UNITS_S
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.keys.hashing import joint_rule
-from tiered_index.format.slots import SlotMap
+from tiered_index.format.layout import SlotMap
 from tiered_index.service.jobs.rewriting.job import Rewrite
 from tiered_index.service.jobs.rewriting.rewrite import READERS, RewriteTask, Window
 from tiered_index.service.log.records import QUARANTINE_S, Origin, StoredObject

@@ -24,12 +24,12 @@ from msgspec import structs
 from tiered_index.base.version import __version__
 from tiered_index.errors import DiskFull, SchemaMismatch, StorageError
 from tiered_index.format.keys.hashing import normal_hashes
+from tiered_index.format.layout import SlotMap, divided
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.packed import PackingOptions
 from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
-from tiered_index.format.slots import SlotMap, divided
 from tiered_index.format.trailer import Trailer, parse_trailer
 from tiered_index.service.jobs.rewriting.job import TaskResult
 from tiered_index.service.log.expired import Expired

@@ -9,6 +9,9 @@ A file appears under its final name whole and synced, or not at all. Half-made f
 listing shows. Every folder of a path is made, and its parent synced, before the file. A folder directly below the
 storage's is never removed, so `LocalStorage` remembers that it is durable. One sync is enough for all that are there.
 A deeper folder is removed with its last file.
+
+The last segment of an object's name is a file. Every earlier one is a folder whose name ends in ``%``, a character that
+object names can't hold: ``a`` and ``a/b`` are ``a`` and ``a%/b``. A path that is no object's is never listed.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +31,7 @@ from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.errors import ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable, TieredIndexError
 from tiered_index.storage.base import (
     PART_BYTES,
+    SEGMENT,
     BufferedWriter,
     Bytes,
     ObjectInfo,
@@ -37,7 +42,6 @@ from tiered_index.storage.base import (
     check_prefix,
 )
 from tiered_index.storage.disk import LOST_AND_FOUND, NOT_ALLOWED, TEMPORARY_PREFIX, Disk, local_path, typed_errors
-from tiered_index.storage.local.files import encode, walk
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # Most paths of objects in memory
@@ -45,6 +49,7 @@ _WAYS = 1 << 14
 _WORK_FOLDER = ".%work"
 # the folder can't be opened, or its file system has no sync of folders
 _NO_SYNC = {*NOT_ALLOWED, errno.EINVAL, errno.EOPNOTSUPP}
+_SEGMENT = re.compile(SEGMENT)
 _T = TypeVar("_T")
 
 
@@ -322,3 +327,45 @@ def _read(name: str, descriptor: int, start: int, length: int) -> bytes:
     if len(data) != length:
         raise StorageUnavailable(f"{name!r} ended after {len(data)} of {length} bytes from {start}")
     return data
+
+
+def encode(name: str) -> Path:
+    """Return the relative path of object `name` (a valid name)."""
+    return Path(name.replace("/", "%/"))
+
+
+def walk(path: Path, prefix: str, start_after: str, stem: str = "") -> Iterator[ObjectInfo]:
+    """Yield the objects under `path` in order of whole name, a folder at a time. Their names begin with `stem`.
+
+    The sort key of an object is ``text``, of a folder ``text/``: then every name below a folder sorts between its
+    neighbours.
+    """
+    entries_by_name: dict[str, os.DirEntry[str]] = {}
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if not is_folder and stem + entry.name <= start_after:
+                    # most files of a listing that starts near the end
+                    continue
+                text = entry.name.removesuffix("%") if is_folder else entry.name
+                if (is_folder and text == entry.name) or not _SEGMENT.fullmatch(text):
+                    continue
+                name = stem + text + "/" * is_folder
+                is_listed = name.startswith(prefix) and name > start_after and entry.is_file(follow_symlinks=False)
+                if is_listed or (is_folder and _may_hold(name, prefix, start_after)):
+                    entries_by_name[name] = entry
+    except FileNotFoundError:
+        return  # removed since its parent was read
+    for name, entry in sorted(entries_by_name.items()):
+        if name.endswith("/"):
+            yield from walk(Path(entry), prefix, start_after, name)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                yield ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+def _may_hold(stem: str, prefix: str, start_after: str) -> bool:
+    """Return whether a name that starts with `stem` can start with `prefix` and sort after `start_after`."""
+    return (stem.startswith(prefix) or prefix.startswith(stem)) and (stem > start_after or start_after.startswith(stem))
