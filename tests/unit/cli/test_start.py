@@ -97,6 +97,16 @@ def test_a_query_of_a_root_loads_only_modules_that_read(root, more):
         ]
 
 
+def test_a_batch_of_a_reader_loads_no_arrow(root):
+    """Arrow takes 25 MiB."""
+    lines = ["import sys", "from tiered_index import IndexReader"]
+    lines += [f"with IndexReader.open(root={str(root)!r}) as reader:"]
+    lines += ["    answers = reader.query_many([('t', 'k'), ('t', 'none'), ('other', 'k')])"]
+    lines += ["print(answers.counts.tolist(), len(answers.rows), sorted({'pyarrow', 'pandas'} & set(sys.modules)))"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[1, 0, 0] 1 []\n"
+
+
 def others_than_specs(names):
     """Return the modules of connectors that read a broker, without their specs."""
     below = ("tiered_index.connectors.kafka.", "tiered_index.connectors.rocketmq.")

@@ -124,11 +124,12 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     An Arrow array must have no nulls. Memory for non-ASCII text: about 8 more bytes per byte. Raises `TypeError` for a
     Python sequence with anything other than text, and `InvalidArgument` for Arrow text that is not UTF-8.
     """
-    # Imported on use: a lookup of one key needs no Arrow
+    # an Arrow array is no `Sequence`
+    if isinstance(strings, Sequence):
+        return _units_of_text(strings)
+    # imported on use: lookups need no Arrow, which takes 25 MiB
     import pyarrow as pa
 
-    if not isinstance(strings, pa.Array):
-        return _units_of_text(strings)
     if pa.types.is_dictionary(strings.type) or not pa.types.is_large_string(strings.type):
         strings = strings.cast(pa.large_string())
     if not len(strings):

@@ -11,6 +11,7 @@ import pytest
 from tests.support.cold_index import Read, cold_index
 from tests.support.model import Answer
 from tiered_index import Lookup
+from tiered_index.service.read.files.cold_path import ColdPath
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
@@ -142,6 +143,22 @@ def test_a_batch_of_few_of_a_files_keys_skips_its_largest_gaps(gappy):
     assert (measured[0], measured[1] - measured[2]) == (1 + cuts, needed)
     # each of these gaps is larger than the mean
     assert measured[1] < size - cuts * gaps / len(ASKED)
+
+
+def test_a_batch_holds_no_bytes_between_the_slot_groups_that_it_asks_for(gappy, monkeypatch):
+    """A thousand keys held 34 MB for 4 MB of slot groups."""
+    needed, held = cost(gappy, coalesce_gap_bytes=0)[1], []
+    verified = ColdPath.verified
+
+    def held_after(*arguments):
+        pieces = verified(*arguments)
+        held.extend({id(piece.obj): len(piece.obj) for piece in pieces}.values())
+        return pieces
+
+    monkeypatch.setattr(ColdPath, "verified", held_after)
+    assert cost(gappy, coalesce_gap_bytes="price")[2] > needed
+    # without the lookup that made the directory known
+    assert sum(held[1:]) == needed
 
 
 def test_only_idle_threads_and_few_requests_of_a_bound_are_used(gappy):

@@ -578,13 +578,17 @@ class ColdPath:
             if gap_bytes := span.gap_bytes:
                 for usage in active_context().usages:
                     usage.count_between(gap_bytes)
-            whole = list(whole_runs(span.pieces(data), stored.name, damaged))
-            for run, piece in whole:
-                if self.settings.cache_slot_groups:
-                    # a copy, because a view would keep the whole span in memory
-                    block = data if run.length == len(data) else bytes(piece)
-                    self.caches.slot_groups.put((self._index_id, stored.name, run.offset), block, run.length)
-            return [(run.offset, piece) for run, piece in whole]
+            blocks = []
+            for run, piece in list(whole_runs(span.pieces(data), stored.name, damaged)):
+                block = piece
+                # a view would keep the whole range in memory, with what is between the runs
+                if self.settings.cache_slot_groups or gap_bytes > span.length // 2:
+                    copied = data if run.length == len(data) else bytes(piece)
+                    block = memoryview(copied)
+                    if self.settings.cache_slot_groups:
+                        self.caches.slot_groups.put((self._index_id, stored.name, run.offset), copied, run.length)
+                blocks.append((run.offset, block))
+            return blocks
 
         try:
             return self._checked(stored, span.start, span.length, check, partial(check, damaged=damaged))
