@@ -78,6 +78,15 @@ class Call(NamedTuple):
         """Return this context for work that may outlive the call that began it."""
         return self if self.deadline_s is None else self._replace(deadline_s=None)
 
+    def remaining_s(self) -> float | None:
+        """Return the seconds to the deadline, negative after it; None: no deadline."""
+        return None if self.deadline_s is None else self.deadline_s - time.monotonic()
+
+    def check(self, doing: str) -> None:
+        """Raise `BudgetExceeded` if the deadline has passed; `doing` is for the message."""
+        if self.deadline_s is not None and self.deadline_s <= time.monotonic():
+            raise BudgetExceeded(f"timeout_s was reached while {doing}")
+
     def with_threads(self, submit: Callable[[Callable[[], Any]], Future[Any]]) -> Call:
         """Return this context with `submit` for parts of the work."""
         return self._replace(submit=submit)
@@ -145,15 +154,12 @@ def deadline_at(monotonic_s: float | None) -> contextlib.AbstractContextManager[
 
 def remaining_s() -> float | None:
     """Return the seconds to the deadline of this thread's storage calls, negative after it; None: no deadline."""
-    deadline_s = request_context.get().deadline_s
-    return None if deadline_s is None else deadline_s - time.monotonic()
+    return request_context.get().remaining_s()
 
 
 def check_deadline(doing: str) -> None:
     """Raise `BudgetExceeded` if the deadline of this thread's storage calls has passed; `doing` is for the message."""
-    deadline_s = request_context.get().deadline_s
-    if deadline_s is not None and deadline_s <= time.monotonic():
-        raise BudgetExceeded(f"timeout_s was reached while {doing}")
+    request_context.get().check(doing)
 
 
 def sending() -> None:

@@ -23,7 +23,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from tiered_index.base.call import active_context, remaining_s
+from tiered_index.base.call import Call, active_context
 from tiered_index.base.locks import Lock, call_lock
 from tiered_index.errors import BudgetExceeded, IndexClosed, NestedCall, StorageUnavailable
 
@@ -330,13 +330,16 @@ class DaemonPool:
                 thread.join(max(0.0, until_s - time.monotonic()))
 
 
-def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """Run parts in parallel; return their results in order. Raises the first error, `BudgetExceeded` at the deadline.
+def side_by_side(parts: Sequence[Callable[[], T]], call: Call | None = None) -> list[T]:
+    """Run parts of `call` (None: that of the context) in parallel, and return their results in order.
+
+    Raises the first error, `BudgetExceeded` at the deadline.
 
     The caller runs each part that no other thread has begun. It may be a thread of the pool itself, so to wait for a
     free thread could deadlock.
     """
-    submit = active_context().submit
+    call = call or active_context()
+    submit = call.submit
     if submit is None or len(parts) < 2:
         return [part() for part in parts]
     futures: list[Future[T]] = []
@@ -348,7 +351,7 @@ def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
         for part, future in zip(parts[1:], futures, strict=False):
             if future.cancel():
                 results.append(part())
-            elif not have_ended([future], remaining_s()):
+            elif not have_ended([future], call.remaining_s()):
                 raise BudgetExceeded("timeout_s was reached while waiting for parts of a file")
             else:
                 results.append(future.result())

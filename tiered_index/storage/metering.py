@@ -228,11 +228,18 @@ class MeteredStorage(WrapperStorage):
             opened.counters += self._counters
         return opened
 
+    def bound(self, call: Call) -> Storage:
+        """Return this storage for the requests of `call`: its bounds are checked before, and its usages count them."""
+        return _BoundStorage(self, call)
+
     def _around(self, request: StorageRequest, act: Callable[[], _T]) -> _T:
+        return self._perform(active_context(), request, act)
+
+    def _perform(self, context: Call, request: StorageRequest, act: Callable[[], _T]) -> _T:
+        """Count a request for a call, and send it by `act`, in whose context a backend finds the deadline."""
         if self._pid != os.getpid():
             # Parent and child share its connections: each could read the other's responses
             raise IndexClosed(IndexClosed.FORKED)
-        context = active_context()
         context = context._replace(usages=(self.total, *context.usages))
         usages = _usages(context)
         _begin(context, request)
@@ -262,6 +269,30 @@ class MeteredStorage(WrapperStorage):
         finally:
             self._requests_begun.pop(id(request), None)
             _leave(usages, request, is_heard, read, written)
+
+
+class _BoundStorage(WrapperStorage):
+    """See `MeteredStorage.bound`."""
+
+    def __init__(self, metered: MeteredStorage, call: Call) -> None:
+        super().__init__(metered.inner)
+        self._metered, self._call = metered, call
+
+    def bound(self, call: Call) -> Storage:
+        """As `MeteredStorage.bound`."""
+        return _BoundStorage(self._metered, call)
+
+    def open_now(self, name: str, size_bytes: int) -> OpenObject | None:
+        """As `MeteredStorage.open_now`."""
+        return self._metered.open_now(name, size_bytes)
+
+    def _around(self, request: StorageRequest, act: Callable[[], _T]) -> _T:
+        return self._metered._perform(self._call, request, act)
+
+
+def bound(storage: Storage, call: Call) -> Storage:
+    """Return a storage for the requests of `call`. Only a metered one counts and bounds them."""
+    return storage.bound(call) if isinstance(storage, MeteredStorage | _BoundStorage) else storage
 
 
 class RepeatCounter:

@@ -187,7 +187,7 @@ class _Handle:
     def __init__(self, file_id, second_min, second_max):
         self.file_id, self.second_min, self.second_max = file_id, second_min, second_max
 
-    def search(self, question):
+    def search(self, question, call):
         raise NotImplementedError
 
 

@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from tiered_index.base.call import Call
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
@@ -59,8 +60,8 @@ class Scan(ABC):
     done: queue.SimpleQueue[Future[None]] | None = None
 
     @abstractmethod
-    def look(self, handle: Handle) -> int:
-        """Search a file, keep its rows and return their number."""
+    def look(self, handle: Handle, call: Call) -> int:
+        """Search a file, keep its rows and return their number. Its requests are those of `call`."""
 
     def excludes(self, handle: Handle) -> str | None:
         """Return the reason why a file needs no search; None: it needs one."""
@@ -134,7 +135,7 @@ class LookupScan(Scan):
             self.answers.add(matches)
         self.answers.skipped = viewed.skipped
 
-    def look(self, handle: Handle) -> int:
+    def look(self, handle: Handle, call: Call) -> int:
         """See `Scan.look`."""
         batch, damage = self.batch, list[Damage]()
         rest = self.rest.get(handle.file_id)
@@ -143,7 +144,7 @@ class LookupScan(Scan):
         for of_rule in needed_batch.under(handle.hash):
             # by the searched hash, because those of both rules may be erased at different times
             under_rule = of_rule.hiding(self.hidden, self.replaced)
-            matches = handle.search(under_rule)
+            matches = handle.search(under_rule, call)
             if len(matches.rows):
                 check_schema(matches.rows, self.schema, handle.file_id)
                 if under_rule.key_hash is not batch.key_hash:
@@ -175,11 +176,11 @@ class StatsScan(Scan):
     expired: Expired = NOTHING_EXPIRED
     stats: list[tuple[Handle, NamedStats]] = field(default_factory=list)
 
-    def look(self, handle: Handle) -> int:
+    def look(self, handle: Handle, call: Call) -> int:
         """See `Scan.look`."""
         stats = [
             (name, topic_stats)
-            for name, topic_stats in handle.topic_stats()
+            for name, topic_stats in handle.topic_stats(call)
             if topic_stats.second_max >= max(self.second_min, self.expired.hidden_of(name).begin_s)
             and topic_stats.second_min <= self.second_max
         ]

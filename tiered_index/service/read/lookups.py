@@ -444,7 +444,7 @@ class Lookups(ABC, Generic[ItemT]):
     ) -> Sequence[Pass[ScanT]]:
         """Return the pass of `search` over each index. Raises its errors. `begun`: the lookup, if it has begun."""
         take = partial(self._taking, self._begin())
-        arguments = take, allow_partial, budget, self._prices, self._read_log, self._engine.files
+        arguments = take, allow_partial, budget, budget.call, self._prices, self._read_log, self._engine.files
         return [LookupRun(*arguments, begun=begun).run(search)]
 
     def _check_open(self) -> None:

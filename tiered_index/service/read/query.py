@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -256,7 +257,11 @@ class QueryEngine:
             viewed = files.view.of_rows(run.begun.rows)
         else:
             viewed = files.view.find(
-                batch, run.searches.in_parts, stored=budget.is_free, hidden=scan.hidden, call=budget.call
+                batch,
+                partial(run.searches.in_parts, run.call),
+                stored=budget.is_free,
+                hidden=scan.hidden,
+                call=run.call,
             )
         scan.take(viewed)
         for reads, size_bytes in viewed.noted.spent_by.values():

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
-from tiered_index.base.call import Cancellation, active_context, request_context
+from tiered_index.base.call import Call, Cancellation
 from tiered_index.base.threads import DaemonPool, NoThread, side_by_side
 from tiered_index.errors import (
     BudgetExceeded,
@@ -229,12 +229,12 @@ class FileReader:
         self._closed = True
         self._pool.close(until_s)
 
-    def in_parts(self, find: Callable[[int, int], T], count: int) -> list[T]:
+    def in_parts(self, call: Call, find: Callable[[int, int], T], count: int) -> list[T]:
         """Return the results of `find(start, stop)` for all parts of `count` lookups. The parts run in parallel."""
         parts = max(1, min(_CORES, self._threads, count // _LOOKUPS_A_PART))
         ends = [count * number // parts for number in range(parts + 1)]
-        with active_context().with_threads(self._pool.submit).active():
-            return side_by_side([partial(find, *part) for part in itertools.pairwise(ends)])
+        parts_of_call = call.with_threads(self._pool.submit)
+        return side_by_side([partial(find, *part) for part in itertools.pairwise(ends)], parts_of_call)
 
     def read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
         """Search the handles that need it. `scan` then has a report of each file, and every error."""
@@ -256,7 +256,7 @@ class FileReader:
                     _FileSearch(run, scan, handle).end_late()
                     continue
                 if handle.is_local:
-                    if (damaged := _look(scan, handle)) is None:
+                    if (damaged := _look(scan, handle, run.call)) is None:
                         continue
                     handle = damaged
                 elif excluded := (pace := pace or _Pace(scan, ordered)).excluded(place):
@@ -356,24 +356,20 @@ class FileReader:
 
     def _search(self, search: _FileSearch) -> None:
         search.usage = usage = Usage(self._prices)
-        outer = request_context.get()
-        own = outer.counting(usage).cancelled_by(search.cancellation).with_threads(self._pool.submit)
-        token = request_context.set(own)
+        call = search.run.call.counting(usage).cancelled_by(search.cancellation).with_threads(self._pool.submit)
         try:
-            search.matched = search.scan.look(search.handle)
+            search.matched = search.scan.look(search.handle, call)
         except TieredIndexError as error:
             search.end("failed", error=error)
             return
-        finally:
-            request_context.reset(token)
         search.end("read", matched=search.matched)
 
 
-def _look(scan: Scan, handle: Handle) -> Handle | None:
+def _look(scan: Scan, handle: Handle, call: Call) -> Handle | None:
     """Search a local file in the caller's thread. Return the file in the storage if the local copy is damaged."""
     started = time.perf_counter()
     try:
-        matched = scan.look(handle)
+        matched = scan.look(handle, call)
     except TieredIndexError as error:
         if isinstance(error, CorruptFile | StorageUnavailable) and (fallback := handle.fallback) is not None:
             return fallback
@@ -399,6 +395,7 @@ class LookupRun:
     """Takes the present snapshots for one try, which keep their files until the block ends."""
     allow_partial: bool
     budget: LookupBudget
+    call: Call
     prices: PriceTable
     read_log: Callable[[str], LogState]  # reads new records of the log of a storage, by URI, into its catalog
     searches: FileReader

@@ -197,7 +197,9 @@ class Several:
         def searched(
             view: IndexView, taken: Callable[[], contextlib.AbstractContextManager[LookupFiles]]
         ) -> Pass[ScanT]:
-            return make_run(taken, searches=view.searches, source=view.name).run(search)
+            # counted for the view, which tells by it whether a storage responds
+            call = budget.call.counting(view.usage)
+            return make_run(taken, call=call, searches=view.searches, source=view.name).run(search)
 
         def failing(view: IndexView, error: TieredIndexError) -> Pass[ScanT]:
             files = view.without_files(error)
@@ -246,7 +248,7 @@ class Several:
         in_order = [view_pass for view in self.indexes if (view_pass := passes.get(view)) is not None]
         if self.listing is not None and (problems := self.listing.problems(begun_s)):
             taken = partial(contextlib.nullcontext, LookupFiles(lambda *_: problems))
-            in_order.append(make_run(taken, searches=self.views[0].searches).run(search))
+            in_order.append(make_run(taken, call=budget.call, searches=self.views[0].searches).run(search))
         return in_order
 
     def _begin(self, state: PolledState, call: Callable[[], T]) -> PoolFuture[T]:

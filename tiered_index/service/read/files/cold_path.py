@@ -22,7 +22,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tiered_index.base.call import Call, active_context, check_deadline, remaining_s
+from tiered_index.base.call import UNBOUNDED, Call, Cancellation, active_context
 from tiered_index.base.kernels import crc32
 from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import Condition, DaemonPool, NoThread, PoolFuture, have_ended, side_by_side
@@ -44,6 +44,7 @@ from tiered_index.service.read.caches.disk import CacheFolder
 from tiered_index.service.read.caches.filters import Filters
 from tiered_index.service.read.caches.store import ReadCache
 from tiered_index.storage.base import Storage
+from tiered_index.storage.metering import bound
 
 if TYPE_CHECKING:
     from tiered_index.base._views import LocalFile
@@ -179,19 +180,19 @@ class RangeReadPool(DaemonPool):
         """The number of further range reads that could begin now."""
         return self._ranges - len(self._held)
 
-    def place(self, name: str, among: weakref.WeakSet[_Place]) -> _Place:
-        """Return a context manager that holds a place for the read of `name`, and note it `among` those of an index.
+    def place(self, name: str, call: Call, among: weakref.WeakSet[_Place]) -> _Place:
+        """Return a context manager that holds a place for a read of `name`, and note it `among` those of an index.
 
         It raises `BudgetExceeded` if none is free in time.
         """
-        place = _Place(self, name)
+        place = _Place(self, name, call)
         among.add(place)
         return place
 
     def take(self, place: _Place) -> None:
         """Wait for a free place. Raises `BudgetExceeded` if none is free in time."""
         with self._free:
-            if not self._free.wait_for(lambda: len(self._held) < self._ranges, remaining_s()):
+            if not self._free.wait_for(lambda: len(self._held) < self._ranges, place.call.remaining_s()):
                 raise BudgetExceeded(f"timeout_s was reached while waiting to read {place.name}")
             self._held.add(place)
 
@@ -204,10 +205,10 @@ class RangeReadPool(DaemonPool):
 
 
 class _Place:
-    """A place for the range read of `name`. Its block holds it."""
+    """A place for the range read of `name` for a call. Its block holds it."""
 
-    def __init__(self, pool: RangeReadPool, name: str) -> None:
-        self._pool, self.name = pool, name
+    def __init__(self, pool: RangeReadPool, name: str, call: Call) -> None:
+        self._pool, self.name, self.call = pool, name, call
 
     def __enter__(self) -> None:
         self._pool.take(self)
@@ -220,7 +221,8 @@ class ColdPath:
     """Reads the stored files of one index.
 
     `keyed`: its entries have fingerprints. `folder` is its disk cache. Several indexes, each with its `index_id`, may
-    share `caches` (in memory) and `range_reads`; the owner of these closes them.
+    share `caches` (in memory) and `range_reads`; the owner of these closes them. Its requests are those of the context,
+    unless it is `bound` to a call.
     """
 
     def __init__(
@@ -250,11 +252,24 @@ class ColdPath:
         self._places: weakref.WeakSet[_Place] = weakref.WeakSet()
         self._fetches: dict[str, PoolFuture[Trailer]] = {}
         self._fetch_lock = call_lock()
-        self._closed = False
+        self._is_closed = Cancellation()
+        self._call: Call | None = None
         # fetches filters and directories that lookups with limits did not; one at a time, so that lookups lose little
         self._background = DaemonPool(1, "tiered-index-later")
         # the compiled core's `LocalFile` of each object, by name; `caches` has the bytes of those that are open
         self.core_files: dict[str, LocalFile] = {}
+
+    @property
+    def call(self) -> Call:
+        """The call whose requests it makes."""
+        return active_context() if self._call is None else self._call
+
+    def bound(self, call: Call) -> ColdPath:
+        """Return this cold path for the requests of `call`. It shares all else with this one, which is closed."""
+        of_call = object.__new__(ColdPath)
+        of_call.__dict__.update(self.__dict__)
+        of_call._call, of_call.storage = call, bound(self.storage, call)
+        return of_call
 
     def trailer(self, stored: StoredObject, *, with_filter: bool = False) -> Trailer:
         """Return a file's verified trailer. Concurrent callers share one fetch and its error.
@@ -285,7 +300,7 @@ class ColdPath:
             finally:
                 if self._fetches.get(stored.name) is mine:
                     del self._fetches[stored.name]
-            if not have_ended([fetch], remaining_s()):
+            if not have_ended([fetch], self.call.remaining_s()):
                 raise BudgetExceeded(f"timeout_s was reached while waiting for the directory of {stored.name}")
             try:
                 return fetch.result()
@@ -355,7 +370,7 @@ class ColdPath:
         if not self.settings.cuts_spans:
             return 0
         cuts = sum([span.gap_bytes for span in spans]) // max(self.settings.coalesce_gap_bytes, _GAP_BYTES)
-        left = active_context().requests_left if cuts else None
+        left = self.call.requests_left if cuts else None
         return min(cuts, self._range_reads.idle - len(spans), cuts if left is None else int(left * _SPENT_ON_GAPS))
 
     def _fetch_spans(
@@ -368,11 +383,11 @@ class ColdPath:
         if len(spans) == 1:
             pieces.update(self._fetch_span(stored, spans[0], damaged))
             return
-        if self._closed:
+        if self._is_closed.is_set:
             raise IndexClosed("the index was closed during the lookup")
-        with active_context().with_threads(self._range_reads.submit).active():
-            for some in side_by_side([partial(self._fetch_span, stored, span, damaged) for span in spans]):
-                pieces.update(some)
+        fetches = [partial(self._fetch_span, stored, span, damaged) for span in spans]
+        for some in side_by_side(fetches, self.call.with_threads(self._range_reads.submit)):
+            pieces.update(some)
 
     def block_now(
         self, stored: StoredObject, offset: int, length: int, crc: int, call: Call | None
@@ -458,22 +473,22 @@ class ColdPath:
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
         """Fetch a file's filter if it is due. Return whether it was fetched and kept.
 
-        If the context has a budget, another thread fetches the filter for later lookups, and the result is False.
+        If the call has a budget, another thread fetches the filter for later lookups, and the result is False.
         """
         if not self.filters.is_due(stored) or not self.filters.begin_fetch(stored):
             return False
-        context = active_context()
-        if context.deadline_s is None and not context.is_limited and not context.is_cancelled:
+        call = self.call
+        if call.deadline_s is None and not call.is_limited and not call.is_cancelled:
             return self._fetch_due(stored)
         try:
-            self._background.submit(partial(self._fetch_later, stored))
+            self._background.submit(partial(self.bound(UNBOUNDED)._fetch_later, stored))
         except (IndexClosed, NoThread):
             self.filters.end_fetch(stored)
         return False
 
     def _fetch_later(self, stored: StoredObject) -> None:
-        """Fetch a filter without limits."""
-        with Call().active(), contextlib.suppress(MissingObject):  # a lookup finds out by itself
+        """Fetch a filter that a lookup with limits did not fetch."""
+        with contextlib.suppress(MissingObject):  # a lookup finds out by itself
             self._fetch_due(stored)
 
     def _fetch_due(self, stored: StoredObject) -> bool:
@@ -526,7 +541,7 @@ class ColdPath:
 
     def close(self, until_s: float | None = None) -> None:
         """Release threads and memory. `until_s`: see `DaemonPool.close`. Idempotent."""
-        self._closed = True
+        self._is_closed.set()
         self._background.close(until_s)
         if self._own_pool is not None:
             self._own_pool.close(until_s)
@@ -576,7 +591,7 @@ class ColdPath:
     ) -> list[tuple[int, memoryview]]:
         def check(data: bytes, damaged: dict[int, CorruptFile] | None = None) -> list[tuple[int, memoryview]]:
             if gap_bytes := span.gap_bytes:
-                for usage in active_context().usages:
+                for usage in self.call.usages:
                     usage.count_between(gap_bytes)
             blocks = []
             for run, piece in list(whole_runs(span.pieces(data), stored.name, damaged)):
@@ -621,13 +636,14 @@ class ColdPath:
 
     def _get(self, stored: StoredObject, start: int, length: int) -> bytes:
         try:
-            with self._range_reads.place(stored.name, self._places):
-                check_deadline(f"reading {stored.name}")
+            call = self.call
+            with self._range_reads.place(stored.name, call, self._places):
+                call.check(f"reading {stored.name}")
                 data = self.storage.get_range(stored.name, start, length)
         except ObjectNotFound as error:
             raise MissingObject(stored.name, self.storage.uri) from error
         except InvalidArgument as error:  # the range is within the size by the log, so the object is too short
-            if self._closed:
+            if self._is_closed.is_set:
                 raise IndexClosed("the index was closed during the lookup") from error
             raise CorruptFile(
                 stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes

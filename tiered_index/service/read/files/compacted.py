@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.call import Call
 from tiered_index.base.kernels import compiled_views, crc32
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import CorruptFile, SchemaMismatch, TieredIndexError
@@ -117,6 +118,10 @@ class StorageBytes:
         self.cold = cold
         self.words = None
         self.gap_bytes = cold.settings.coalesce_gap_bytes
+
+    def bound(self, call: Call) -> StorageBytes:
+        """Return the file for the requests of `call`."""
+        return StorageBytes(self.cold.bound(call), self.stored)
 
     def trailer(self) -> Trailer:
         """Return the verified trailer, fetched unless it is in a cache. Raises `MissingObject`."""
@@ -245,7 +250,7 @@ class CompactedFile:
             return "filter"
         return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
 
-    def search(self, batch: LookupBatch) -> Matches:
+    def search(self, batch: LookupBatch, call: Call) -> Matches:
         """Return the rows that answer each lookup, in any order."""
         if self.local is not None:
             matches = self.local.search(batch)
@@ -254,10 +259,12 @@ class CompactedFile:
                 raise matches.damage[0][1]
             return matches
         assert self.stored is not None
-        return self.stored.search(batch)
+        return self.stored.bound(call).search(batch)
 
-    def topic_stats(self) -> NamedStats:
+    def topic_stats(self, call: Call) -> NamedStats:
         """See `Handle.topic_stats`."""
+        if self.local is None and self.stored is not None:
+            return self.stored.bound(call).trailer().metadata.stats_by_topic()
         return self.metadata().stats_by_topic()
 
     def is_left_over(self, files: Container[str]) -> bool:
@@ -311,11 +318,11 @@ class DamagedFile(LocalHandle):
     sequence = 0
     lane = "main"
 
-    def search(self, batch: LookupBatch) -> Matches:
+    def search(self, batch: LookupBatch, call: Call) -> Matches:
         """Raise the error that made the file unreadable."""
         raise copy.copy(self.error)  # a copy, because each raise adds frames to an error's traceback
 
-    def topic_stats(self) -> NamedStats:
+    def topic_stats(self, call: Call) -> NamedStats:
         """Raise the error that made the file unreadable."""
         raise copy.copy(self.error)
 

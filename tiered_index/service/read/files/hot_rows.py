@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.call import Call
 from tiered_index.errors import CorruptFile
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema
@@ -50,7 +51,7 @@ class HotRows(LocalHandle):
         """Return the entries in the chains of lookups, and the lookups of each; None: there are none, or long ones."""
         return None
 
-    def search(self, batch: LookupBatch) -> Matches:
+    def search(self, batch: LookupBatch, call: Call) -> Matches:
         """Return the rows that answer each lookup, in any order."""
         within = self.second_min, self.second_max
         if (matches := search_batch(self.in_core(), batch, self.schema, *within)) is not None:
@@ -61,7 +62,7 @@ class HotRows(LocalHandle):
             return batch.select(picked, lookups, self.seconds_of(picked), pairs, self.schema)
         return matching(batch, self.columns(), self.seconds_of, pairs, self.schema)
 
-    def topic_stats(self) -> NamedStats:
+    def topic_stats(self, call: Call) -> NamedStats:
         """See `Handle.topic_stats`."""
         entries = self.columns()
         stats = topic_stats(entries["topic_id"], entries["size"], self.seconds_of(entries))

@@ -19,6 +19,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tiered_index.base.call import Call
 from tiered_index.base.kernels import compiled
 from tiered_index.base.locks import call_lock
 from tiered_index.errors import CorruptFile, TieredIndexError
@@ -100,15 +101,15 @@ class UnsealedView(UnsealedEntries):
         """As `UnsealedEntries.in_core`; None also before a search has verified the entries."""
         return super().in_core() if self.is_loaded else None
 
-    def search(self, batch: LookupBatch) -> Matches:
+    def search(self, batch: LookupBatch, call: Call) -> Matches:
         """As `UnsealedEntries.search`. Raises `CorruptFile` if entries do not match the journal."""
         self._load()
-        return super().search(batch)
+        return super().search(batch, call)
 
-    def topic_stats(self) -> NamedStats:
+    def topic_stats(self, call: Call) -> NamedStats:
         """See `Handle.topic_stats`."""
         self._load()
-        return super().topic_stats()
+        return super().topic_stats(call)
 
     def check_length(self) -> None:
         """Raise `CorruptFile` if the file is shorter than its layout: searches and the writer need all of it."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from tiered_index.base.call import Call
 from tiered_index.base.locks import call_lock
 from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.metadata import NamedStats
@@ -76,13 +77,13 @@ class Handle(Protocol):
         It needs no request.
         """
 
-    def search(self, batch: LookupBatch) -> Matches:
+    def search(self, batch: LookupBatch, call: Call) -> Matches:
         """Return the rows that answer each lookup, at least the first `max_count` + 1, in any order.
 
-        Raises typed errors.
+        Its requests are those of `call`. Raises typed errors.
         """
 
-    def topic_stats(self) -> NamedStats:
+    def topic_stats(self, call: Call) -> NamedStats:
         """Return the stats of each topic of the file. Raises the errors of `search`."""
 
     def let_go(self) -> None:

@@ -16,6 +16,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.base.call import Call
 from tiered_index.base.threads import side_by_side
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.keys.hashing import joint_rule
@@ -97,15 +98,15 @@ class WindowTable:
             return "time"
         return None if self._shards_for(batch) else "filter"
 
-    def search(self, batch: LookupBatch) -> Matches:
+    def search(self, batch: LookupBatch, call: Call) -> Matches:
         """Return the rows that answer each lookup, in any order. Shards are read in parallel.
 
         Of a giant slot's shards, the newest ones come first, until each lookup has its page.
         """
-        needed_shards = self._shards_for(batch)
+        needed_shards, cold = self._shards_for(batch), self.cold.bound(call)
         if len(needed_shards) == 1:
             [(_, stored, away)] = needed_shards
-            return _search_shard(StorageBytes(self.cold, stored), batch, away)
+            return _search_shard(StorageBytes(cold, stored), batch, away)
         parts: list[Matches] = []
         gathered: MatchAccumulator | None = None
         for newer, shards in itertools.groupby(needed_shards, itemgetter(0)):
@@ -116,19 +117,20 @@ class WindowTable:
                     is_past = batch.page_ends(np.arange(len(batch)), gathered.first()) > stored.second_max
                     away = is_past if away is None else away | is_past
                 if away is None or not away.all():
-                    reads.append(partial(_search_shard, StorageBytes(self.cold, stored), batch, away))
-            parts += side_by_side(reads)
+                    reads.append(partial(_search_shard, StorageBytes(cold, stored), batch, away))
+            parts += side_by_side(reads, call)
             filled = [part for part in parts if len(part.rows)]
             if self._has_giants and filled:
-                schema = self.cold.trailer(self.shards[0]).metadata.layout.schema
+                schema = cold.trailer(self.shards[0]).metadata.layout.schema
                 gathered = MatchAccumulator(batch, schema)
                 for part in filled:
                     gathered.add(part)
         return collected(parts)
 
-    def topic_stats(self) -> NamedStats:
+    def topic_stats(self, call: Call) -> NamedStats:
         """See `Handle.topic_stats`. The metadata of shards is read in parallel."""
-        trailers = side_by_side([partial(self.cold.trailer, stored) for stored in self.shards])
+        cold = self.cold.bound(call)
+        trailers = side_by_side([partial(cold.trailer, stored) for stored in self.shards], call)
         return [topic_stats for trailer in trailers for topic_stats in trailer.metadata.stats_by_topic()]
 
     def _shards_for(self, batch: LookupBatch) -> list[tuple[int, StoredObject, npt.NDArray[np.bool_] | None]]:
