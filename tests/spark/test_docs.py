@@ -162,10 +162,10 @@ def test_the_programs_of_the_page_open_the_archive(spark, tmp_path, capsys):
             file = encode_records(("orders", partition), records(partition), ("key",))
             assert index.archive_columns(f"kafka:cluster/orders/{partition}", 0, MANY, file)
     namespace = {}
-    for program in programs(section("kafka.md", "Open the archive with DuckDB or Spark")):
+    for program in programs(section("kafka-archive.md", "Open the archive with DuckDB or Spark")):
         for place, own in (("s3://bucket/index", uri), ("s3://bucket/by-customer", built)):
             program = program.replace(f'"{place}"', repr(own))
-        exec(compile(program, "docs/kafka.md", "exec"), namespace)
+        exec(compile(program, "docs/kafka-archive.md", "exec"), namespace)
     assert str(MANY - 1) in capsys.readouterr().out
     with IndexReader.open(built) as reader, IndexReader.open(uri) as archive:
         source = KafkaMessages(archive.segment_archives, keys=("json:customer",))
