@@ -21,6 +21,12 @@ from tests.integration.cli.command_lines import clean_environment, run_here
 _ROOT = Path(__file__).parents[2]
 # the least number of their commands
 _PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4, "docs/export.md": 7}
+# pages whose commands read the index of the README's first example
+_PAGES_ON_THE_README = [
+    page.relative_to(_ROOT).as_posix()
+    for page in sorted((_ROOT / "docs").glob("*.md"))
+    if "\n```console\n" in page.read_text() and f"docs/{page.name}" not in _PAGES_OF_COMMANDS
+]
 _PAGES_OF_PROGRAMS = ("README.md", "docs/using.md", "docs/embedding.md")
 # programs of docs/examples that need no argument and no Spark, and their pages
 _EXAMPLES = {
@@ -69,7 +75,7 @@ def _run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def _printed(folder: Path, command: str) -> str:
     """Run a line of a page in `folder`, and return its output. A call of `tiered-index` runs in this process."""
-    if command.startswith("tiered-index "):
+    if command.startswith("tiered-index ") and "||" not in command:
         arguments = shlex.split(command.replace("$PWD", str(folder)))[1:]
         # roots that no option names stay from an earlier run otherwise
         state = {"XDG_STATE_HOME": str(folder / "state")}
@@ -81,19 +87,35 @@ def _printed(folder: Path, command: str) -> str:
     return run.stdout
 
 
+def _check_commands(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the commands of a page in `folder`, compare what they print, and return their number."""
+    commands = [pair for block in _blocks(page, "console") for pair in _commands(block)]
+    monkeypatch.chdir(folder)
+    checker = doctest.OutputChecker()
+    for command, expected in commands:
+        printed = _printed(folder, command)
+        if expected:
+            # rules are as long as the folder's name
+            wanted, output = (re.sub("─+", "─", text) for text in (expected + "\n", printed))
+            matches = checker.check_output(wanted, output, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+            assert matches, f"$ {command}\nprinted:\n{printed}\n{page} shows:\n{expected}"
+    return len(commands)
+
+
 @pytest.mark.parametrize("page", _PAGES_OF_COMMANDS)
 def test_commands_run_and_print_the_output_on_the_page(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands = [pair for block in _blocks(page, "console") for pair in _commands(block)]
-    assert len(commands) >= _PAGES_OF_COMMANDS[page]
+    assert _check_commands(page, tmp_path, monkeypatch) >= _PAGES_OF_COMMANDS[page]
+
+
+def test_pages_begin_with_commands_on_the_index_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(_PAGES_ON_THE_README) >= 10
     monkeypatch.chdir(tmp_path)
-    checker = doctest.OutputChecker()
-    for command, expected in commands:
-        printed = _printed(tmp_path, command)
-        if expected:
-            matches = checker.check_output(expected + "\n", printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-            assert matches, f"$ {command}\nprinted:\n{printed}\n{page} shows:\n{expected}"
+    for command, _ in _commands(_blocks("README.md", "console")[0]):
+        _printed(tmp_path, command)
+    for page in _PAGES_ON_THE_README:
+        assert _check_commands(page, tmp_path, monkeypatch), page
 
 
 def test_programs_run(tmp_path: Path) -> None:

@@ -86,6 +86,25 @@ def test_short_pages_stay_short():
     assert max(map(len, contributing)) <= 120
 
 
+def test_each_page_has_at_most_3000_words():
+    words = {page.name: len(page.read_text().split()) for page in (*PAGES, TOP / "CHANGELOG.md")}
+    assert {name: count for name, count in words.items() if count > 3000} == {}
+
+
+def test_the_readme_and_the_pages_of_docs_have_at_most_46123_words():
+    pages = (TOP / "README.md", *DOCS.glob("*.md"))
+    assert sum(len(page.read_text().split()) for page in pages) <= 46_123
+
+
+def test_each_page_begins_with_a_command_and_its_output():
+    for page in (TOP / "README.md", *DOCS.glob("*.md")):
+        if page != DOCS / "README.md":  # the list of the pages
+            text = page.read_text()
+            example = re.search(r"^```(?:console|text)?\n((?:\$|>>>) .*?)^```", text, re.M | re.S)
+            assert example and text.count("\n", 0, example.start()) < 15, page
+            assert not example[1].splitlines()[-1].startswith(("$ ", ">>> ")), page
+
+
 def test_troubleshooting_has_every_error_and_exit_code():
     text = (DOCS / "troubleshooting.md").read_text()
     by_code, by_error = text.split("\n## By error\n")
