@@ -40,7 +40,7 @@ def run() -> None:
 
 
 def _unraisable(error: Any) -> None:
-    """As `sys.unraisablehook`, but an interrupt ends the process: Python only prints one in a finalizer or at exit."""
+    """Do as `sys.unraisablehook`, but end the process at an interrupt, which Python only prints in a finalizer."""
     if error.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(error)
         return

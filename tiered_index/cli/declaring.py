@@ -1,6 +1,6 @@
-"""Declares commands for typer: their options and their help. What they do is loaded when they run.
+"""Declares commands for typer: their options and their help. The code of a command is loaded when it runs.
 
-So a command's help costs no library of the engine.
+So the help of a command loads no library of the engine.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def done_by(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def done_with_others(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """As `done_by`, with the options of connectors of other packages, which the function gets as `others`.
+    """Return a decorator like `done_by`; the function also gets `others`, the options of connectors of other packages.
 
     `needs_others(words)` of the command returns whether a command line asks for help, or has options that the command
     does not know; then `with_others()` returns the command with theirs. Other lines need not look for packages.
@@ -109,7 +109,7 @@ def made_command(
 ) -> Callable[..., None]:
     """Return the typer command of a declared function; `load` returns the function that does the work.
 
-    Each field of a parameter whose type is a dataclass is an option, or a dataclass of further ones.
+    If the type of a parameter is a dataclass, each of its fields is an option, or a dataclass of further options.
     """
     options = [option for p in [*parameters, _COMMON] for option in _options_of(p)]
     groups = {p.name: p.annotation for p in parameters if _options_of(p) != [p]}

@@ -56,7 +56,7 @@ def _name_of(spec: ConnectorSpec) -> str:
 
 
 def _group(spec: ConnectorSpec, options: type, flags: Collection[str]) -> type:
-    """Return the options of a connector with names and flags that begin with its name. Raises `TypeError`."""
+    """Return the options of a connector with names and flags that start with its name. Raises `TypeError`."""
     hints, declared = typing.get_type_hints(options, include_extras=True), list[tuple[str, Any, Any]]()
     for f in fields(options):
         option = f.metadata.get("option")

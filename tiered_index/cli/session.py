@@ -103,7 +103,7 @@ class Session:
         return IndexConfig.load(self.config_file, **values)
 
     def reader_config(self) -> IndexConfig:
-        """As `config`, for one or several storages. Raises `InvalidArgument` for several and a root."""
+        """Return the `config` of one or several storages. Raises `InvalidArgument` for several storages and a root."""
         if len(self.storages) < 2:
             return self.config()
         config = replace(self, storages=()).config()

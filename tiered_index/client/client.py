@@ -171,7 +171,7 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
         return await self._call(decode, "/v1/query:batch", {}, accept=accept, json={"lookups": rows, **parameters})
 
     async def query_many(self, lookups: Lookups, **options: Unpack[Options]) -> list[QueryResult]:
-        """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness apply to all of them.
+        """Answer many lookups by one request, as `IndexReader.query_many`. All share one explain and one freshness.
 
         `max_count` is for pairs of topic and key. Raises the same errors, and `InvalidArgument` beyond the service's
         limits (10,000 lookups, 100,000 entries together).

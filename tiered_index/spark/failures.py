@@ -35,7 +35,7 @@ _HIDDEN = "tiered_index.traces_hidden"
 
 
 def show_sentences_first(spark: Any) -> None:
-    """Let texts of Spark's errors begin with the sentence of an error of this package, in this process. Idempotent.
+    """Let texts of Spark's errors start with the sentence of an error of this package, in this process. Idempotent.
 
     Spark raises the errors of data sources, of the table function and of lazy frames itself, and puts its words and the
     worker's trace before their texts. Errors of other code keep their texts. The Java of the driver prints no trace of

@@ -99,7 +99,7 @@ def repartitioned(frame: DataFrame, count: int, place: Column) -> DataFrame:
 
 
 def repartitioned_by_hash(frame: DataFrame, count: int, place: Column) -> DataFrame:
-    """As `repartitioned`, before Spark 4.1: by integers whose hashes fall into the partitions."""
+    """Do what `repartitioned` does, before Spark 4.1: by integers whose hashes fall into the partitions."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     number = F.col("id").cast("int")

@@ -143,7 +143,7 @@ _LEAST_FAILURES = 4
 def register(spark: SparkSession) -> None:
     """Register the formats ``tiered_index`` and ``rocketmq_commitlog`` and the table function ``tiered_index_lookup``.
 
-    From then on the text of a task's error of this package begins with its sentence. Idempotent. Raises `ConfigError`
+    From then on the text of a task's error of this package starts with its sentence. Idempotent. Raises `ConfigError`
     if PySpark is missing or too old, or if Spark's workers can't run the package. Logs a warning if writes may fail
     because of Spark's speculation.
     """

@@ -136,7 +136,7 @@ def erase(
     also deletes objects that were removed at least --grace ago. The printed certificate lists the changes, the result
     of a scan of the stored bytes, and the places that the scan can't see.
 
-    Status hidden (without --now): bytes may be left. Status erased: no byte is left. Status pending: removed objects,
+    Status hidden (without --now): bytes may be left. Status erased: no byte is left. Status pending: removed objects or
     unfinished uploads may still have bytes; run the command again later. Status remains: objects of the
     index still hold some of the bytes, or can't be read (exit code 1).
 
@@ -168,7 +168,7 @@ def orphans(
     --older-than: their upload may still run. It also leaves out objects that the log removed in that time: readers may
     still use them.
 
-    The default of a day is always safe: jobs and writers publish nothing that they began to upload more than 23 hours
+    The default of a day is always safe: jobs and writers publish nothing that they started to upload more than 23 hours
     ago. A shorter time is safe only if every merge, build and upload ends within it. Otherwise a job fails, or the
     index loses objects.
 

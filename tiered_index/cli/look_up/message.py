@@ -125,7 +125,7 @@ class MessagesOfKeys:
 
     @cached_property
     def left(self) -> int:
-        """The lookups that were not begun; reads the rest of the file."""
+        """The lookups that were not started; reads the rest of the file."""
         return sum(1 for _ in self._lookups)
 
     def counts(self, answered: int) -> dict[str, Any]:
@@ -360,7 +360,7 @@ class MessageQuestion:
         return reader, [self._of_index(reader, place, msg_id)]
 
     def similar(self, reader: IndexReader | None) -> list[str]:
-        """As `similar_with_entries`; nothing is similar to a place."""
+        """Return what `similar_with_entries` finds; nothing is similar to a place."""
         topic, key, index = self.options.topic, self.msg_id, self.client if reader is None else reader
         if topic is None or key is None or index is None or self.of_place is not None:
             return []

@@ -59,7 +59,7 @@ def similar_with_entries(index: Any, topic: str, key: str, within: RangeOptions 
 
 
 def key_names_of(index: Any, topic: str) -> Sequence[str]:
-    """Return what keys of a topic with a name begin with; of the client of a service those that its token sees."""
+    """Return the names with which keys of a topic start; from a service, those that its token may see."""
     if isinstance(index, IndexReader):
         return names_of_keys(index.documents_of_topic(topic).values())
     topics = index.topics(allow_partial=True, max_requests=_REQUESTS_OF_HINTS, timeout_s=_HINTS_S)

@@ -137,7 +137,7 @@ class KeyQuestion:
         return reader, [partial(self._page_of_tag, reader, look_up) if self.options.tag else look_up]
 
     def similar(self, reader: IndexReader | None) -> list[str]:
-        """As `similar_with_entries`, in the range of the command."""
+        """Return what `similar_with_entries` finds in the range of the command."""
         index = self.client if reader is None else reader
         return similar_with_entries(index, self.topic, self.key, self.within)
 

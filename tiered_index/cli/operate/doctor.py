@@ -23,7 +23,7 @@ from tiered_index.storage.probe import AbilityFinding, probe, probe_folder
 def doctor(
     session: Session, *, uri: str | None, source: str | None, kafka: KafkaClientOptions, others: Any = None
 ) -> int:
-    """Check that a storage, a disk and a source have the abilities that the engine needs. `others` as of `ingest`."""
+    """Check that a storage, a disk and a source have the abilities that the engine needs. `others`: see `ingest`."""
     config = session.config(storage=uri)
     root = session.root
     if config.storage is None and root is None and source is None:

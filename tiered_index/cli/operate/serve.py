@@ -42,7 +42,7 @@ def serve(
     kafka: KafkaOptions,
     others: Any = None,
 ) -> int:
-    """Serve lookups over HTTP until SIGTERM or SIGINT. `others` as of `ingest`."""
+    """Serve lookups over HTTP until SIGTERM or SIGINT. `others` are those of `ingest`."""
     session.log_as(log_format)
     # the brackets of an IPv6 address in a URL
     address = replace(address, host=address.host.removeprefix("[").removesuffix("]"))

@@ -66,7 +66,7 @@ def ingest(
     class of your entries with --item-type. The command ignores all other columns, and prints their names. With
     `--column offset=rownumber` the offset is the row's number.
 
-    If a file has grown, the command reads its new part. If its beginning has changed, the command fails unless you
+    If a file has grown, the command reads its new part. If its start has changed, the command fails unless you
     pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each
     time. Lookups show an entry once, even if you put it twice.
 

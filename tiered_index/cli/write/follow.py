@@ -87,7 +87,7 @@ class StatusLines:
 
 
 class Ended(NamedTuple):
-    """The end of a run: whether a signal stopped it, the position where it began, and the seconds that it took."""
+    """The end of a run: whether a signal stopped it, the position where it started, and the seconds that it took."""
 
     is_stopped: bool
     name: str

@@ -197,7 +197,7 @@ class FileIntake:
 
     @property
     def quarantined(self) -> list[dict[str, Any]]:
-        """As `PatientPut.quarantined`, with the place of each message as `where`."""
+        """Count as `PatientPut.quarantined` does; `where` is the place of each message."""
         return self.patient.quarantined
 
     def lacks(self) -> list[str]:

@@ -70,7 +70,7 @@ class RowIngestion:
 
     @contextlib.contextmanager
     def _opened(self, config: IndexConfig) -> Iterator[Putting]:
-        """Open the index. The error of a default root whose storage is empty says how to begin again."""
+        """Open the index. The error of a default root whose storage is empty says how to start again."""
         with contextlib.ExitStack() as stack:
             try:
                 putting = stack.enter_context(Putting.open(self.session, config, self.intake))

@@ -99,7 +99,7 @@ class Putting:
     ) -> PatientPut:
         """Return a `put` that waits while the disk is full or the storage does not answer, until `stop` is set.
 
-        `is_outside` and `document` as of `PatientPut`.
+        `is_outside` and `document` are those of `PatientPut`.
         """
         stop = threading.Event() if stop is None else stop
         return PatientPut(self.index, self.intake.patience, stop, document, is_outside=is_outside)
@@ -121,7 +121,7 @@ class Putting:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the command began."""
+        """Seconds since the command started."""
         return round(time.monotonic() - self.started_s, 3)
 
     def settle(self) -> None:

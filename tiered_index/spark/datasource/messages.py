@@ -140,7 +140,7 @@ def _row_bytes(row: tuple[Message, bytes | None]) -> int:
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
-    """Yield the messages that begin in a range, without those in damaged pieces of an archived segment."""
+    """Yield the messages that start in a range, without those in damaged pieces of an archived segment."""
     damaged = reader.damaged if isinstance(reader, ArchivedLog) else []
     skipped = {"skip_corrupt": skip_corrupt, "skip_missing": skip_corrupt}
     for message in reader.messages(stretch.begin, stretch.end, **skipped):

@@ -138,7 +138,7 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
 
 
 def _share(trailer: Trailer, part: ObjectPart, selection: ExportRange) -> Sequence[Run]:
-    """Return the runs that begin in this part's share of the bytes, so that each run is in one part."""
+    """Return the runs that start in this part's share of the bytes, so that each run is in one part."""
     runs = trailer.directory.all_runs()
     ends = np.cumsum([run.length for run in runs], dtype=np.int64)
     total = int(ends[-1]) if len(runs) else 0

@@ -41,7 +41,7 @@ class LookupResult:
     - `rows`: rows of the source with a lookup. `skipped_null` further rows had no topic or no key.
     - `statuses`: number of these rows by the status of their answer.
     - `objects`: files and window tables that were read, by `tasks` tasks.
-    - `log_number`: the log's position at the begin. A task answers as of a position that is this one or newer.
+    - `log_number`: the log's position at the start. A task answers as of this position or a newer one.
     - `requests`, `bytes_read`, `cost_usd`, `replaced` (see `QueryResult`): those of the tasks, also of repeated ones.
     - `failed`: (file, reason) of unreadable files.
     - `lost`: files that were given up permanently.

@@ -234,7 +234,7 @@ def publish_tables(
 
 
 def _documents_after(state: LogState, topics_of_log: Iterable[str]) -> Documents:
-    """Return the new documents of topics whose entries came from a commit log: what a follower noted of them stays.
+    """Return the new documents of topics whose entries came from a commit log: the notes of a follower stay.
 
     Raises as `new_revisions`.
     """
@@ -356,7 +356,7 @@ class BuiltIndex:
         max_windows: int,
         queues: SourceQueues | None = None,
     ) -> BuildPlan:
-        """Return the plan of a build; `queues` as of `BuildPlan`. Raises as `plan_build`."""
+        """Return the plan of a build; `queues` are those of `BuildPlan`. Raises as `plan_build`."""
         cores = self.spark.sparkContext.defaultParallelism
         sequence = max((stored.sequence for stored in self.log.state.objects.values()), default=0)
         more: Any = {"sequence": sequence, "max_windows": max_windows, "queues": queues}
@@ -429,7 +429,7 @@ def build(
     otherwise the source is an error.
 
     Raises `InvalidArgument` (the source or the call; `OwnedBySource` as `IndexService.put` does), `SchemaMismatch`,
-    `CorruptFile`, `JobOverdue` (23 hours after tasks began to write). Then nothing is published. The same holds for the
+    `CorruptFile`, `JobOverdue` (23 hours after the first write). Then nothing is published. The same holds for the
     storage's errors, except for one of the last step, the put of the log record: its outcome is unknown. If you repeat
     the build, ``append`` may double the entries (with a `source_range` it is refused), ``error`` reports that they
     exist, ``replace`` is harmless.

@@ -44,7 +44,7 @@ class WindowScale:
         return cls(window_seconds(window), low, high)
 
     def begins(self, seconds: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return the begin of each second's window (i64, n), and whether it is a quarantine window (bool, n)."""
+        """Return the start of each second's window (i64, n), and whether it is a quarantine window (bool, n)."""
         wrong = (seconds < self.plausible_min) | (seconds > self.plausible_max)
         # NumPy divides by a single number several times as fast
         length = np.where(wrong, QUARANTINE_S, self.window_s) if wrong.any() else self.window_s
@@ -61,7 +61,7 @@ _NAMED = 100
 
 @dataclass
 class Census:
-    """Entries by window (is quarantine window, begin), keyless messages, topics (id or None, name), skipped ranges.
+    """Entries by window (is quarantine window, start), keyless messages, topics (id or None, name), skipped ranges.
 
     `parts` are what readers learned of parts of the source.
     """

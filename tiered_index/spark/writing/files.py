@@ -43,7 +43,7 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class MessagePart:
-    """The messages of a file that begin at positions [begin, end): rows of Parquet, bytes of a text (None: all).
+    """The messages of a file that start at positions [begin, end): rows of Parquet, bytes of a text (None: all).
 
     `size_bytes` and `written` are the file's size and the time of its last change. `constants` are the values of fields
     from the names of its folders.

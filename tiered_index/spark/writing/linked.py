@@ -89,7 +89,7 @@ class RowsOfFiles:
     - `topic`: the topic of all rows; None: it is at the path `topic_path`.
     - `topic_path`: the path of the topic.
     - `dialect`: the characters of CSV; None: the header of a file decides.
-    - `is_guessed`: whether the first number decided `unit`, as of `RowMapping`.
+    - `is_guessed`: whether the first number decided `unit` (see `RowMapping`).
     - `zone`: the zone of times that have none, such as ``Europe/Berlin``; None: that of earlier runs, or UTC.
     """
 
@@ -108,7 +108,7 @@ class RowsOfFiles:
         return RowMapping(self.keys, self.time, self.unit, self.topic_path, self.dialect, self.is_guessed, zone)
 
     def document_in(self, state: LogState) -> TopicDocument | None:
-        """Return the document of the topics of earlier runs; None: there was none."""
+        """Return the document of the topics of earlier runs, or None."""
         return of_store((revision.document for revision in state.documents.values()), self.store)
 
     def with_times_of(self, state: LogState) -> RowsOfFiles:
@@ -350,7 +350,7 @@ class LinkedPartsReader:
 
 
 def _has_first_rows(now: SourceFile, segment: LinkedSegment) -> bool:
-    """Return whether a file that was written to has the first rows of a segment, perhaps with more behind them.
+    """Return whether a file that was written to has the first rows of a segment, perhaps with more after them.
 
     Its other rows are compared by checksums when they are read again.
     """
@@ -368,14 +368,14 @@ class LinkedResult(BuildResult):
     `rows` rows of `files` files with `read_bytes` bytes were read. `known` files were indexed before.
 
     `changed` are the URIs of files with another text than before, whose earlier rows can't be read any more;
-    `rewritten` those whose rows from some place on were read anew, in place of the earlier ones; `copies` those of
+    `rewritten` those whose rows from some place on were read again, in place of the earlier rows; `copies` those of
     files that are copies of others; and `held_back` those whose last line may not be whole. `skipped_rows` counts rows
     that are no entries, and `skipped_first` has place and problem of the first ones. `unit` is that of times that are
     numbers, `time_zone` that of times without one. `doubled_times` counts those that its clocks show twice, and
     `missing_times` those that they leave out.
 
     `damaged` counts files that could be read in part or not at all, and `damaged_first` names the first ones.
-    `known_damaged` and `known_damaged_first` are those that an earlier run has found so.
+    `known_damaged` and `known_damaged_first` are those that an earlier run has found damaged.
     """
 
     files: int = 0
@@ -603,7 +603,7 @@ def link_files(
     out, and lines that were appended to a text are added. The tables are added to those that the windows have. Other
     arguments: see `build`.
 
-    A file is indexed as far as it can be read, and rows that are no entries are passed over; the result names them.
+    A file is indexed as far as it can be read, and rows that are no entries are skipped; the result names them.
     With `strict`, the first damaged file ends the build, and without `skip_bad` the first such row.
 
     Raises `InvalidArgument` for a file that changes meanwhile, and if an `ingest` of the same topic is not finished;

@@ -49,7 +49,7 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Messages that begin at offsets [begin, end) of one segment of a log, in a `folder` or `archived` at `uri`.
+    """Messages that start at offsets [begin, end) of one segment of a log, in a `folder` or `archived` at `uri`.
 
     `gap_end`: no segment has the offsets before it, which are skipped; None: the segment has all of them.
     """

@@ -92,7 +92,7 @@ class BuildPlan:
 
     @cached_property
     def _codes(self) -> Int64:
-        """An ascending number for each table: its begin, quarantine windows after all others."""
+        """An ascending number for each table: its start, quarantine windows after all others."""
         return np.array([table.window.begin_s + table.quarantined * _BEHIND for table in self.tables], np.int64)
 
     def table_of(self, piece: int) -> int:
@@ -100,7 +100,7 @@ class BuildPlan:
         return int(np.searchsorted(self._firsts, piece, "right")) - 1
 
     def pieces_of(self, seconds: Int64, hashes: npt.NDArray[np.int32]) -> tuple[Int64, Int64]:
-        """Return pieces and begins of windows (i64, n each). Raises `InvalidArgument` for an unplanned window."""
+        """Return pieces and starts of windows (i64, n each). Raises `InvalidArgument` for an unplanned window."""
         begins, wrong = self.scale.begins(seconds)
         codes = begins + wrong * _BEHIND
         index = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
@@ -124,7 +124,7 @@ def plan_build(
     origin: Origin = "build",
     queues: SourceQueues | None = None,
 ) -> BuildPlan:
-    """Return the plan of a build, or of another `origin`; `queues` as of `BuildPlan`.
+    """Return the plan of a build, or of another `origin`; `queues` are those of `BuildPlan`.
 
     Raises `InvalidArgument` for too many windows.
     """

@@ -2,7 +2,7 @@
 once. Pure.
 
 A micro-batch is identified by stream and number, which the log has as a source position, and by a checksum of its
-entries. A range is accepted only if the source's position is its begin.
+entries. A range is accepted only if the source's position is its start.
 """
 
 from __future__ import annotations

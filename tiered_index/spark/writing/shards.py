@@ -258,7 +258,7 @@ def pack_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield blocks of the entries in `batches` (the fields of entries). Raises `InvalidArgument` for bad values.
 
-    `seen` is called with batches of all entries: items (n) and their seconds (i64, n).
+    Calls `seen` with batches of all entries: items (n) and their seconds (i64, n).
     """
     most = min(_HELD_ITEMS, _HELD_BYTES // plan.genesis.layout.schema.item.itemsize)
     for held in gathered(_hashed(batches, plan), lambda columns: len(columns["second"]), most):
