@@ -6,6 +6,7 @@ import json
 import random
 
 import httpx
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -173,7 +174,7 @@ def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):
 def test_a_batch_is_held_to_its_own_bounds_and_the_services(tmp_path, caps, bounds):
     uri = published(tmp_path)
     body = {"lookups": [{"topic": "orders", "key": "order-4711"}]}
-    bounded = Caps(limits=dataclasses.replace(Caps().limits, **caps))
+    bounded = Caps(limits=msgspec.structs.replace(Caps().limits, **caps))
     with IndexReader.open(uri) as reader, serving(reader, caps=bounded) as client:
         got = client.post("/v1/query:batch", json=body | bounds)
         assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import resource
 import socket
 import ssl
@@ -12,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import httpx
+import msgspec
 import pytest
 import uvicorn.server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -381,7 +381,7 @@ def test_a_client_that_takes_its_stream_slowly_gets_it_whole(many, monkeypatch):
     """The time bounds each piece, not the stream."""
     monkeypatch.setattr(gate, "SEND_S", 2.0)
     head = HOST + b"Connection: close\r\n"
-    patient = Caps(limits=dataclasses.replace(Caps().limits, timeout_s=300.0))
+    patient = Caps(limits=msgspec.structs.replace(Caps().limits, timeout_s=300.0))
     with on_a_port(many, caps=patient) as client, asking_slowly(client, b"&all=true", head) as asking:
         got, began_s = bytearray(), time.monotonic()
         while data := asking.recv(1 << 20):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from tiered_index.connectors.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.connectors.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from tiered_index.base.units import parse_time
 from tiered_index.config import IndexConfig
@@ -188,7 +189,7 @@ class TaskLookups:
                 raise InvalidArgument(f"begin_ms {begin} is after end_ms {end}, for key {shown(key)!r}")
         lookups = LookupColumns(names, texts, low, high, [self.max_count] * len(keys), [None] * len(keys))
         try:
-            return reader.query_many(lookups, self.allow_partial, **asdict(limits))
+            return reader.query_many(lookups, self.allow_partial, **structs.asdict(limits))
         except InvalidArgument as error:
             raise InvalidArgument(f"columns {self.names['topic']} and {self.names['key']}: {error}") from error
 
