@@ -5,6 +5,8 @@ those that are given to another thread. A call is upward if its nearest caller i
 layering contracts of `pyproject.toml`. No log is read meanwhile and nothing is flushed.
 """
 
+import asyncio
+import json
 import sys
 import threading
 import tomllib
@@ -18,7 +20,9 @@ from typing import Any
 import tiered_index
 from tests.benchmarks.messages import START_MS, TOPIC
 from tests.benchmarks.report import TOP, finish, options, require, scratch
+from tests.server.conftest import service_of
 from tiered_index import IndexReader, IndexService
+from tiered_index.server.http.listening import HttpListener, own_names
 
 _PACKAGE = str(Path(tiered_index.__file__).parent)
 _FILES = 4
@@ -138,7 +142,33 @@ def _lookups(folder: Path, storage: str) -> Iterator[dict[str, tuple[Callable[[]
             ),
             "writer, a local file": (lambda: writer.query(TOPIC, "one"), 1),
             "writer, a buffered entry": (lambda: writer.query(TOPIC, "buffered"), 1),
+            "HTTP, warm": (stack.enter_context(_asking_over_http(reader())), 1),
         }
+
+
+@contextmanager
+def _asking_over_http(reader: IndexReader) -> Iterator[Callable[[], list[Any]]]:
+    """Yield a function that looks up a key over a connection to a service in this thread. It has asked before."""
+
+    async def begin() -> tuple[HttpListener, asyncio.StreamReader, asyncio.StreamWriter]:
+        listener = await HttpListener(service.app, "127.0.0.1", 0).__aenter__()
+        return listener, *await asyncio.open_connection("127.0.0.1", listener.port)
+
+    async def answer() -> list[Any]:
+        writing.write(f"GET /v1/query?topic={TOPIC}&key=one HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+        head = await reading.readuntil(b"\r\n\r\n")
+        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+        items: list[Any] = json.loads(await reading.readexactly(size))["items"]
+        return items
+
+    with asyncio.Runner() as runner, service_of(reader, hosts=own_names("127.0.0.1")) as service:
+        listener, reading, writing = runner.run(begin())
+        # the first one reads the file, and the filters of the others follow it
+        for _ in range(3):
+            require(len(runner.run(answer())), 1, "entries over HTTP")
+        yield lambda: runner.run(answer())
+        writing.close()
+        runner.run(listener.__aexit__())
 
 
 def main(suite: str, arguments: list[str]) -> None:

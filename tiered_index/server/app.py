@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from tiered_index.base.documents import decoder_of
 from tiered_index.server import console as page
 from tiered_index.server.entries import EntryHandlers
 from tiered_index.server.health import HealthHandlers
-from tiered_index.server.http.bounds import BoundedRequests
 from tiered_index.server.http.calls import Calls, Handlers
 from tiered_index.server.http.gate import Gate
 from tiered_index.server.http.metrics import Metrics
@@ -59,7 +59,7 @@ class HttpService:
         further = [Route(_DESCRIPTION, _describe), *(page.routes() if console else ())]
         unguarded = {_DESCRIPTION, *(operation.place.split()[1] for operation in OPERATIONS if operation.is_open)}
         self.app = Gate(
-            BoundedRequests(Router([*self.routes, *further], redirect_slashes=False), served.caps.body_bytes),
+            Router([*self.routes, *further], redirect_slashes=False),
             served,
             metrics.request,
             hosts,
@@ -97,10 +97,15 @@ class Endpoint:
     model: type[Nothing] | None
     calls: Calls | None
 
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            # teaches msgspec the model before several threads use it
+            decoder_of(self.model)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive, send)
-        params = of_query(self.model, request.query_params) if self.model is not None else None
+        params = of_query(self.model, scope["query_string"]) if self.model is not None else None
         async with self.calls or contextlib.nullcontext():
             response = await self.handle(request, params)
             await response(scope, receive, send)

@@ -1,6 +1,6 @@
 """The handlers of lookups, messages and topics: the library answers, and the answer is sent page by page.
 
-A call of the library runs in a thread, unless memory has the answer (`IndexService.query_nowait`). An answer has at
+A call of the library runs in a thread, unless memory has the answer (`Lookups.query_nowait`). An answer has at
 most a page of entries or messages; a stream makes the next page when the client has taken the last one.
 Models of `parameters` check requests, and `wire` encodes answers. Each lookup, also a failed one, is counted and
 written to the audit log. Threads: handlers run on the event loop and never wait there for a storage.
@@ -83,7 +83,7 @@ class LookupHandlers(Handlers):
     async def query(self, request: Request, params: parameters.QueryParameters) -> Response:
         """Look up one key: its entries, the newest first."""
         caller_of(request).need_topic(params.topic)
-        form, writer = wire.form_of(request.headers.get("accept")), self.served.writer
+        form = wire.form_of(request.headers.get("accept"))
         if params.all and form == wire.JSON:
             raise InvalidArgument("all=true needs a stream: send Accept: application/x-ndjson, or Arrow's")
         if params.all and "max_count" not in request.query_params:
@@ -92,10 +92,9 @@ class LookupHandlers(Handlers):
         params = self._paged(params)
         # on the event loop, if memory has the answer: a thread takes longer. Writing the audit log may wait for a disk.
         is_few = params.max_count <= min(_FEW, self._most_entries() // _FEW_OF) and not params.all
-        is_at_hand = writer is not None and not self.served.audit.is_on and is_few
-        if writer is not None and is_at_hand and not self.served.rows.has(params.topic):
+        if is_few and not self.served.audit.is_on:
             page = *params.range_ms(), params.max_count, params.cursor
-            if (answer := writer.query_nowait(params.topic, params.key, *page)) is not None:
+            if (answer := self.served.lookups.query_nowait(params.topic, params.key, *page)) is not None:
                 pages = self._pages(request, params, form, lambda _: answer)
                 return self._typed(Response(b"".join(pages), media_type=form))
         allowance = self.allowance(params)

@@ -33,22 +33,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
-from tiered_index.base.call import Call, remaining_s
+from tiered_index.base.call import remaining_s
 from tiered_index.base.clock import Clock, SteadyClock, SystemClock
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import check_not_nested, collecting, is_held_elsewhere, is_held_here
 from tiered_index.base.threads import DaemonPool, ThreadedCall, close_until_s, have_ended
-from tiered_index.base.tracing import is_traced
 from tiered_index.config import IndexConfig, checked_config
-from tiered_index.errors import (
-    BudgetExceeded,
-    CloseTimeout,
-    IndexClosed,
-    InvalidArgument,
-    InvalidCursor,
-    NestedCall,
-    TieredIndexError,
-)
+from tiered_index.errors import BudgetExceeded, CloseTimeout, IndexClosed, InvalidArgument, NestedCall, TieredIndexError
 from tiered_index.format.keys.hashing import HashRule
 from tiered_index.format.names import queue_of_log
 from tiered_index.format.schema import Schema
@@ -96,7 +87,7 @@ from tiered_index.service.write.validation import (
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, TopicBounds, shortened
+from tiered_index.types import Freshness, ItemT, OpenedT, TopicBounds, shortened
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexSettings
@@ -104,8 +95,6 @@ if TYPE_CHECKING:
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
-# Most files of a lookup that does not wait, because each takes time for its report
-_FILES_NOW = 500
 # Longest wait for the close of a forgotten index
 _PATIENCE_S = 5.0
 # Longest wait for each of three: a flush, a round of the life cycle, its last requests; unless the close is a usual one
@@ -113,8 +102,6 @@ _STOP_PATIENCE_S = 2.0
 _LOCK_POLL_S = 0.002
 # the longest pause of a worker after an error of the storage once a request has succeeded
 _BACK_PAUSE_S = 2.0
-# a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
-_AT_ONCE = Call(deadline_s=0.0, waits=False)
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -663,45 +650,6 @@ class IndexService(Lookups[ItemT]):
         """Return the durable position of every source of this index."""
         self._check_process()
         return dict(self._flusher.positions)
-
-    # Reading
-
-    def query_nowait(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-    ) -> QueryResult[ItemT] | None:
-        """Return the answer of `query` if it is in memory; None: call `query`.
-
-        The call takes microseconds, so an event loop may make it. The system may have to read a part of a local file
-        from the disk. The call also returns None in these cases:
-
-        - The buffer has an entry of the key, or some thousands of entries.
-        - The buffer has entries, and the index is of preset ``rocketmq``.
-        - The buffer has entries, and no file in the range has the topic.
-        - The list of files has changed since the last `query`.
-        - The index has more than 500 files.
-        - A stored file may have entries, and no cache has its part.
-        - The storage's log can't be read.
-        - `query` would raise an error.
-        - The compiled core is missing, or spans are recorded.
-
-        Arguments: see `query`. Any thread.
-        """
-        engine = self._engine
-        if compiled_views() is None or is_traced():
-            return None
-        files = self._files_now(topic, key)
-        if files is None or files.view is None or len(files.view.labels) > _FILES_NOW:
-            return None
-        with contextlib.suppress(InvalidArgument, InvalidCursor):
-            answer = engine.at_once(files, topic, key, begin_ms, end_ms, max_count, cursor, _AT_ONCE)
-            return answer if isinstance(answer, QueryResult) else None
-        return None
 
     # State
 

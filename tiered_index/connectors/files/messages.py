@@ -48,7 +48,7 @@ from tiered_index.format.segments.segment import LOST, LinkedSegment
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.answers.messages import Fetched, Search
 from tiered_index.service.read.segments.archive import SegmentArchive
-from tiered_index.service.read.segments.places import file_place, has_files
+from tiered_index.service.read.segments.places import file_place
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import FilePlace, IndexItem
 
@@ -164,10 +164,6 @@ class FileRows:
         # by the store of a log, and the path of the topic
         self._mappings: dict[tuple[str, str | None], RowMapping | None] = {}
         self._opened: OrderedDict[tuple[str, str, str, bool], RowFile] = OrderedDict()
-
-    def has(self, topic: str) -> bool:
-        """Return whether a topic has files in one of the indexes. No request."""
-        return has_files([archive.state() for archive in self._archives.values()], self._index.topic_document, topic)
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of files are in the answers."""

@@ -215,7 +215,8 @@ class _PiecewiseResponse(StreamingResponse):
 
 def caller_of(request: Request) -> Caller:
     """Return the caller of a request."""
-    caller: Caller = request.state.caller
+    # not by `request.state`, which is made anew for each request
+    caller: Caller = request.scope["state"]["caller"]
     return caller
 
 

@@ -1,4 +1,4 @@
-"""The gate in front of all routes: request id, caller, time for each send, and errors as responses.
+"""The gate in front of all routes: request id, caller, bounds, time for each send, and errors as responses.
 
 The gate is the outermost ASGI application. Without tokens it accepts only requests to the service's own address.
 Otherwise a web page could call a service on the same host by a DNS name of its own. Threads: the event loop's.
@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import re
-import secrets
 import time
 import traceback
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiered_index.base.tracing import request_id as current_id
 from tiered_index.base.tracing import request_span, tell_request
 from tiered_index.errors import TieredIndexError
+from tiered_index.server.http.bounds import bounded
 from tiered_index.server.http.problems import PROTECTED, ProblemResponse, Redaction, Refused
 from tiered_index.server.http.served import Served
 from tiered_index.server.http.tokens import ANYONE, Caller
@@ -32,6 +35,8 @@ _logger = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 # Methods that metrics name; a client can send any text as its method
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# httptools refuses URLs of 64 KiB
+_MOST_URL_BYTES = 60 << 10
 # Time in which a client must take most of what was sent so far
 SEND_S = 30.0
 _PROTECTED = [(name.encode(), value.encode()) for name, value in PROTECTED.items()]
@@ -71,7 +76,7 @@ class Gate:
         began_s = time.perf_counter()
         headers: dict[bytes, bytes] = dict(scope["headers"])
         header = headers.get(b"x-request-id", b"")
-        request_id = header.decode() if _ID.fullmatch(header) else secrets.token_hex(8)
+        request_id = header.decode() if header and _ID.fullmatch(header) else f"{random.getrandbits(64):016x}"
         status = 0
         failed: Exception | None = None
 
@@ -101,6 +106,9 @@ class Gate:
                         connection.is_known()
                     # With "app" set, Starlette raises for unknown paths and methods
                     scope["app"] = self
+                    _check_url(scope)
+                    if method == "POST":
+                        receive = bounded(scope, receive, self.served.caps.body_bytes)
                     await self.app(scope, receive, answer)
                 except ClientDisconnect:
                     status = CLIENT_GONE
@@ -179,9 +187,24 @@ async def _taken(connection: Any) -> None:
 
 
 def _route_of(scope: Scope) -> str:
-    route = scope.get("route")
     # the path without the parameters' converters
-    return str(getattr(route, "path_format", getattr(route, "path", "other")))
+    route: Route | None = scope.get("route")
+    return "other" if route is None else route.path_format
+
+
+def _check_url(scope: Scope) -> None:
+    """Raise `Refused` for a URL that is too long, or is not UTF-8."""
+    path, query = scope.get("raw_path") or b"", scope["query_string"]
+    url = path + query
+    if len(url) > _MOST_URL_BYTES:
+        raise Refused(414, "the URL has more than 60 KiB: send many keys by POST /v1/query:batch")
+    if b"%" in url or not url.isascii():
+        try:
+            unquote_to_bytes(query).decode()
+            unquote_to_bytes(path).decode()
+        except UnicodeDecodeError:
+            # the lookup would be for another key
+            raise Refused(400, "the decoded URL is not UTF-8") from None
 
 
 def _check_once(scope: Scope, headers: dict[bytes, bytes]) -> None:

@@ -134,6 +134,8 @@ class HttpListener:
             access_log=False,
             log_config=None,
             server_header=False,
+            # nobody asks for the client's address
+            proxy_headers=False,
             limit_concurrency=_MOST_CONNECTIONS,
             timeout_keep_alive=int(FIRST_S),
             timeout_graceful_shutdown=int(drain_s),
@@ -196,6 +198,7 @@ class _HttpConnection(HttpToolsProtocol):
         self._since_s = time.monotonic()
         # received since the last whole head or piece of a body
         self._unparsed_bytes = 0
+        self._is_known = False
         self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_working)
 
     def data_received(self, data: bytes) -> None:
@@ -253,7 +256,9 @@ class _HttpConnection(HttpToolsProtocol):
 
     def is_known(self) -> None:
         """Note that a request has shown a token."""
-        self._strangers.leave(self)
+        if not self._is_known:
+            self._is_known = True
+            self._strangers.leave(self)
 
     def _is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

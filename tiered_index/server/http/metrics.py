@@ -7,7 +7,6 @@ label of the counters has a key, a topic, or a text that a client chose. Threads
 from __future__ import annotations
 
 import functools
-from collections import Counter as Tally
 from collections.abc import Callable
 
 from prometheus_client import (
@@ -87,9 +86,16 @@ class Metrics:
 
     def lookup(self, kind: str, status: str, explain: Explain) -> None:
         """Count a lookup and its cost."""
-        done = Tally((report.outcome, report.place) for report in explain.files)
+        done: dict[tuple[str, str], int] = {}
+        for report in explain.files:
+            where = report.outcome, report.place
+            done[where] = done.get(where, 0) + 1
         read = {place for outcome, place in done if outcome in ("read", "fetched")}
-        farthest = next((name for name, places in _FARTHEST if read.intersection(places)), "local" if read else "none")
+        farthest = "local" if read else "none"
+        for name, places in _FARTHEST:
+            if not read.isdisjoint(places):
+                farthest = name
+                break
         self._lookups_of(kind, farthest, status).inc()
         self._requests.observe(explain.requests)
         self._read.observe(explain.bytes)

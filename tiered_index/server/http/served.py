@@ -18,7 +18,6 @@ from typing import Any
 from tiered_index.base.call import deadline_at
 from tiered_index.base.encoding import json_text
 from tiered_index.connectors.read_again import MessageSources
-from tiered_index.connectors.registry import FILES
 from tiered_index.errors import SetupUnavailable, TieredIndexError
 from tiered_index.server.http.problems import Redaction, without_paths
 from tiered_index.server.http.tokens import Tokens
@@ -47,17 +46,14 @@ class Audit:
 
     def __init__(self, path: Path | None) -> None:
         self.problem: str | None = None
+        self.is_on = path is not None
+        """Whether records are written."""
         self._path, self._lock = path, threading.Lock()
         try:
             if path is not None:
                 self._append(path, "")
         except OSError as error:
             raise SetupUnavailable(f"the audit log {path} can't be written: {error.strerror}") from error
-
-    @property
-    def is_on(self) -> bool:
-        """Whether records are written."""
-        return self._path is not None
 
     def refused(
         self, request_id: str, caller: str | None, method_and_path: str, query: str, more: dict[str, Any]
@@ -121,8 +117,6 @@ class Served:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        # the files of a topic are looked up, so its lookups may send requests
-        self.rows: Any = self.sources.of_connector(FILES)
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_KEEPS_S
         self._unreachable: str | None = "not checked yet"

@@ -21,7 +21,7 @@ from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import Lock, check_not_nested
 from tiered_index.base.tracing import is_traced, span
 from tiered_index.config import IndexConfig
-from tiered_index.errors import IndexClosed, InvalidArgument, PartialAnswer, TieredIndexError
+from tiered_index.errors import IndexClosed, InvalidArgument, InvalidCursor, PartialAnswer, TieredIndexError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.format.topic_documents import TopicDocument, names_of_keys
@@ -54,6 +54,10 @@ T = TypeVar("T")
 NO_LIMITS = LookupLimits()
 # a call that counts requests, for which a view makes none
 _COUNTED = Call(usages=(Usage(),))
+# a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
+_AT_ONCE = Call(deadline_s=0.0, waits=False)
+# most files of a lookup that does not wait, because each takes time for its report
+_FILES_NOW = 500
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 
@@ -125,6 +129,44 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_open()
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         return self._answer("query", lambda search: engine.query(search, lookup), allow_partial, bounds, begun)
+
+    def query_nowait(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
+    ) -> QueryResult[ItemT] | None:
+        """Return the answer of `query` if it is in memory; None: call `query`.
+
+        The call takes microseconds, so an event loop may make it. The system may have to read a part of a local file
+        from the disk. The call also returns None in these cases:
+
+        - A writer's buffer has an entry of the key, or some thousands of entries.
+        - It has entries, and the index is of preset ``rocketmq``, or no file in the range has the topic.
+        - The list of files has changed since the last `query`, or a reader has to read the storage's log.
+        - The index has more than 500 files, or several indexes are read.
+        - A stored file may have entries, and no cache has its part.
+        - The topic has files: their places may have to be read.
+        - The storage's log can't be read.
+        - `query` would raise an error.
+        - The compiled core is missing, or spans are recorded.
+
+        Arguments: see `query`. Any thread.
+        """
+        engine = self._engine
+        if is_traced():
+            return None
+        files = self._files_now(topic, key)
+        if not isinstance(files, LookupFiles) or files.view is None or len(files.view.labels) > _FILES_NOW:
+            return None
+        with contextlib.suppress(InvalidArgument, InvalidCursor):
+            answer = engine.at_once(files, topic, key, begin_ms, end_ms, max_count, cursor, _AT_ONCE)
+            if isinstance(answer, QueryResult) and not engine.form.has_files(topic):
+                return answer
+        return None
 
     def query_all(
         self,

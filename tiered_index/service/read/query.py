@@ -30,7 +30,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.log.expired import NOTHING as NOTHING_EXPIRED
 from tiered_index.service.read.answers.batch import Answers, LookupBatch
 from tiered_index.service.read.answers.budget import NOTHING, RequestStats
-from tiered_index.service.read.answers.logs import Logs
+from tiered_index.service.read.answers.logs import NO_LOGS, Logs
 from tiered_index.service.read.answers.replaced_rows import PageEnds, rows_of_pages
 from tiered_index.service.read.answers.results import QueryResults
 from tiered_index.service.read.answers.rows import (
@@ -365,13 +365,12 @@ class ViewFields:
             case "failed":
                 return ()
             case "explain":
-                reports = reports_of_pass((), rows, self._prices)
-                return explained([reports], NOTHING, rows.elapsed_ms, 0)
+                return explained([reports_of(rows, self._prices)], NOTHING, rows.elapsed_ms, 0)
             case "seen":
                 freshness, logs = rows.about
                 freshness = freshness_of(freshness, (rows.topic,))
                 unknown = () if rows.knows_topic or len(rows) else unknown_in((rows.topic,), (), rows) or ()
-                if logs.hide_nothing:
+                if logs is NO_LOGS:
                     return Provenance(freshness, unknown)
                 interval = rows.second_min, rows.second_max
                 hashes = rows.key_hash, rows.masked_hash

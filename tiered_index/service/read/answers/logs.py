@@ -48,11 +48,6 @@ class Logs(NamedTuple):
         [(_, expired)] = self.expired
         return expired.hidden
 
-    @property
-    def hide_nothing(self) -> bool:
-        """Whether no answer lacks entries."""
-        return not self.lost and not self.expired
-
     def provenance(
         self,
         freshness: tuple[Freshness, ...],
@@ -68,7 +63,7 @@ class Logs(NamedTuple):
 
         It is for `topic` and `key` with its hashes, or for all topics (None) and keys (None, and no hashes).
         """
-        if self.hide_nothing:
+        if not self.lost and not self.expired:
             return Provenance(freshness, unknown_topics)
         bounds = second_min, second_max, *hashes
         lost = [lost.lost_file(source) for source, lost in self.lost if lost.concerns(*bounds, topic=topic, key=key)]
