@@ -23,7 +23,7 @@ from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA, Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.service.read.files.cold_path import check_run
+from tiered_index.service.read.files.spans import check_run
 from tiered_index.types import IndexItem, KeyedIndexItem, column
 
 

@@ -35,7 +35,8 @@ from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_head
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
-from tiered_index.service.read.files.cold_path import check_run, missing_error
+from tiered_index.service.read.files.cold_path import missing_error
+from tiered_index.service.read.files.spans import check_run
 from tiered_index.service.read.files.unsealed import verified_entries
 from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name

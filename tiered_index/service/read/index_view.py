@@ -129,8 +129,7 @@ class IndexView(PolledState):
         self.searches = FileReader(config.query_threads, config.prices)
         # the next try to open it is without the bounds of the lookup that begins it
         self._is_unbounded = False
-        # of a state
-        self._freshness: tuple[LogState, Freshness] | None = None
+        self._freshness: tuple[LogState, Freshness] | None = None  # of a state
 
     @property
     def index_id(self) -> str:
@@ -349,9 +348,9 @@ class IndexView(PolledState):
         return state
 
     def _show(self, state: LogState, as_of_s: float) -> None:
-        """Make the snapshot of `state`, as of the beginning of its read; only this method changes the catalog.
+        """Make the snapshot of `state` as of the beginning of its read, with its view, unless that depends on a root.
 
-        It gets its view here, because lookups should not wait for it; with a root it depends on the present look.
+        Only this method changes the catalog.
         """
         if state is self.log_state:
             self.catalog.show(state, as_of_s)
@@ -429,16 +428,13 @@ class IndexView(PolledState):
         files: LookupFiles | None = snapshot.whole
         if files is None or source is not None:
             state = snapshot.state
-            view = None if compiled_views() is None else snapshot.view(self._view)
+            view = None if compiled_views() is None else snapshot.view(partial(LocalView, self.schema))
             logs = Logs.of([(source, state.lacking, state.expired)])
             facts: dict[str, Any] = {"freshness": (self._published(state),), "logs": logs, "states": [state]}
             files = LookupFiles(snapshot.overlapping, (), view, catalog=self.catalog, mark=snapshot.mark, **facts)
             if view is not None and source is None:
                 snapshot.whole = files
         return files
-
-    def _view(self, handles: list[Handle]) -> LocalView:
-        return LocalView(self.schema, handles)
 
     def files_now(self, begun_s: float) -> LookupFiles | None:
         """Return the present files, with a view, for a lookup that began at `begun_s`.
@@ -479,7 +475,7 @@ class IndexView(PolledState):
         unread = [file for file in handles if isinstance(file, UnsealedView) and not file.is_loaded]
         # which of the others a damaged file needs depends on the times of a lookup
         is_damaged = any(isinstance(file, DamagedFile) for file in handles)
-        return _ViewOfRoot(look, unread, None if is_damaged else self._view(handles))
+        return _ViewOfRoot(look, unread, None if is_damaged else LocalView(self.schema, handles))
 
     def _files_beside(self, look: RootLook, view: LocalView, snapshot: Snapshot) -> LookupFiles:
         """Return the files of a root and a snapshot, which a view has."""

@@ -9,17 +9,14 @@ Threads: any number. At most `query_threads` range reads are under way, for all 
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
-from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index.base.call import UNBOUNDED, Call, Cancellation, active_context
@@ -43,6 +40,7 @@ from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.read.caches.disk import CacheFolder
 from tiered_index.service.read.caches.filters import Filters
 from tiered_index.service.read.caches.store import ReadCache
+from tiered_index.service.read.files.spans import MAX_SPAN_BYTES, Span, cut_spans, spans_of, whole_runs
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import bound
 
@@ -54,8 +52,6 @@ T = TypeVar("T")
 _GAP_BYTES = 256 << 10
 # share of the requests that a bounded lookup has left, which it may send to read fewer gaps
 _SPENT_ON_GAPS = 1 / 32
-MAX_SPAN_BYTES = 8 << 20
-"""The longest range of one read. Longer ranges are cut and read in parallel."""
 _log = logging.getLogger(__name__)
 
 
@@ -105,64 +101,6 @@ class ColdSettings:
         if by_price:
             chosen["coalesce_gap_bytes"] = config.prices.gap_bytes(_GAP_BYTES)
         return cls(**chosen, cuts_spans=not by_price)
-
-
-@dataclass
-class Span:
-    """One range to fetch, and the runs in it, in order of offset."""
-
-    start: int
-    length: int
-    runs: list[Run] = field(default_factory=list)
-
-    @property
-    def gap_bytes(self) -> int:
-        """The number of bytes that no run has."""
-        return self.length - sum([run.length for run in self.runs])
-
-    def pieces(self, data: bytes | memoryview) -> Iterator[tuple[Run, memoryview]]:
-        """Yield each run with its bytes in the span's `data`."""
-        view = memoryview(data)
-        for run in self.runs:
-            at = run.offset - self.start
-            yield run, view[at : at + run.length]
-
-
-def spans_of(runs: Iterable[Run], gap_bytes: int, max_bytes: int) -> list[Span]:
-    """Return spans that cover `runs` (each once, not overlapping), in order of offset.
-
-    Runs at most `gap_bytes` apart share a span, because a request takes as long as reading some hundred KiB. A span has
-    at most `max_bytes`, unless a run is longer.
-    """
-    spans: list[Span] = []
-    for run in sorted(runs, key=attrgetter("offset")):
-        end = run.offset + run.length
-        if spans:
-            last = spans[-1]
-            if run.offset - (last.start + last.length) <= gap_bytes and end - last.start <= max_bytes:
-                last.length = end - last.start
-                last.runs.append(run)
-                continue
-        spans.append(Span(run.offset, run.length, [run]))
-    return spans
-
-
-def cut_spans(spans: Sequence[Span], cuts: int) -> list[Span]:
-    """Return spans of the same runs, cut at the `cuts` largest gaps in them."""
-    gaps = [
-        (after.offset - before.offset - before.length, number, place)
-        for number, span in enumerate(spans)
-        for place, (before, after) in enumerate(itertools.pairwise(span.runs), 1)
-    ]
-    places: dict[int, list[int]] = {number: [0] for number in range(len(spans))}
-    for _, number, place in sorted(heapq.nlargest(cuts, gaps), key=itemgetter(2)):
-        places[number].append(place)
-    parts = [
-        spans[number].runs[start:stop]
-        for number, starts in places.items()
-        for start, stop in itertools.pairwise([*starts, len(spans[number].runs)])
-    ]
-    return [Span(runs[0].offset, runs[-1].offset + runs[-1].length - runs[0].offset, runs) for runs in parts]
 
 
 class RangeReadPool(DaemonPool):
@@ -658,24 +596,3 @@ def _check_filter(stored: StoredObject, data: bytes, expected: int) -> None:
     """Raise `CorruptFile` if a file's filter does not match its CRC32."""
     problem, position = "filter's CRC32 does not match", stored.trailer_position
     CorruptFile.unless_equal(stored.name, problem, expected, crc32(data), offset=position)
-
-
-def whole_runs(
-    pieces: Iterable[tuple[Run, memoryview]], file: str, damaged: dict[int, CorruptFile] | None
-) -> Iterator[tuple[Run, memoryview]]:
-    """Yield the runs that match their CRC32, with their bytes. `damaged`: see `ColdPath.verified`."""
-    for run, piece in pieces:
-        try:
-            check_run(piece, run, file)
-        except CorruptFile as error:
-            if damaged is None:
-                raise
-            damaged[run.offset] = error
-        else:
-            yield run, piece
-
-
-def check_run(piece: memoryview, run: Run, file: str) -> None:
-    """Raise `CorruptFile` if a run's bytes do not match its CRC32."""
-    if (actual := crc32(piece)) != run.crc32:
-        raise CorruptFile(file, "items do not match their CRC32", offset=run.offset, expected=run.crc32, found=actual)

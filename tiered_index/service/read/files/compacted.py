@@ -29,9 +29,10 @@ from tiered_index.format.schema import Schema, row_form
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.read.answers.batch import LookupBatch, Matches, search_batch
-from tiered_index.service.read.files.cold_path import ColdPath, whole_runs
+from tiered_index.service.read.files.cold_path import ColdPath
 from tiered_index.service.read.files.file_search import FileBytes, collected, search_file
 from tiered_index.service.read.files.snapshot import LocalHandle, unmap
+from tiered_index.service.read.files.spans import whole_runs
 from tiered_index.service.root import disk_error
 from tiered_index.storage.disk import map_file
 
