@@ -191,7 +191,7 @@ def test_metrics_show_the_places_of_lookups_and_the_work_of_filters(tmp_path, mo
             client.get("/v1/query", params=params)
         reader.fetch_filter(reader.files()[0].file_id)
         client.get("/v1/query", params=UNKNOWN)
-        monkeypatch.setattr(filters, "block_may_hold", lambda *_: True)
+        monkeypatch.setattr(store, "block_may_hold", lambda *_: True)
         client.get("/v1/query", params=UNKNOWN | {"key": "no one"})
         monkeypatch.undo()
         shown = values(client)

@@ -67,8 +67,10 @@ cdef enum:
     IN_BLOCKS = -12
     LONG_CHAIN = -13
     DAMAGED = -14
-    # most files whose directories one lookup reads, one after the other; the caller reads those of others side by side
-    MOST_READ = 4
+    # slow reads of directories in one lookup, after which it leaves the other files to the caller: they take less time
+    # side by side, and quick ones more
+    MOST_SLOW = 4
+    SLOW_MICROSECONDS = 3000
     # states of an entry by its queue and offset
     SHOWN = 0
     HIDDEN = 1
@@ -1089,6 +1091,15 @@ cdef class HiddenOf:
         return count
 
 
+cdef int64_t open_file(LocalFile local, call, int *slow) except -2:
+    """Open a file in a storage, as `source.open` does. Count a `slow` read; after `MOST_SLOW` there are no further ones."""
+    cdef double begun = seconds_now()
+    cdef int64_t read_bytes = local.source.open(local, call, slow[0] < MOST_SLOW)
+    if read_bytes > 0 and (seconds_now() - begun) * 1e6 > SLOW_MICROSECONDS:
+        slow[0] += 1
+    return read_bytes
+
+
 cdef inline const HiddenEntries *entries_of(HiddenOf hidden) noexcept:
     """Return what is hidden; NULL: nothing."""
     return NULL if hidden is None else &hidden.entries
@@ -1836,7 +1847,7 @@ cdef class View:
         """Search for `find`. Return false if two rows may be one answer."""
         cdef Py_ssize_t number = -1, ahead = 0
         cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot, read_bytes
-        cdef int directories = 0
+        cdef int slow = 0
         cdef int64_t most = rows.max_count, low = rows.second_min, high = rows.second_max
         # the first second that counts, by each hash; before `shown` none does
         cdef int64_t[2] lows
@@ -1934,10 +1945,9 @@ cdef class View:
                     opened = held is not None
                     file.uses += opened
                     if not opened or held.file.filter == NULL:
-                        read_bytes = local.source.open(local, call, directories < MOST_READ)
+                        read_bytes = open_file(local, call, &slow)
                         opened, held = read_bytes >= 0, local.open_file
                         if read_bytes > 0:
-                            directories += 1
                             rows.spend(number, 1, read_bytes)
                         known_ids = None if held is None else held.ids
                     # another thread may have closed it
@@ -2099,6 +2109,8 @@ cdef class ViewBatch:
     cdef int32_t *stored_numbers
     # the numbers of the files that the caller has to search for all lookups
     cdef readonly list left
+    # the files whose directories were read: their numbers, and the bytes
+    cdef list directories
     cdef Together together
     cdef Place *places
     cdef Py_ssize_t count
@@ -2164,7 +2176,7 @@ cdef class ViewBatch:
         if self.places == NULL or self.ranges == NULL or self.stored == NULL or self.stored_numbers == NULL:
             raise MemoryError
         memcpy(self.places, view.places, sizeof(Place) * self.count)
-        self.left, self.open_files = [], []
+        self.left, self.open_files, self.directories = [], [], []
         self.name_topics(topics, stored and count > 0)
 
     cdef int hide(self, list hidden, Py_ssize_t topic_count, Py_ssize_t count) except -1:
@@ -2197,6 +2209,8 @@ cdef class ViewBatch:
     cdef int name_topics(self, list topics, bint stored) except -1:
         """Set `ranges`, `topics` and `ids`: the ids of each topic in each file. Choose the files to search."""
         cdef Py_ssize_t number, known = 0, id_count = 0
+        cdef int slow = 0 if stored else MOST_SLOW
+        cdef int64_t read_bytes
         cdef int64_t low = INT64_MAX, high = INT64_MIN
         cdef int64_t topics_room = 0, ids_room = 0
         cdef int32_t *room
@@ -2215,11 +2229,12 @@ cdef class ViewBatch:
             if place.stored and place.file.second_min <= high and place.file.second_max >= low:
                 local = <LocalFile>(<tuple>self.view.files[number])[0]
                 place.file.uses += local.open_file is not None
-                # without reading, because the caller reads the directories of many files side by side
-                opened = local.source.open(local, None, False) >= 0
+                read_bytes = open_file(local, None, &slow)
                 held = local.open_file
                 # another thread may have closed it
-                opened = opened and held is not None
+                opened = read_bytes >= 0 and held is not None
+                if read_bytes > 0:
+                    self.directories.append((number, read_bytes))
                 if opened or place.file.is_shard:
                     self.stored[self.stored_count] = &held.file if opened else place.file
                     self.open_files.append(held)
@@ -2301,7 +2316,8 @@ cdef class ViewBatch:
         cdef Part part
         cdef int done
         cdef int64_t *pairs = NULL
-        cdef Py_ssize_t position
+        cdef int64_t read_bytes
+        cdef Py_ssize_t position, number
         part.found, part.owners, part.owners_room = self.view.form.found(), NULL, 0
         part.left, part.left_count, part.left_room = NULL, 0, 0
         part.retired_owners, part.retired_room, part.retired_done = NULL, 0, 0
@@ -2321,6 +2337,11 @@ cdef class ViewBatch:
                     raise MemoryError
             for position in range(self.stored_count):
                 self.search_stored_file(self.stored_numbers[position], self.stored[position], start, stop, pairs, &part)
+            if not start:
+                # with one part of the batch
+                for number, read_bytes in self.directories:
+                    part.counts[COUNTS * number + READS] += 1
+                    part.counts[COUNTS * number + READ_BYTES] += read_bytes
             return (
                 PyByteArray_FromStringAndSize(<char *>part.owners, 8 * part.found.count),
                 PyByteArray_FromStringAndSize(<char *>part.found.rows, part.found.count * part.found.stride),

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import tempfile
+import time
 from collections import Counter
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +21,7 @@ from tiered_index.errors import TieredIndexError
 from tiered_index.service.log.expired import Expired
 from tiered_index.service.log.tombstones import Tombstone
 from tiered_index.service.read.files.file_view import StoredSource
+from tiered_index.storage.local import LocalStorage
 
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -397,18 +399,50 @@ def test_explain_says_why_the_core_did_not_search_a_file(store):
         assert set(reasons(reader.query(**lookup))) == {None}
 
 
-def test_the_core_reads_the_directories_of_a_few_files_in_a_folder(tmp_path):
+@pytest.fixture(scope="module")
+def six_files():
+    """The URI of a folder with six files, which have one key."""
     compiled_core()
-    uri = (tmp_path / "storage").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=uri, environment=False, slots=40, items=400) as index:
-        for number in range(6):
-            index.put("t", 0, "key", number, 7, T_MS + number * HOUR_MS)
-            index.seal()
-        index.run_lifecycle()
-    with IndexReader.open(uri, environment=False) as reader:
-        answer = reader.query("t", "key")
-        assert [item.offset for item in answer.items] == [5, 4, 3, 2, 1, 0]
-        # the others are read side by side
-        assert reasons(answer) == {None: 4, "directory": 2}
+    with tempfile.TemporaryDirectory() as folder:
+        uri = (Path(folder) / "storage").as_uri()
+        with IndexService.open(
+            root=Path(folder) / "root", storage=uri, environment=False, slots=40, items=400
+        ) as index:
+            for number in range(6):
+                index.put("t", 0, "key", number, 7, T_MS + number * HOUR_MS)
+                index.seal()
+            index.run_lifecycle()
+        yield uri
+
+
+ASK = {
+    "query": lambda reader: reader.query("t", "key"),
+    "query_many": lambda reader: reader.query_many([("t", "key"), ("t", "none")]),
+}
+
+
+@pytest.mark.parametrize("ask", ASK.values(), ids=ASK)
+def test_the_core_reads_the_directories_of_files_in_a_folder(six_files, ask):
+    with IndexReader.open(six_files, environment=False) as reader:
+        answer = ask(reader)
+        assert reasons(answer) == {None: 6}
+        # the directory, then the slot group
         assert [report.requests for report in answer.explain.files] == [2] * 6
-        assert reasons(reader.query("t", "key")) == {None: 6}
+        assert answer.explain.requests == 12
+        again = ask(reader)
+        assert (reasons(again), again.explain.requests) == ({None: 6}, 0 if ask is ASK["query"] else 6)
+
+
+@pytest.mark.parametrize("ask", ASK.values(), ids=ASK)
+def test_the_core_leaves_directories_that_are_read_slowly_to_be_read_side_by_side(six_files, ask, monkeypatch):
+    original = LocalStorage.open_now
+
+    def slow(self, name, size_bytes):
+        time.sleep(0.01)
+        return original(self, name, size_bytes)
+
+    monkeypatch.setattr(LocalStorage, "open_now", slow)
+    with IndexReader.open(six_files, environment=False) as reader:
+        answer = ask(reader)
+    assert reasons(answer) == {None: 4, "directory": 2}
+    assert [report.requests for report in answer.explain.files] == [2] * 6
