@@ -112,10 +112,10 @@ def test_the_way_of_a_lookup(run):
     in_folder, in_sqlite = [{name: row for name, *row in rows} for rows in tables]
     # files, calls upward, and to threads
     bounds = {
-        "first cold lookup of one file": (23, 6, 0),
+        "first cold lookup of one file": (22, 6, 0),
         "second lookup, another key of the file": (10, 1, 0),
         "the same again: a warm lookup": (10, 1, 0),
-        "first cold lookup of four files": (23, 20, 0),
+        "first cold lookup of four files": (22, 20, 0),
         "second lookup of four files": (10, 1, 0),
     }
     for name, most in bounds.items():

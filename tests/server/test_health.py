@@ -24,7 +24,7 @@ from tiered_index.server.http.served import Caps
 from tiered_index.server.http.tokens import add_token
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.answers.budget import LookupLimits
-from tiered_index.service.read.caches import filters
+from tiered_index.service.read.caches import store
 from tiered_index.storage.opening import open_storage
 
 SETTINGS = {"slots": 100, "items": 1000, "background": False}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiered_index.service.read.caches.filters import Filters
+from tiered_index.service.read.caches.store import Filters
 
 
 @pytest.fixture

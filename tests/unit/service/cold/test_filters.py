@@ -16,7 +16,7 @@ from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.keys.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.keys.hashing import fingerprint, key_hash
-from tiered_index.service.read.caches import filters as filters_module
+from tiered_index.service.read.caches import store as filters_module
 from tiered_index.service.read.caches.disk import CacheFolder
 
 pytestmark = pytest.mark.usefixtures("large_filters")

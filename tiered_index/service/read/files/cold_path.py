@@ -38,8 +38,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.read.caches.disk import CacheFolder
-from tiered_index.service.read.caches.filters import Filters
-from tiered_index.service.read.caches.store import ReadCache
+from tiered_index.service.read.caches.store import Filters, ReadCache
 from tiered_index.service.read.files.spans import MAX_SPAN_BYTES, Span, cut_spans, spans_of, whole_runs
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import bound
