@@ -168,7 +168,7 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
     else:
         with IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader:
             assert life.offsets_found(reader) == remaining
-        assert ("r" in outcome.who) == ("a root goes on with its own history" in caplog.text)
+        assert ("r" in outcome.who) == ("a root continues with its own history" in caplog.text)
     if "J" in outcome.who:
         for job in ("merge", "orphans --yes", "erase --topic t --key k --yes", "expire --set retention.age_s=9d --yes"):
             refused = run_here(*job.split(), *where, life.uri, "--json")

@@ -75,7 +75,7 @@ def test_records_behind_an_open_transaction_are_lag_and_are_named(
         until(lambda: any("a transaction is open at the last stable offset, 10," in note for note in follower.notes))
         assert "seconds behind the source" in str(follower.behind(-1.0))
         broker = KafkaBroker({"bootstrap.servers": servers})
-        with pytest.raises(StorageUnavailable, match="offset 500 is behind the last stable offset, 10, of an open"):
+        with pytest.raises(StorageUnavailable, match="offset 500 is after the last stable offset, 10, of an open"):
             KafkaMessages({}, broker).at(topic, 0, 500)
         assert KafkaMessages({}, broker).at(topic, 0, 2_000).state == "missing"
         broker.close()

@@ -800,7 +800,7 @@ def test_a_dry_run_and_wrong_fields_leave_no_index(tmp_path, where):
     assert [entry["key"] for entry in shown["entries"]] == ["b"] and shown["bad"][0].startswith(problem)
     bad.write_text("k,at\na,01/02/2024\n,2024-02-03\n")
     done = run_here("ingest", bad, *PLAIN, *where, "--dry-run")
-    assert done.code == 1 and f"nothing was indexed: each row at the beginning of {bad.as_uri()}" in done.err
+    assert done.code == 1 and f"nothing was indexed: each row at the start of {bad.as_uri()}" in done.err
     of_log = f"; the first row of {log.as_uri()} has order_id, customer, at, n"
     wrong = ("--topic", "t", "--key", "order", "--key", "n", "--time", "customer.at")
     for arguments, said in (

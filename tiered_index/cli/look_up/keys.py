@@ -226,7 +226,7 @@ def look_up_keys(
     if truncated := asking.statuses["truncated"]:
         out.line(f"{truncated:,} truncated: more with a greater --max, or --all")
     if left:
-        out.line(f"{counted(left, 'more lookup')} not begun")
+        out.line(f"{counted(left, 'more lookup')} not started")
     return pages.finish(out)
 
 

@@ -185,7 +185,7 @@ def write_messages(
     seen = f"{dropped}{pages.as_of()}{pages.expired}"
     if keys is not None:
         counts = keys.counts(answered)
-        left = f", {counted(counts['not_looked_up'], 'more lookup')} not begun" if counts["not_looked_up"] else ""
+        left = f", {counted(counts['not_looked_up'], 'more lookup')} not started" if counts["not_looked_up"] else ""
         summary = f"{counted(counts['lookups'], 'lookup')} ({states(keys.statuses)}), {answered:,} with entries{left}"
         pages.conclude(out, summary)
         if truncated := keys.statuses["truncated"]:

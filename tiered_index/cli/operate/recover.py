@@ -107,8 +107,8 @@ def _notes(begun: BegunAnew | None) -> list[str]:
     if begun is None:
         return []
     notes = [
-        f"the root was begun again: {counted(begun.entries, 'entry', 'entries')} of {counted(begun.sent, 'file')} were "
-        f"put in again, {counted(begun.stored, 'file')} were in the storage"
+        f"the root was started again: {counted(begun.entries, 'entry', 'entries')} of {counted(begun.sent, 'file')} "
+        f"were put in again, {counted(begun.stored, 'file')} were in the storage"
     ]
     if begun.lacks_expiries:
         notes.append(

@@ -303,5 +303,5 @@ def _show_rows(session: Session, intake: IntakeOptions, checked: CheckedFiles) -
     session.out.table(columns, cells, right=("row",))
     unit = f", times in {mapping.unit}" if mapping.unit else ""
     session.out.line(f"{counted(len(files), 'file')}, {human_bytes(size_bytes)}; the first one is {rows.format}{unit}")
-    lacks = [f"each row at the beginning of {uri} is bad or has no key"] if bad_rows and not entries else []
+    lacks = [f"each row at the start of {uri} is bad or has no key"] if bad_rows and not entries else []
     return none_indexed(session, intake, lacks)

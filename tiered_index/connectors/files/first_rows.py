@@ -307,7 +307,7 @@ class CheckedFiles(contextlib.AbstractContextManager["CheckedFiles"]):
         if not search.misses(known, keys_may_come=run.follow):
             return
         if search.is_cut:
-            run.note(f"looking at all rows, because at the beginning {search.failure(len(self.files))}")
+            run.note(f"looking at all rows, because at the start {search.failure(len(self.files))}")
             search.look_at_all(self.files)
         if search.misses(known, keys_may_come=run.follow):
             raise search.failure(len(self.files))

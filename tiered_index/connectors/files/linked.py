@@ -574,7 +574,7 @@ class FileLinker:
 
     def _keep_times_of(self, listed: SourceFile, problem: str) -> None:
         """Count a known file as one bad row, because it has no time where it was to be read anew."""
-        told = f"{problem}; no row at its beginning is an entry, so all keep their times"
+        told = f"{problem}; no row at its start is an entry, so all keep their times"
         if self.is_strict and not self.skip_bad:
             raise InvalidArgument(f"{listed.uri}, {told}")
         self.counts.skipped += 1

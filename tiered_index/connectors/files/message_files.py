@@ -437,6 +437,6 @@ def source_name(source: MessageFile, known: Iterable[str], *, restart: bool, cal
         again += restart
         return f"{first}~{again}" if again else first
     if changed and not same and not restart:
-        raise InvalidArgument(f"{source.place} has changed since it was read: its beginning differs. {_AGAIN}")
+        raise InvalidArgument(f"{source.place} has changed since it was read: its start differs. {_AGAIN}")
     length, digest = source.fingerprint(None)
     return f"file:{place}#{length}-{digest}{fields}"

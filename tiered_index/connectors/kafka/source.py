@@ -563,7 +563,7 @@ class KafkaSource:
             ),
             "follow_stopped_partitions": ("Partitions that are not read any more, for an error.", len(self._failed)),
             "follow_open_transaction_partitions": (
-                "Partitions whose records behind an open transaction can't be read.",
+                "Partitions whose records after an open transaction can't be read.",
                 len(self._held(again=True)),
             ),
         }

@@ -45,7 +45,7 @@ class KafkaOptions(KafkaClientOptions):
         help="Key of earlier runs by which nothing new is indexed any more. Repeatable.",
     )
     restart_at: Literal["begin", "end"] | None = _kafka(
-        help="If a partition no longer has the next record, continue at its begin or end."
+        help="If a partition no longer has the next record, continue at its start or end."
     )
     commit_group: str | None = _kafka(
         metavar="GROUP", help="Commit offsets to this consumer group, for lag tools, once their entries are on disk."

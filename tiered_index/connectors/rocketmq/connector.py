@@ -60,7 +60,7 @@ class RocketmqConnector:
         if source.selected_before is not None:
             run.note(
                 f"from commit log offset {source.position} on, this run indexes {source.fingerprints.selection}; "
-                f"earlier runs indexed {source.selected_before}: --restart reads the log from its beginning"
+                f"earlier runs indexed {source.selected_before}: --restart reads the log from its start"
             )
         archiver = None
         if options.archiving != ArchiveOptions():

@@ -389,11 +389,11 @@ class StorageLog:
             raise self.identity.mixed(state, max(strays))
 
     def mixed(self) -> StorageBehind | None:
-        """Return the error of `check_unmixed` after a warning: a root goes on with its own history."""
+        """Return the error of `check_unmixed` after a warning: a root continues with its own history."""
         try:
             self.check_unmixed()
         except StorageBehind as error:
-            _log.warning("a root goes on with its own history: %s", error)
+            _log.warning("a root continues with its own history: %s", error)
             return error
         return None
 

@@ -647,7 +647,7 @@ class KafkaBroker:
             if offset < begin:
                 raise Deleted(f"the log of {where} begins at offset {begin:,}")
             if end <= offset < high:
-                held = f"offset {offset:,} is behind the last stable offset, {end:,}, of an open transaction"
+                held = f"offset {offset:,} is after the last stable offset, {end:,}, of an open transaction"
                 raise StorageUnavailable(f"{where}: {held}: --kafka isolation.level=read_uncommitted reads it")
             with contextlib.closing(self.records(place, offset, min(offset + 1, end))) as records:
                 return next(records, None)

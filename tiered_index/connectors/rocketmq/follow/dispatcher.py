@@ -85,7 +85,7 @@ class RewrittenOffsets(CorruptFile):
         if messages is None:
             problem = (
                 f"the log ends before offset {end:,}, up to which it was read: a slave that does not have all messages "
-                f"yet, or a log that was cut; `ingest --skip-missing` reads it again from its begin"
+                f"yet, or a log that was cut; `ingest --skip-missing` reads it again from its start"
             )
         else:
             offsets = f"commit log offsets {inclusive(begin, end)}, {messages:,} messages in the index"
