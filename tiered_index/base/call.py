@@ -11,6 +11,7 @@ A backend calls `sending` before each request that it sends, and `wasted` for by
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -114,6 +115,17 @@ class Call(NamedTuple):
         """Number of further requests that the limits allow; None: no limit."""
         left = [usage.requests_left for usage in self.usages]
         return min((number for number in left if number is not None), default=None)
+
+    def run(self, act: Callable[[], _T]) -> _T:
+        """Return the result of `act`, applying this context to its storage calls.
+
+        It has a copy of the context: an interrupt can't leave this one to later calls.
+        """
+        return contextvars.copy_context().run(self._run, act)
+
+    def _run(self, act: Callable[[], _T]) -> _T:
+        request_context.set(self)
+        return act()
 
     def active(self) -> Activation[None]:
         """Apply this context to the storage calls of this thread until the block ends."""

@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
-from tiered_index.base.call import remaining_s
+from tiered_index.base.call import Call, active_context
 from tiered_index.base.clock import Clock, SteadyClock, SystemClock
 from tiered_index.base.kernels import compiled_views
 from tiered_index.base.locks import check_not_nested, collecting, is_held_elsewhere, is_held_here
@@ -691,7 +691,7 @@ class IndexService(Lookups[ItemT]):
         return SegmentArchive(
             self.storage,
             lambda: self._session.log.state,
-            partial(self._read_log, self._storage.uri),
+            lambda: self._read_log(self._storage.uri, active_context()),
             tables=self._cold_paths[0].caches.segments,
             blocks=self._cold_paths[0].caches.catalogs,
         )
@@ -914,11 +914,11 @@ class IndexService(Lookups[ItemT]):
         # of the lookups' snapshot: the log may be ahead of it for a moment
         return [self._catalog.snapshot.state]
 
-    def _begin(self) -> float:
+    def _begin(self, call: Call) -> float:
         return 0.0  # a writer's snapshots are never old
 
     @contextlib.contextmanager
-    def _taking(self, begun_s: float) -> Iterator[LookupFiles]:
+    def _taking(self, begun_s: float, call: Call) -> Iterator[LookupFiles]:
         # the buffer first, so that an entry that is flushed meanwhile is seen at least once
         chunks = self._buffer.snapshot()
         with self._catalog.reading() as snapshot:
@@ -985,10 +985,10 @@ class IndexService(Lookups[ItemT]):
                 snapshot.whole = known
         return known
 
-    def _read_log(self, uri: str) -> LogState:
-        left_s = remaining_s()
+    def _read_log(self, uri: str, call: Call) -> LogState:
+        left_s = call.remaining_s()
         # half of the time, as in a reader
-        reading = self._log_reader.submit(self._lifecycle.refresh)
+        reading = self._log_reader.submit(partial(call.run, self._lifecycle.refresh))
         if not have_ended([reading], None if left_s is None else left_s / 2):
             raise BudgetExceeded(f"timeout_s was reached while reading the log of {uri}")
         return reading.result()

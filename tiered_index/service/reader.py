@@ -15,7 +15,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from tiered_index.base.call import deadline_at, remaining_s
+from tiered_index.base.call import Call, active_context, deadline_at, remaining_s
 from tiered_index.base.clock import Clock, SystemClock
 from tiered_index.base.locks import collecting
 from tiered_index.base.threads import DaemonPool, close_until_s, have_ended
@@ -224,7 +224,7 @@ class IndexReader(Lookups[ItemT]):
 
     def _refresh(self) -> LogState:
         if self._several is None:
-            state: LogState = self._views[0].read_anew(1.0)
+            state: LogState = self._views[0].read_anew(active_context(), 1.0)
             return state
         # the list of a prefix first, because it may have new indexes
         listing = self._several.listing
@@ -238,7 +238,7 @@ class IndexReader(Lookups[ItemT]):
 
     def _read_all(self, states: Sequence[PolledState]) -> list[BaseException]:
         """Read states again, in parallel, and return their errors."""
-        readings = [(state, state.begin_requested()[0]) for state in states]
+        readings = [(state, state.begin_requested(active_context())[0]) for state in states]
         have_ended([reading for _, reading in readings], remaining_s())
         errors = [
             reading.exception()
@@ -349,11 +349,11 @@ class IndexReader(Lookups[ItemT]):
         return None if self._several is None else view.storage.uri
 
     def _archive_of(self, view: IndexView) -> SegmentArchive:
-        refresh = partial(self._read_log, view.storage.uri)
+        uri = view.storage.uri
         return SegmentArchive(
             view.storage,
             lambda: view.log_state,
-            refresh,
+            lambda: self._read_log(uri, active_context()),
             tables=view.cold.caches.segments,
             blocks=view.cold.caches.catalogs,
         )
@@ -459,9 +459,9 @@ class IndexReader(Lookups[ItemT]):
     def _unopened_problem(self) -> TieredIndexError | None:
         return None if self._several is None else self._several.problem()
 
-    def _read_log(self, uri: str) -> LogState:
+    def _read_log(self, uri: str, call: Call) -> LogState:
         self._check_open()
-        state: LogState = next(view for view in self._views if view.storage.uri == uri).read_anew()
+        state: LogState = next(view for view in self._views if view.storage.uri == uri).read_anew(call)
         return state
 
     def _files_now(self, topic: str, key: str) -> LookupFiles | Mapping[str, LookupFiles] | None:
@@ -470,17 +470,17 @@ class IndexReader(Lookups[ItemT]):
         # after the snapshot, because closing empties the catalog
         return None if self._refused is not None else files
 
-    def _begin(self) -> float:
+    def _begin(self, call: Call) -> float:
         """Read the log of the only index if that is due, by the rule of `poller`."""
         begun_s = self._clock.monotonic_s()
-        self._views[0].newest(begun_s)
+        self._views[0].newest(begun_s, call)
         return begun_s
 
-    def _taking(self, begun_s: float) -> contextlib.AbstractContextManager[LookupFiles]:
-        return self._taking_of(self._views[0], begun_s)
+    def _taking(self, begun_s: float, call: Call) -> contextlib.AbstractContextManager[LookupFiles]:
+        return self._taking_of(self._views[0], begun_s, call)
 
-    def _taking_of(self, view: IndexView, begun_s: float) -> contextlib.AbstractContextManager[LookupFiles]:
-        return view.taking(begun_s, self._source_of(view), self._check_open)
+    def _taking_of(self, view: IndexView, begun_s: float, call: Call) -> contextlib.AbstractContextManager[LookupFiles]:
+        return view.taking(begun_s, call, self._source_of(view), self._check_open)
 
     def _search_all(
         self, budget: LookupBudget, allow_partial: bool, begun: Begun | None, search: Callable[[LookupRun], Pass[ScanT]]

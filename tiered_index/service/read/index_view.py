@@ -297,8 +297,8 @@ class IndexView(PolledState):
             self._is_unbounded = True
         super().give_up()
 
-    def _context(self) -> Call:
-        return UNBOUNDED if self._is_unbounded else active_context()
+    def _call_of_read(self, call: Call) -> Call:
+        return UNBOUNDED if self._is_unbounded else call
 
     def _try(self, read: Callable[[], object]) -> None:
         begun_s = self._clock.monotonic_s()
@@ -377,16 +377,16 @@ class IndexView(PolledState):
 
     @contextlib.contextmanager
     def taking(
-        self, begun_s: float, source: str | None = None, check_open: Callable[[], None] = lambda: None
+        self, begun_s: float, call: Call, source: str | None = None, check_open: Callable[[], None] = lambda: None
     ) -> Iterator[LookupFiles]:
-        """Yield the files of the index, as of its present snapshot, for a lookup that began at `begun_s`.
+        """Yield the files of the index, as of its present snapshot, for the `call` of a lookup that began at `begun_s`.
 
         Inside the block, they stay readable. `source`: the URI of the index if it is one of several. `check_open` is
         called after the snapshot was taken, because closing empties the catalog.
         """
         # before the snapshot: a read that ends in between is for later files
         error = self._error
-        with self._files() as (local, snapshot):
+        with self._files(call) as (local, snapshot):
             error = error if local is None else local.error
             check_open()
             state = snapshot.state
@@ -405,12 +405,12 @@ class IndexView(PolledState):
             yield LookupFiles(listed, problem, freshness=freshness, logs=logs, states=states, not_asked=not_asked)
 
     @contextlib.contextmanager
-    def _files(self) -> Iterator[tuple[_Local | None, Snapshot]]:
+    def _files(self, call: Call) -> Iterator[tuple[_Local | None, Snapshot]]:
         """Yield a look at the root, if there is one, and then the present snapshot, whose files stay readable."""
         while True:
             replaced = self.log_state.expired.replaced
             # before the snapshot, which then names each file that left the root before
-            local = None if self._root_view is None else self._look(self._root_view)
+            local = None if self._root_view is None else self._look(self._root_view, call)
             with self.catalog.reading() as snapshot:
                 # otherwise ranges may be dropped of which only the files of this look have entries
                 if local is None or snapshot.state.expired.replaced.retires_as(replaced):
@@ -493,7 +493,7 @@ class IndexView(PolledState):
         """Return the handles of all files; the caller must then check that the view is still open."""
         if self._root_view is None:
             return self.catalog.all()
-        with self._files() as (local, snapshot):
+        with self._files(active_context()) as (local, snapshot):
             assert local is not None, "there is a root"
             return self._local_and_stored(local, snapshot, *ALWAYS) + unread(local.error or local.not_asked)
 
@@ -502,7 +502,7 @@ class IndexView(PolledState):
         known = [documents for handle in self.all_handles() if (documents := _documents_of(handle))]
         return [self.log_state.documents, *known]
 
-    def _look(self, root_view: RootView) -> _Local:
+    def _look(self, root_view: RootView, call: Call) -> _Local:
         """Look at the root, then read the log if the folders have changed since it was last read."""
         # In this order, because a file that leaves the root in between is in at least one of them.
         look = root_view.look()
@@ -511,7 +511,7 @@ class IndexView(PolledState):
             changes = root_view.changes()
             if changes is None or changes != self._changes:
                 try:
-                    self._try(self.read_anew)
+                    self._try(partial(self.read_anew, call))
                     unread = self._error
                 except BudgetExceeded as error:
                     unread = error  # only for this lookup

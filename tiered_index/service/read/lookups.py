@@ -11,7 +11,6 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
@@ -276,7 +275,7 @@ class Lookups(ABC, Generic[ItemT]):
         within = check_range(begin_ms, end_ms, 1)[:2]
 
         def answer(search_all: SearchAll[StatsScan]) -> TopicsResult:
-            return self._engine.topics(search_all, lambda files: self._once(files, *within), *within)
+            return self._engine.topics(search_all, lambda run: self._once(run.files, run.call, *within), *within)
 
         result = self._answer("topics", answer, allow_partial, bounds)
         indexes = self.documents_of_indexes().values()
@@ -320,11 +319,12 @@ class Lookups(ABC, Generic[ItemT]):
         names = topics_of(topics)
         wanted = ExportRange(None if names is None else frozenset(map(check_topic, names)), second_min, second_max)
         with contextlib.ExitStack() as held:
-            files = held.enter_context(self._taking(self._begin()))
-            handles = self._once(files, second_min, second_max)
+            call = active_context()
+            files = held.enter_context(self._taking(self._begin(call), call))
+            handles = self._once(files, call, second_min, second_max)
             resources = held.pop_all()
             held.push(resources)  # closed if the export can't begin
-            own = self._cold_paths[0].storage, self._check_open, self._read_log, resources
+            own = self._cold_paths[0].storage, self._check_open, lambda uri: self._read_log(uri, call), resources
             made = Export(wanted, self.schema, files.states[0], handles, *own, not_asked=files.not_asked)
             held.pop_all()
         if made.missing and not allow_partial:
@@ -364,7 +364,7 @@ class Lookups(ABC, Generic[ItemT]):
         within = check_range(None, None, 1)[:2]
 
         def answer(search_all: SearchAll[StatsScan]) -> list[tuple[Handle, NamedStats]]:
-            return self._engine.file_stats(search_all, lambda files: self._once(files, *within), *within)
+            return self._engine.file_stats(search_all, lambda run: self._once(run.files, run.call, *within), *within)
 
         stats = self._answer("du", answer, False, LookupLimits())
         return du_table(stats, self.segments(), self._prices)
@@ -463,8 +463,8 @@ class Lookups(ABC, Generic[ItemT]):
         status = "failed"
         try:
             with span(kind) as traced:
-                # in a copy: an interrupted lookup can't leave its bounds to later calls
-                result = copy_context().run(self._run, answer, allow_partial, limits, begun)
+                budget = LookupBudget(self._prices, limits)
+                result = answer(partial(self._search_all, budget, allow_partial, begun))
                 if traced is not None and traced.is_recording():
                     traced.set_attributes(_span_attributes(result))
             status = getattr(result, "status", "partial" if getattr(result, "failed", ()) else "complete")
@@ -475,18 +475,13 @@ class Lookups(ABC, Generic[ItemT]):
         finally:
             self._engine.count(kind, status)
 
-    def _run(
-        self, answer: Callable[[SearchAll[Any]], T], allow_partial: bool, limits: LookupLimits, begun: Begun | None
-    ) -> T:
-        with LookupBudget(self._prices, limits).open() as budget:
-            return answer(partial(self._search_all, budget, allow_partial, begun))
-
     def _search_all(
         self, budget: LookupBudget, allow_partial: bool, begun: Begun | None, search: Callable[[LookupRun], Pass[ScanT]]
     ) -> Sequence[Pass[ScanT]]:
         """Return the pass of `search` over each index. Raises its errors. `begun`: the lookup, if it has begun."""
-        take = partial(self._taking, self._begin())
-        arguments = take, allow_partial, budget, budget.call, self._prices, self._read_log, self._engine.files
+        call = budget.call
+        take = partial(self._taking, self._begin(call), call)
+        arguments = take, allow_partial, budget, call, self._prices, self._read_log, self._engine.files
         return [LookupRun(*arguments, begun=begun).run(search)]
 
     def _check_open(self) -> None:
@@ -508,14 +503,14 @@ class Lookups(ABC, Generic[ItemT]):
         self._refused = f"the {self._called} is closed: open it again"
         return True
 
-    def _once(self, files: LookupFiles, second_min: int, second_max: int) -> Sequence[Handle]:
+    def _once(self, files: LookupFiles, call: Call, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the files of inclusive epoch seconds, without local ones that a record has removed."""
         handles = files.handles(second_min, second_max)
         if len(files.states) != 1 or files.not_asked is not None:
             return handles
         if self._leftovers is None:
             self._leftovers = Leftovers(self._cold_paths[0].storage)
-        return self._leftovers.without(handles, files.states[0])
+        return call.run(partial(self._leftovers.without, handles, files.states[0]))
 
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` if this reads several indexes as one."""
@@ -528,11 +523,14 @@ class Lookups(ABC, Generic[ItemT]):
         """
 
     @abstractmethod
-    def _begin(self) -> float:
-        """Read what is due, and return the time at which the lookup began (of the clock's `monotonic_s`)."""
+    def _begin(self, call: Call) -> float:
+        """Read what is due for a lookup's `call`.
+
+        Return the time at which the lookup began (of the clock's `monotonic_s`).
+        """
 
     @abstractmethod
-    def _taking(self, begun_s: float) -> contextlib.AbstractContextManager[LookupFiles]:
+    def _taking(self, begun_s: float, call: Call) -> contextlib.AbstractContextManager[LookupFiles]:
         """Return a context manager that yields the present snapshots for a lookup that began at `begun_s`.
 
         Inside it they keep their files.
@@ -552,8 +550,8 @@ class Lookups(ABC, Generic[ItemT]):
         return None
 
     @abstractmethod
-    def _read_log(self, uri: str) -> LogState:
-        """Read new records of the log of storage `uri`, update its catalog, and return the state."""
+    def _read_log(self, uri: str, call: Call) -> LogState:
+        """For a `call`, read new records of the log of storage `uri`, update its catalog, and return the state."""
 
 
 opened_ones: weakref.WeakSet[Lookups[Any]] = weakref.WeakSet()

@@ -30,7 +30,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from tiered_index.base.call import UNBOUNDED, Call, active_context, remaining_s
+from tiered_index.base.call import UNBOUNDED, Call, active_context
 from tiered_index.base.clock import Clock
 from tiered_index.base.locks import call_lock, shared_lock
 from tiered_index.base.threads import Condition, DaemonPool, NoThread, PoolFuture, have_ended, start_thread
@@ -181,15 +181,15 @@ class PolledState(ABC):
 
     # Lookups
 
-    def newest(self, begun_s: float) -> None:
-        """Wait for the read that a lookup begun at `begun_s` needs, by the rule above."""
+    def newest(self, begun_s: float, call: Call) -> None:
+        """Wait for the read that a lookup begun at `begun_s` needs, by the rule above. `call` is the lookup's."""
         if not self.is_due(begun_s):
             return
-        left_s = remaining_s()
+        left_s = call.remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s / 2
         # twice, because a read of another lookup may have begun before this one
         for _ in range(2):
-            if (begun := self.begin_due(begun_s, is_timed=until_s is not None)) is None:
+            if (begun := self.begin_due(begun_s, call, is_timed=until_s is not None)) is None:
                 return
             reading, is_own = begun
             if have_ended([reading], _until(until_s)) and not reading.is_given_up:
@@ -197,10 +197,10 @@ class PolledState(ABC):
             if is_own:
                 return
 
-    def begin_due(self, begun_s: float, *, is_timed: bool) -> tuple[Read, bool] | None:
+    def begin_due(self, begun_s: float, call: Call, *, is_timed: bool) -> tuple[Read, bool] | None:
         """Return the read that a lookup begun at `begun_s` waits for, and whether this call began it; None: no wait.
 
-        `is_timed`: the lookup has a deadline.
+        The read counts for `call`, that of the lookup. `is_timed`: the lookup has a deadline.
         """
         with self._beginning:
             if not self.is_due(begun_s):
@@ -209,37 +209,40 @@ class PolledState(ABC):
             if reading is not None and self.under_way is not None:
                 return (reading, False) if not is_timed or self.fails(begun_s) else None
             try:
-                reading = self._due = self._begin_read(self._read_due)
+                reading = self._due = self._begin_read(self._read_due, call)
             except NoThread:
                 # the present state answers, and the next lookup tries again
                 if is_timed:
                     return None
             else:
                 return reading, True
-        return ended(self._read_due), True
+        return ended(partial(call.run, self._read_due)), True
 
-    def begin_requested(self) -> tuple[Read, bool]:
-        """Return a read that begins after this call and raises its errors, and whether this call began it."""
+    def begin_requested(self, call: Call) -> tuple[Read, bool]:
+        """Return a read that begins now and raises its errors, and whether it was not begun before.
+
+        It counts for `call`.
+        """
         with self._beginning:
             if self._requested is not None:
                 return self._requested, False
             try:
-                self._requested = reading = self._begin_read(self._read_requested)
+                self._requested = reading = self._begin_read(self._read_requested, call)
             except NoThread:
                 pass
             else:
                 return reading, True
-        return ended(self._read_requested), True
+        return ended(partial(call.run, self._read_requested)), True
 
-    def read_anew(self, part: float = 0.5) -> Any:
-        """Return the state of a read that begins after this call.
+    def read_anew(self, call: Call, part: float = 0.5) -> Any:
+        """Return the state of a read that begins now, and counts for `call`.
 
         Raises `BudgetExceeded` after a `part` of the time left, and the errors of the read.
         """
-        left_s = remaining_s()
+        left_s = call.remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s * part
         while True:
-            reading, is_own = self.begin_requested()
+            reading, is_own = self.begin_requested(call)
             if not have_ended([reading], _until(until_s)):
                 raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.name}")
             try:
@@ -251,8 +254,7 @@ class PolledState(ABC):
 
     def begin_search(self, pool: DaemonPool, search: Callable[[], T]) -> PoolFuture[T]:
         """Search the files in a thread of a pool. The search is given up as a read. Raises as `DaemonPool.submit`."""
-        with active_context().counting(self.usage).active():
-            return self._begin(pool, pool.submit, search)
+        return self._begin(pool, search)
 
     # Reads
 
@@ -262,12 +264,12 @@ class PolledState(ABC):
         running = None if self._due is None else self._running.get(self._due)
         return None if running is None else running[0]
 
-    def _begin_read(self, call: Callable[[], T]) -> PoolFuture[T]:
-        """Read in another thread. Raises as `ReaderParts.begin`."""
-        with self._context().counting(self.usage).active():
-            return self._begin(self._parts.threads, self._parts.begin, call)
+    def _begin_read(self, read: Callable[[], T], call: Call) -> PoolFuture[T]:
+        """Read in another thread, without the deadline of `call`. Raises as `DaemonPool.submit`."""
+        of_read = self._call_of_read(call).counting(self.usage).without_deadline()
+        return self._begin(self._parts.threads, partial(of_read.run, read))
 
-    def _begin(self, pool: DaemonPool, submit: Callable[..., Future[None]], call: Callable[[], T]) -> PoolFuture[T]:
+    def _begin(self, pool: DaemonPool, call: Callable[[], T]) -> PoolFuture[T]:
         """Call in a thread of a pool. The future ends with the call, or when it is given up."""
         future = PoolFuture[T](self._beginning)
 
@@ -279,7 +281,7 @@ class PolledState(ABC):
                     self._running.pop(future, None)
 
         with self._beginning:
-            running = future.runner = submit(partial(future.run, called))
+            running = future.runner = pool.submit(partial(future.run, called))
             self._running[future] = running, pool
         running.add_done_callback(partial(self._refused, future))
         if self._unresponsive is not None:
@@ -295,9 +297,9 @@ class PolledState(ABC):
             self._running.pop(future, None)
             future.give_up(error)
 
-    def _context(self) -> Call:
-        """Return the context of a read: that of the lookup that begins it."""
-        return active_context()
+    def _call_of_read(self, call: Call) -> Call:
+        """Return the call of a read: that of the lookup that begins it."""
+        return call
 
     def _read_requested(self) -> Any:
         return self._run(is_due=False)
@@ -360,9 +362,9 @@ class PolledState(ABC):
             self.give_up()
         left_s = self._left_s()
         if left_s <= 0 and self._asked:
-            with contextlib.suppress(NoThread, IndexClosed), self._beginning, UNBOUNDED.active():
+            with contextlib.suppress(NoThread, IndexClosed), self._beginning:
                 if self.under_way is None:
-                    self._due = self._begin_read(self._read_due)
+                    self._due = self._begin_read(self._read_due, UNBOUNDED)
         if self._is_over:
             return None
         if self._running:

@@ -273,7 +273,7 @@ class QueryEngine:
     def topics(
         self,
         search_all: SearchAll[StatsScan],
-        handles_of: Callable[[LookupFiles], Sequence[Handle]],
+        handles_of: Callable[[LookupRun], Sequence[Handle]],
         second_min: int,
         second_max: int,
     ) -> TopicsResult:
@@ -281,7 +281,7 @@ class QueryEngine:
 
         def search(run: LookupRun) -> Pass[StatsScan]:
             scan = StatsScan(second_min, second_max, dict(run.files.logs.expired).get(run.source, NOTHING_EXPIRED))
-            run.searches.read(run, scan, handles_of(run.files))
+            run.searches.read(run, scan, handles_of(run))
             return Pass(run, scan)
 
         passes = _unfailed(search_all(search))
@@ -303,7 +303,7 @@ class QueryEngine:
     def file_stats(
         self,
         search_all: SearchAll[StatsScan],
-        handles_of: Callable[[LookupFiles], Sequence[Handle]],
+        handles_of: Callable[[LookupRun], Sequence[Handle]],
         second_min: int,
         second_max: int,
     ) -> list[tuple[Handle, NamedStats]]:
@@ -311,7 +311,7 @@ class QueryEngine:
 
         def search(run: LookupRun) -> Pass[StatsScan]:
             scan = StatsScan(second_min, second_max)
-            run.searches.read(run, scan, handles_of(run.files))
+            run.searches.read(run, scan, handles_of(run))
             return Pass(run, scan)
 
         [index_pass] = _unfailed(search_all(search))

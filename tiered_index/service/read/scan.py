@@ -397,7 +397,7 @@ class LookupRun:
     budget: LookupBudget
     call: Call
     prices: PriceTable
-    read_log: Callable[[str], LogState]  # reads new records of the log of a storage, by URI, into its catalog
+    read_log: Callable[[str, Call], LogState]  # reads new records of the log of a storage, by URI, into its catalog
     searches: FileReader
     source: str | None = None
     begun: Begun | None = None
@@ -464,7 +464,7 @@ class LookupRun:
         """Read new log records. Return whether they removed any of the missing objects, and note the others."""
         meant: TieredIndexError | None = None
         try:
-            state = self.read_log(uri)
+            state = self.read_log(uri, self.call)
         except BudgetExceeded as spent:
             meant = spent
         except (StorageError, CorruptFile) as unread:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from tiered_index.base.call import active_context, remaining_s
+from tiered_index.base.call import Call, active_context, remaining_s
 from tiered_index.base.clock import Clock
 from tiered_index.base.locks import call_lock
 from tiered_index.base.threads import DaemonPool, NoThread, PoolFuture, have_ended
@@ -43,8 +43,8 @@ from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
 # a search ends by itself at the deadline; it is late after this time more
 _GRACE_S = 0.1
 T = TypeVar("T")
-Take = Callable[[IndexView, float], contextlib.AbstractContextManager[LookupFiles]]
-"""Takes the snapshot of an index for a lookup that began at a time."""
+Take = Callable[[IndexView, float, Call], contextlib.AbstractContextManager[LookupFiles]]
+"""Takes the snapshot of an index for the call of a lookup that began at a time."""
 Listed = Iterable[tuple[str, Callable[[Callable[[IndexView], None]], IndexView]]]
 """The URIs of indexes, each with a function that makes its view, not open yet, with its `adopt`."""
 
@@ -115,7 +115,7 @@ class Several:
         """
         self._parts.in_time([(f"listing the objects below {self.name}", self._list)])
         now_s = self._clock.monotonic_s()
-        due = [(view, view.begin_due(now_s, is_timed=False)) for view in self.indexes]
+        due = [(view, view.begin_due(now_s, active_context(), is_timed=False)) for view in self.indexes]
         readings = [(view, started[0]) for view, started in due if started is not None]
         self._wait_for_first([reading for _, reading in readings])
         for _, reading in readings:
@@ -194,12 +194,14 @@ class Several:
         It is long because one idea is in one place: begin, wait, cancel what is late, and collect in order.
         """
 
+        def of_view(view: IndexView) -> Call:
+            # the view tells by its usage whether a storage responds
+            return budget.call.counting(view.usage)
+
         def searched(
             view: IndexView, taken: Callable[[], contextlib.AbstractContextManager[LookupFiles]]
         ) -> Pass[ScanT]:
-            # counted for the view, which tells by it whether a storage responds
-            call = budget.call.counting(view.usage)
-            return make_run(taken, call=call, searches=view.searches, source=view.name).run(search)
+            return make_run(taken, call=of_view(view), searches=view.searches, source=view.name).run(search)
 
         def failing(view: IndexView, error: TieredIndexError) -> Pass[ScanT]:
             files = view.without_files(error)
@@ -207,12 +209,13 @@ class Several:
 
         def ask(view: IndexView) -> Pass[ScanT] | None:
             """Open or refresh an index, then search it. None: the folder has no index."""
-            view.newest(begun_s)
+            call = of_view(view)
+            view.newest(begun_s, call)
             if (error := view.unresponsive or view.unopened) is not None:
                 return failing(view, error)
-            return searched(view, partial(take, view, begun_s)) if view.is_open else None
+            return searched(view, partial(take, view, begun_s, call)) if view.is_open else None
 
-        end_s, is_late = active_context().deadline_s, False
+        end_s, is_late = budget.deadline_s, False
         searches: dict[IndexView, PoolFuture[Pass[ScanT] | None]] = {}
         passes: dict[IndexView, Pass[ScanT] | None] = {}
         try:
@@ -220,7 +223,7 @@ class Several:
             for _ in range(2):
                 asking: list[PoolFuture[Any]] = []
                 if self.listing is not None and self.listing.is_due(begun_s):
-                    asking.append(self._begin(self.listing, partial(self.listing.newest, begun_s)))
+                    asking.append(self._begin(self.listing, partial(self.listing.newest, begun_s, budget.call)))
                 for view in [view for view in self.indexes if view not in searches and view not in passes]:
                     is_needed, error = _needs(view, begun_s)
                     if error is not None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Literal, Protocol
 
-from tiered_index.base.call import check_deadline
 from tiered_index.base.encoding import MAX_BODY_BYTES, BodyFormat
 from tiered_index.base.units import MAX_TIMESTAMP_MS
 from tiered_index.errors import (
@@ -415,7 +414,7 @@ class MessageLookup:
     def _fetch(self, items: Sequence[IndexItem]) -> list[Fetched]:
         """Return the result for each of `items`, in order."""
         try:
-            check_deadline("fetching messages")
+            self.budget.call.check("fetching messages")
         except BudgetExceeded as error:
             fetched = [Fetched(item=item, state="missing", problem=str(error), error=error) for item in items]
         else:
