@@ -162,7 +162,10 @@ class LookupScan(Scan):
 
     def excludes(self, handle: Handle) -> str | None:
         """See `Scan.excludes`."""
-        first, *more = self.batch.under(handle.hash)
+        rest = self.rest.get(handle.file_id)
+        # a view has tested the filter for the others
+        some = None if rest is None else rest.lookups
+        first, *more = (self.batch if some is None else self.batch.only(some)).under(handle.hash)
         reason = handle.excludes(first)
         return reason if not more or all(map(handle.excludes, more)) else None
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.cold_index import Read, cold_index
 from tests.support.model import Answer
 from tiered_index import Lookup
+from tiered_index.service.read.caches.store import Filters
 from tiered_index.service.read.files.cold_path import ColdPath
 
 
@@ -108,6 +109,26 @@ def test_a_batch_leaves_out_files_that_no_range_meets(index):
             answers = reader.query_many([Lookup("t", "all", *span) for span in within])
             assert (answers.counts.tolist(), answers.explain.requests) == ([1, 1], requests)
             assert {report.outcome for report in answers.explain.files} == {"read", "skipped_time"}
+
+
+def test_a_batch_tests_a_filter_only_for_the_lookups_that_a_view_leaves(index, monkeypatch):
+    lookups = [("t", f"k{file}-{number}") for file in range(len(index.stored)) for number in range(10)]
+    tested: list[int] = []
+    excludes_many = Filters.excludes_many
+
+    def counted(filters, stored, hashes, **more):
+        tested.append(len(hashes))
+        return excludes_many(filters, stored, hashes, **more)
+
+    monkeypatch.setattr(Filters, "excludes_many", counted)
+    with index.reader(cache_slot_groups=False) as reader:
+        reader.query_many(lookups)
+        # directories and filters were not known
+        assert max(tested) == len(lookups)
+        tested.clear()
+        assert reader.query_many(lookups).counts.tolist() == [1] * len(lookups)
+    # 10 of each file, and a few by chance
+    assert max(tested) in range(1, 13)
 
 
 ENTRIES = 120_000

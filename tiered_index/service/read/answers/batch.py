@@ -327,11 +327,15 @@ class LookupBatch:
     def _by_hash(self) -> npt.NDArray[np.int64]:
         return stable_order(self.key_hash)
 
-    def filter_hashes(self, *, keyed: bool) -> npt.NDArray[np.uint64]:
-        """Return the hashes (u64, n) for filters of files with fingerprints (`keyed`) or without."""
+    def filter_hashes(
+        self, *, keyed: bool, numbers: npt.NDArray[np.int64] | slice = slice(None)
+    ) -> npt.NDArray[np.uint64]:
+        """Return the hashes (u64) of lookups, by default of all, for filters of files with fingerprints (`keyed`) or
+        without.
+        """
         if self.is_one:
             return np.array([filter_hash(self.first[0], self.first[1] if keyed else 0)], np.uint64)
-        return filter_hashes(self.key_hash, self.fingerprint if keyed else None)
+        return filter_hashes(self.key_hash[numbers], self.fingerprint[numbers] if keyed else None)
 
     @cached_property
     def _sorted_hashes(self) -> npt.NDArray[np.int32]:

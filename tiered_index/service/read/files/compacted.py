@@ -172,7 +172,11 @@ class StorageBytes:
     def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:
         """Return which lookups (bool, n) have no answer in the file, by their range or a cached filter."""
         away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
-        return away | self.cold.filters.excludes_many(self.stored, batch.filter_hashes(keyed=self.cold.keyed))
+        here = np.flatnonzero(~away)
+        away[here] = self.cold.filters.excludes_many(
+            self.stored, batch.filter_hashes(keyed=self.cold.keyed, numbers=here)
+        )
+        return away
 
     def lacks(self, batch: LookupBatch) -> bool:
         """Return whether the file has no answer, by the ranges of the lookups or a cached filter."""
