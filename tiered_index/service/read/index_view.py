@@ -117,7 +117,7 @@ class IndexView(PolledState):
         super().__init__(name, config, clock, parts, responds_within_s)
         self._config, self._backend, self._with_writer, self._adopt = config, backend, with_writer, adopt
         self.is_open = self._closed = False
-        self._refreshed_s = -math.inf
+        self._refreshed_s = self._next_s = -math.inf
         self._root: Root | None = None
         self._root_view: RootView | None = None
         self._kept_log: KeptLog | None = None
@@ -177,7 +177,7 @@ class IndexView(PolledState):
             self.name = self.storage.uri
             if unread is not None:
                 self._failed(unread, clock.monotonic_s())
-            self._show(self._log.state, begun_s if unread is None else self._refreshed_s)
+            self._show(self._log.state, begun_s)
             # in this order: others first look for an error, then whether it is open
             self._is_unbounded, self.is_open = False, True
             if unread is None:
@@ -315,7 +315,7 @@ class IndexView(PolledState):
         if not self.is_open:
             return self.unopened is not None and not isinstance(self._error, FolderDenied)
         away = self._root_view is not None and isinstance(self._error, StorageError)
-        return self._is_too_old(begun_s) or (self._error is not None and not away)
+        return not away and super().fails(begun_s)
 
     @property
     def unopened(self) -> TieredIndexError | None:

@@ -48,8 +48,8 @@ from tiered_index.service.read.files.snapshot import Handle
 from tiered_index.service.read.parts import ReaderParts, ended
 from tiered_index.storage.metering import Usage
 
-# after an error the state is tried again after this time at the latest, even if lookups don't need it
-_RETRY_S = 1.0
+# after an error the state is read again after the first time, which doubles with each further error up to the second
+_RETRY_S, _MOST_RETRY_S = 1.0, 10.0
 # lookups in several indexes wait for another try of one that failed faster than this
 _BRIEF_S = 0.2
 # a read may be late by this time; after that no answer is complete
@@ -166,12 +166,13 @@ class PolledState(ABC):
         # when the present read began, and the number of requests before it; None: there is none
         self._begun: tuple[float, int] | None = None
         self._unresponsive: TieredIndexError | None = None
-        self._pause_s = _RETRY_S
         self._error: TieredIndexError | None = None
-        # when the read began that ended with the error
-        self._failed_s = clock.monotonic_s()
+        # when the read began that ended with the error, and the number of errors since the last success
+        self._failed_s, self._failures = clock.monotonic_s(), 0
         # when the last successful read began: the state may be as old as that
         self._refreshed_s = clock.monotonic_s()
+        # when lookups need another read
+        self._next_s = self._refreshed_s + self._interval_s
         # whether a lookup came since the last read
         self._asked = self._is_over = False
 
@@ -208,14 +209,12 @@ class PolledState(ABC):
             reading = self._due
             if reading is not None and self.under_way is not None:
                 return (reading, False) if not is_timed or self.fails(begun_s) else None
-            try:
-                reading = self._due = self._begin_read(self._read_due, call)
-            except NoThread:
+            with contextlib.suppress(NoThread):
+                self._due = self._begin_read(self._read_due, call)
+                return self._due, True
+            if is_timed:
                 # the present state answers, and the next lookup tries again
-                if is_timed:
-                    return None
-            else:
-                return reading, True
+                return None
         return ended(partial(call.run, self._read_due)), True
 
     def begin_requested(self, call: Call) -> tuple[Read, bool]:
@@ -226,13 +225,10 @@ class PolledState(ABC):
         with self._beginning:
             if self._requested is not None:
                 return self._requested, False
-            try:
-                self._requested = reading = self._begin_read(self._read_requested, call)
-            except NoThread:
-                pass
-            else:
-                return reading, True
-        return ended(partial(call.run, self._read_requested)), True
+            with contextlib.suppress(NoThread):
+                self._requested = self._begin_read(self._run, call)
+                return self._requested, True
+        return ended(partial(call.run, self._run)), True
 
     def read_anew(self, call: Call, part: float = 0.5) -> Any:
         """Return the state of a read that begins now, and counts for `call`.
@@ -301,10 +297,7 @@ class PolledState(ABC):
         """Return the call of a read: that of the lookup that begins it."""
         return call
 
-    def _read_requested(self) -> Any:
-        return self._run(is_due=False)
-
-    def _run(self, *, is_due: bool) -> Any:
+    def _run(self, *, is_due: bool = False) -> Any:
         with self._lock:
             if not is_due:
                 with self._beginning:
@@ -337,12 +330,10 @@ class PolledState(ABC):
             read()
         except (StorageError, CorruptFile) as error:
             self._failed(error, begun_s)
-            is_slow = time.monotonic() - started_s >= _BRIEF_S
+            is_slow = time.monotonic() - started_s >= _BRIEF_S and not math.isinf(self.responds_within_s)
             # others would wait for the retries of a storage that refuses connections
-            if isinstance(error, StorageUnavailable) and is_slow and not math.isinf(self.responds_within_s):
-                self._pause_s = _RETRY_S
-                if self._plan(_RETRY_S):
-                    self._unresponsive = error
+            if isinstance(error, StorageUnavailable) and is_slow and self._plan(max(0.0, self._left_s())):
+                self._unresponsive = error
 
     # The poller
 
@@ -371,24 +362,20 @@ class PolledState(ABC):
             return None if math.isinf(self.responds_within_s) else self.responds_within_s / 4
         if left_s > 0:
             return left_s
-        return None if self._unresponsive is None else self._pause_s
+        return None if self._unresponsive is None else _RETRY_S
 
     def _left_s(self) -> float:
         """Return the time until the poller reads the state, if a lookup came since the last read."""
-        now_s = self._clock.monotonic_s()
-        if self._unresponsive is not None:
-            return self._failed_s + self._pause_s - now_s
         ahead_s = 0.0 if self._error is not None else self._interval_s * _AHEAD
-        return self._refreshed_s + self._interval_s - ahead_s - now_s
+        return self._next_s - ahead_s - self._clock.monotonic_s()
 
     def give_up(self) -> None:
         """End all waits for the storage, report it until a read succeeds, and give its threads to the others."""
         error = self._late()
         with self._beginning:
             if self._unresponsive is None:
-                self._failed(error, self._clock.monotonic_s())
-                # a pause as long as the wait that it may cost
-                self._unresponsive, self._pause_s = error, max(_RETRY_S, self.responds_within_s)
+                self._failed(error, self._clock.monotonic_s(), self.responds_within_s)
+                self._unresponsive = error
             running = list(self._running.items())
         for future, (thread, pool) in running:
             pool.replace_thread(thread)
@@ -403,21 +390,16 @@ class PolledState(ABC):
 
     def fails(self, begun_s: float) -> bool:
         """Return whether a lookup that began at `begun_s` fails without a new state."""
-        return self._is_too_old(begun_s) or self._error is not None
+        return self._error is not None or begun_s - self._refreshed_s > self._interval_s + _LATE_S
 
     def is_due(self, begun_s: float) -> bool:
         """Note a lookup that begins at `begun_s`, and return whether it needs a new state, which may respond."""
         self._asked = True
-        is_old = self._clock.monotonic_s() - self._refreshed_s >= self._interval_s
-        return self._unresponsive is None and (is_old or self._fails_by_earlier(begun_s))
-
-    def _fails_by_earlier(self, begun_s: float) -> bool:
-        """Return whether a lookup would fail because of a read that began before it."""
-        return self._error is not None and self._failed_s < begun_s and self.fails(begun_s)
-
-    def _is_too_old(self, begun_s: float) -> bool:
-        """Return whether the state is too old for a complete answer to a lookup that began at `begun_s`."""
-        return begun_s - self._refreshed_s > self._interval_s + _LATE_S
+        if self._unresponsive is not None:
+            return False
+        # or if the lookup would fail because of a read that began before it
+        fails = self._error is not None and self._failed_s < begun_s and self.fails(begun_s)
+        return fails or self._clock.monotonic_s() >= self._next_s
 
     def _problem(self, begun_s: float, refreshed_s: float, error: TieredIndexError | None, what: str) -> list[Handle]:
         """Return a file that fails with `error`, or because `what`, read at `refreshed_s`, is too old; else nothing."""
@@ -428,15 +410,18 @@ class PolledState(ABC):
             )
         return unread(error)
 
-    def _failed(self, error: TieredIndexError, begun_s: float) -> None:
+    def _failed(self, error: TieredIndexError, begun_s: float, waited_s: float = 0.0) -> None:
+        """Note the error of a read that began at `begun_s`. The pause is at least as long as the wait that it cost."""
         # before the error, which other threads read first
         self._failed_s = begun_s
         self._error = error
-        self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._interval_s - _RETRY_S)
+        pause_s = min(_RETRY_S, self._interval_s) * 2.0 ** min(self._failures, 10)
+        self._failures += 1
+        self._next_s = self._clock.monotonic_s() + max(min(pause_s, _MOST_RETRY_S), waited_s)
 
     def _refreshed_from(self, begun_s: float) -> None:
         """Note a successful read that began at `begun_s`."""
-        self._refreshed_s = begun_s
+        self._refreshed_s, self._next_s, self._failures = begun_s, begun_s + self._interval_s, 0
         self._error = self._unresponsive = None
 
     # Storages that do not respond
