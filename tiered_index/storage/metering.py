@@ -287,6 +287,7 @@ class _BoundStorage(WrapperStorage):
         return self._metered.open_now(name, size_bytes)
 
     def _around(self, request: StorageRequest, act: Callable[[], _T]) -> _T:
+        self._call.check(f"calling {request.operation} of {request.name}")
         return self._metered._perform(self._call, request, act)
 
 

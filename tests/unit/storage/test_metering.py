@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.measuring import measured
 from tests.support.storage_faults import FaultStorage
-from tiered_index.base.call import Cancellation, active_context, check_deadline, deadline_at, remaining_s, sending
+from tiered_index.base.call import Call, Cancellation, active_context, check_deadline, deadline_at, remaining_s, sending
 from tiered_index.base.threads import DaemonPool
 from tiered_index.errors import BudgetExceeded, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage import metering
@@ -238,6 +238,27 @@ def test_of_several_limits_the_narrowest_holds_and_a_refusal_counts_nowhere(sent
         with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
             metered.head("a")
     assert (wide.requests, wide.requests_left, sent.calls()) == (3, 7, 3)
+
+
+def test_a_storage_that_is_bound_to_a_call_counts_and_bounds_the_requests_of_this_call_alone(sent, metered):
+    usage, outer, gone = Usage(max_requests=3), Usage(), Cancellation()
+    call = Call(time.monotonic() + 60, usages=(usage,)).cancelled_by(gone)
+    with measured(outer):
+        metered.bound(call).get_range("a", 0, 10)
+        # within a request, a backend finds the deadline
+        sent.meanwhile("head", lambda: left_s.append(remaining_s()))
+        left_s = []
+        assert metered.bound(call).head("a").size_bytes == 1000 and 50 < left_s[0] < 60 and remaining_s() is None
+    assert (usage.requests, usage.bytes_read, outer.requests, metered.total.requests) == (2, 10, 0, 2)
+    with pytest.raises(BudgetExceeded, match="timeout_s was reached while calling head of a"):
+        metered.bound(call.until(time.monotonic() - 1)).head("a")
+    metered.bound(call).bound(call).get_range("a", 0, 1)
+    with pytest.raises(BudgetExceeded, match="max_requests=3"):
+        metered.bound(call).head("a")
+    gone.set()
+    with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
+        metered.bound(call).head("a")
+    assert (usage.requests, metered.total.requests, sent.calls()) == (3, 3, 3)
 
 
 def test_a_hanging_call_gets_one_more_thread_however_often_it_is_replaced():

@@ -573,9 +573,7 @@ class ColdPath:
 
     def _get(self, stored: StoredObject, start: int, length: int) -> bytes:
         try:
-            call = self.call
-            with self._range_reads.place(stored.name, call, self._places):
-                call.check(f"reading {stored.name}")
+            with self._range_reads.place(stored.name, self.call, self._places):
                 data = self.storage.get_range(stored.name, start, length)
         except ObjectNotFound as error:
             raise MissingObject(stored.name, self.storage.uri) from error
