@@ -140,8 +140,7 @@ def try_serve(clone: Path) -> None:
 def try_notebook(clone: Path) -> None:
     """Install what the page of the notebook says, and run its cells."""
     text = (TOP / "docs/spark.md").read_text()
-    section = text[text.index("## Step by step") :]
-    cells = _BLOCK.findall(section[: section.index("\n## ")])
+    cells = _BLOCK.findall(text.partition("\n## Step by step\n")[2].partition("\n## ")[0])
     program = clone.parent / "notebook.py"
     program.write_text("\n".join(body for kind, body in cells if kind == "python"))
     run(clone, f"bash deploy/find-java.sh && bash deploy/make-venv.sh {clone}/.venv-spark")
