@@ -1,9 +1,10 @@
-"""The context of requests to a storage: their counters, limits, deadline, and whether anybody needs their results.
+"""A call: its deadline, the counts of its requests and their limits, and whether anybody needs its result.
 
-A `Call` applies to the storage calls in its `active` block. `Storage` therefore needs no argument for it, and
-storages of other packages work unchanged. For work in another thread, run it in a copy of the context
-(`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline is checked before an attempt and
-before a wait and never interrupts an attempt. Contexts are immutable; threads: any number.
+A lookup passes its `Call` as an argument down to its storage (`metering.MeteredStorage.bound`). Jobs, connectors and
+callers of the package apply one to the storage calls of an `active` block. `Storage` itself has no argument for it, so
+storages of other packages work unchanged: the metered storage applies the call to each request, and a backend asks
+`remaining_s`. For work in another thread, use `Call.run`, or run it in a copy of the context. A deadline is checked
+before an attempt and before a wait and never interrupts an attempt. Calls are immutable; threads: any number.
 
 A backend calls `sending` before each request that it sends, and `wasted` for bytes that it has to read again.
 """
