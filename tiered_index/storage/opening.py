@@ -40,7 +40,6 @@ from tiered_index.storage.base import (
 )
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.local import LocalStorage
-from tiered_index.storage.memory import MemoryStorage
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -219,7 +218,7 @@ def child_storages(storage: Storage, listed: Storage | None = None) -> Iterator[
     For all storages but folders and memory storages, the children are the first segments of the objects' names. That
     costs at most one listing for each child and one for every 1,000 objects that belong to no child.
     """
-    if isinstance(storage, LocalStorage | MemoryStorage):
+    if isinstance(storage, (LocalStorage, pkgutil.resolve_name(_BUILT_IN["memory"]))):
         yield from storage.children()
     else:
         for name in _first_parts(listed or storage):
