@@ -185,6 +185,8 @@ def _environment(endpoint_url: str, peer: bool) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(left_out)},
         **CREDENTIALS,
+        # the command sets it, too: OpenBLAS's threads spin for a while when NumPy is loaded
+        "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": str(TOP),
         # SlateDB's object store reads these names; this index would ask boto3 for the credentials
         **({"AWS_REGION": REGION, "AWS_ENDPOINT": endpoint_url, "AWS_ALLOW_HTTP": "true"} if peer else _OURS),
