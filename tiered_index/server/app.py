@@ -59,7 +59,7 @@ class HttpService:
         further = [Route(_DESCRIPTION, _describe), *(page.routes() if console else ())]
         unguarded = {_DESCRIPTION, *(operation.place.split()[1] for operation in OPERATIONS if operation.is_open)}
         self.app = Gate(
-            Router([*self.routes, *further], redirect_slashes=False),
+            _Router([*self.routes, *further], redirect_slashes=False),
             served,
             metrics.request,
             hosts,
@@ -84,6 +84,23 @@ class HttpService:
     def __exit__(self, *_: object) -> None:
         for handlers in self._handlers:
             handlers.close()
+
+
+class _Router(Router):
+    """Starlette's router, which tries the patterns of all paths. A path without parameters is found by its name."""
+
+    def __init__(self, routes: list[Route], *, redirect_slashes: bool) -> None:
+        super().__init__(routes, redirect_slashes=redirect_slashes)
+        self._plain = {(method, route.path): route for route in routes for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        route = self._plain.get((scope["method"], scope["path"]))
+        if route is None or route.param_convertors:
+            await super().__call__(scope, receive, send)
+            return
+        scope["route"] = route
+        await route.app(scope, receive, send)
 
 
 @dataclass(frozen=True)

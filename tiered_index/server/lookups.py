@@ -96,7 +96,7 @@ class LookupHandlers(Handlers):
             page = *params.range_ms(), params.max_count, params.cursor
             if (answer := self.served.lookups.query_nowait(params.topic, params.key, *page)) is not None:
                 pages = self._pages(request, params, form, lambda _: answer)
-                return self._typed(Response(b"".join(pages), media_type=form))
+                return Response(b"".join(pages), headers=self._columns(), media_type=form)
         allowance = self.allowance(params)
 
         def look_up(cursor: str | None) -> QueryResult:
@@ -110,9 +110,12 @@ class LookupHandlers(Handlers):
 
     def _typed(self, response: Response) -> Response:
         """Return a response with the header `COLUMNS`."""
-        item_type: Any = self.served.lookups.item_type
-        response.headers[wire.COLUMNS] = wire.columns_of(item_type)
+        response.headers.update(self._columns())
         return response
+
+    def _columns(self) -> dict[str, str]:
+        item_type: Any = self.served.lookups.item_type
+        return {wire.COLUMNS: wire.columns_of(item_type)}
 
     async def _answer(
         self,

@@ -202,8 +202,11 @@ class _HttpConnection(HttpToolsProtocol):
         self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_working)
 
     def data_received(self, data: bytes) -> None:
+        if self.scope is None:
+            self._parse(data)
+            return
         # a head may follow the rest of a body. What only looks like one is part of that body, and the parser knows
-        lines = () if self.scope is None else islice(_REQUEST_LINE.finditer(data), _MOST_WAITING)
+        lines = islice(_REQUEST_LINE.finditer(data), _MOST_WAITING)
         for begin, end in pairwise([0, *(line.start() for line in lines if line.start()), len(data)]):
             self._parse(data[begin:end])
             if self.transport.is_closing():
