@@ -369,7 +369,10 @@ class Freshness:
 
 def freshness_of(freshness: tuple[Freshness, ...], topics: Iterable[str]) -> tuple[Freshness, ...]:
     """Return the freshness of an answer about `topics`: its times are those up to which all of these were read."""
-    if not freshness or not any(index.bounds is not None for index in freshness):
+    for index in freshness:
+        if index.bounds is not None:
+            break
+    else:
         return freshness
     names, bounded = list(topics), []
     for index in freshness:
@@ -422,6 +425,8 @@ class Provenance(NamedTuple):
     @property
     def as_of_ms(self) -> int | None:
         """As `Answer.as_of_ms`."""
+        if len(self.freshness) == 1:
+            return self.freshness[0].as_of_ms
         return min([index.as_of_ms for index in self.freshness if index.as_of_ms is not None], default=None)
 
     def joined(self, later: Provenance) -> Provenance:

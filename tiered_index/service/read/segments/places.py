@@ -29,7 +29,10 @@ def has_files(states: Sequence[LogState], document: Callable[[str], TopicDocumen
     `document` returns the document of a topic.
     """
     # each lookup asks this, and most indexes have no segments
-    if not any(state.listed_logs or state.given_up for state in states):
+    for state in states:
+        if state.listed_logs or state.given_up:
+            break
+    else:
         return False
     of_topic, of_topics = (
         any(store in state.listed_logs or store in state.given_up for state in states)
