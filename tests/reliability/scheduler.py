@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.support.disk_faults import SimulatedCrash
+from tiered_index.base.threads import NoThread
+from tiered_index.service.read import poller
 
 _MAX_STEPS = 50_000
 _REAL_S = 120.0
@@ -120,7 +122,7 @@ class Scheduler:
         return hashlib.blake2b("\n".join(self.trace).encode(), digest_size=8).hexdigest()
 
     def __enter__(self) -> "Scheduler":
-        """Replace locks, queues, threads and random names.
+        """Replace locks, queues, threads, the poller and random names.
 
         Garbage collection is disabled, because its moments do not depend on the seed.
         """
@@ -145,6 +147,7 @@ class Scheduler:
         change(concurrent.futures.thread, "_global_shutdown_lock", _Lock(self))
         change(secrets, "token_hex", self._token_hex(secrets.token_hex))
         change(uuid, "uuid4", self._uuid4(uuid.uuid4))
+        change(poller, "_poller", _NoPoller())
         for cell, real in _factories():  # dataclasses keep the factories of their declaration
             self._undo.callback(setattr, cell, "cell_contents", cell.cell_contents)
             cell.cell_contents = make[real]
@@ -360,6 +363,19 @@ def _outside() -> Iterator[None]:
         yield
     finally:
         _here.task = task
+
+
+class _NoPoller:
+    """Replaces the poller of the process, which counts real time and may have a thread since before the simulation.
+
+    Each lookup that needs a newer state reads it by itself.
+    """
+
+    def look_at(self, state: object, pause_s: float) -> None:
+        raise NoThread("the simulation has no poller")
+
+    def forget(self, state: object) -> None:
+        pass
 
 
 class _Lock:
